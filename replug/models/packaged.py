@@ -10,12 +10,7 @@ import importlib.metadata
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from replug.config.errors import UserError, require_extra
 from replug.config.hub_names import is_here
@@ -107,42 +102,12 @@ def convert_gguf(gguf: Path, cache: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True) as made:
         staging = Path(made)
         with writing(staging):
-            _write_converted(gguf, staging)
+            print(f"converting {gguf.name} to safetensors, once ...", flush=True)
+            _convert(gguf, staging)
             (staging / "READY").write_text(json.dumps({"gguf": gguf.name, "sha256": digest}))
             write_checksums(staging)
         _publish(staging, folder)
     return folder
-
-
-@contextmanager
-def _answering_once(module: Any, *names: str) -> Iterator[None]:
-    """Answer equal calls of a module's functions once while the block runs."""
-    before = {name: getattr(module, name) for name in names}
-    try:
-        for name, function in before.items():
-            setattr(module, name, lru_cache(function))
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(module, name, function)
-
-
-def _write_converted(gguf: Path, folder: Path) -> None:
-    # transformers reads the file's vocabulary three times, and makes the table of names for each of hundreds of modules
-    with _answering_once(import_module("gguf"), "GGUFReader", "get_tensor_name_map"):
-        print(f"converting {gguf.name} to safetensors, once ...", flush=True)
-        _convert(gguf, folder)
-
-
-def _require_room(gguf: Path, folder: Path) -> None:
-    """Raise UserError where the disk does not hold the weights in 16 bits."""
-    needed = 2 * sum(int(tensor.n_elements) for tensor in import_module("gguf").GGUFReader(str(gguf)).tensors)
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise UserError(
-            f"{gguf.name} takes {needed / 1e6:,.0f} MB as safetensors, and {folder.parent} has {free / 1e6:,.0f} MB "
-            "free; make room there, or set REPLUG_CACHE to a folder that has it"
-        )
 
 
 def _convert(gguf: Path, folder: Path) -> None:
@@ -153,7 +118,6 @@ def _convert(gguf: Path, folder: Path) -> None:
 
     unpack = GgufConfig(dequantize=True)  # otherwise the weights stay packed and cannot be saved
     with loading("lm.path", str(gguf)):
-        _require_room(gguf, folder)
         model = load_whole(
             AutoModelForCausalLM,
             str(gguf.parent),

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from transformers import AutoModel
@@ -10,7 +9,6 @@ from transformers import AutoModel
 from replug.config.errors import UserError
 from replug.models import packaged
 from replug.models.packaged import resolve_encoder_path, resolve_lm_path
-from tests.support.real_models import real_lm
 
 
 @pytest.mark.parametrize("resolve", [resolve_encoder_path, resolve_lm_path])
@@ -62,7 +60,7 @@ def test_weights_that_were_converted_before_are_taken_whole_or_not_at_all(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
-        packaged, "_write_converted", lambda gguf, folder: (folder / "model.safetensors").write_bytes(b"weights")
+        packaged, "_convert", lambda gguf, folder: (folder / "model.safetensors").write_bytes(b"weights")
     )
     (tmp_path / "lm.gguf").write_bytes(b"packed")
     folder = packaged.convert_gguf(tmp_path / "lm.gguf", tmp_path / "cache")
@@ -72,14 +70,3 @@ def test_weights_that_were_converted_before_are_taken_whole_or_not_at_all(
         UserError, match=r"model\.safetensors is damaged: its checksum differs; remove .*converted again"
     ):
         packaged.convert_gguf(tmp_path / "lm.gguf", tmp_path / "cache")
-
-
-def test_a_conversion_that_the_disk_cannot_hold_is_refused_before_it_begins(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    real_lm()
-    monkeypatch.setenv("REPLUG_CACHE", str(tmp_path))
-    monkeypatch.setattr(packaged.shutil, "disk_usage", lambda folder: SimpleNamespace(free=100e6))
-    with pytest.raises(UserError, match=r"269 MB as safetensors, .* has 100 MB free; .*REPLUG_CACHE"):
-        resolve_lm_path("package:smollm2")
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
