@@ -84,7 +84,7 @@ class OwnSettings(pl.Callback):
         self._install_signals()  # its handler takes part in a collective from within a signal, which may never end
         torch.set_num_threads(self._threads)  # with DDP it takes all cores, and other numbers give other last bits
         # A resumed run has as many micro-batches as it is told now; its checkpoint may be of more ranks with fewer.
-        # One that was saved at a step's end is of before Lightning counts it, and counts it now.
+        # A checkpoint of a step's end was written before Lightning counted the step; it counts now.
         loop, done = trainer.fit_loop.epoch_loop, trainer.global_step * trainer.accumulate_grad_batches
         progress = loop.batch_progress.current
         progress.ready, progress.completed = done, done - int(loop.restarted_on_train_batch_end)

@@ -81,7 +81,7 @@ class CheckpointWriter:
 
 
 class Checkpointer(pl.Callback):
-    """Has a checkpoint written every so many steps, and where a run ends before its last. Rank 0's.
+    """Saves every N steps and on early exit. Rank 0 only.
 
     An index version stays on disk while the live index or a kept checkpoint uses it.
     """
@@ -121,13 +121,13 @@ class Checkpointer(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Save the steps of a run that cannot go on (pre-empted, no LM answers, a budget is spent).
 
-        One that fails before it is restored saves nothing: a checkpoint would say that half of the run was all of it.
-        One whose numbers are not finite would fail again. Where the disk is full, the newest checkpoint is what counts.
+        A run that fails before it is restored saves nothing: its checkpoint would claim that half of the run was all.
+        A run whose numbers are not finite would fail again. On a full disk the newest checkpoint counts.
         """
         is_meant = isinstance(exception, RunError | UserError) and not isinstance(exception, NotFiniteError)
         if not is_meant or not self._is_restored:
             return
-        # Lightning takes every checkpoint for one of a step's end, where that step is not counted yet, and adds it.
+        # Lightning assumes that each checkpoint is written at a step's end, before that step is counted, and adds it.
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step - 1
         try:  # nothing where no step was done since the newest: half of what it brings back may be there
             self._finish()

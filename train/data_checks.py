@@ -1,8 +1,8 @@
-"""What the parts of a run must agree on, looked at before anything heavy starts.
+"""Check that corpus, texts and LM fit together, before anything heavy starts.
 
-A set of a paper's size has tens of millions of texts. So what preparing has bounded is not counted again; bytes, which
-are known without reading a text, come before tokens, of which none is shorter than one; and what must be tokenized is,
-in batches.
+A set of a paper's size has tens of millions of texts. So lengths that preparing has bounded are not counted again.
+Bytes are known without reading a text and no token is shorter than a byte, so they are compared first; only longer
+texts are tokenized, in batches.
 """
 
 import logging

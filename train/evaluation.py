@@ -194,34 +194,34 @@ def _rows(task: Task, book: EvidenceBook, folder: Path, measured: dict[str, str]
 
 
 def measured_encoder(config: Config, path: Path | None = None) -> Encoder:
-    """Return the retriever of the configuration, or another of its kind, with the temperature that is asked for.
+    """Return the retriever of the configuration, or another of its kind, with `ensemble.temperature`.
 
-    One that is to be fitted has none until then.
+    With `fit`, the temperature is None until fitted.
     """
-    encoder, asked = load_encoder(config.retriever, path, config.index.dims), config.ensemble.temperature
-    if asked is not None:
-        encoder.temperature = None if asked == FIT else EnsembleTemperature(float(asked))
+    encoder, requested = load_encoder(config.retriever, path, config.index.dims), config.ensemble.temperature
+    if requested is not None:
+        encoder.temperature = None if requested == FIT else EnsembleTemperature(float(requested))
     return encoder
 
 
-def found_before(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers) -> RetrievedDocuments:
-    """Return what the retriever finds for the held-out texts as it was: index version 0."""
-    saved = run.found_before
+def untuned_retrieval(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers) -> RetrievedDocuments:
+    """Search the held-out texts by the untuned retriever, in index version 0."""
+    saved = run.untuned_retrieval
     if saved.exists():
         return RetrievedDocuments.load(saved)
-    found = found_by(config, data, workers, measured_encoder(config), IndexState(0, 0), "replug")
-    found.save(saved)
-    return found
+    retrieved = search_heldout(config, data, workers, measured_encoder(config), IndexState(0, 0), "replug")
+    retrieved.save(saved)
+    return retrieved
 
 
-def found_by(
+def search_heldout(
     config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, index: IndexState, name: str = "lsr"
 ) -> RetrievedDocuments:
-    """Return what an encoder finds for the held-out texts in an index of its own, and its ensemble's temperature.
+    """Search the held-out texts by an encoder in its own index; returns documents with the ensemble's temperature.
 
-    If documents stay as they are, the index is version 0, which is theirs. A temperature that is fitted, to the
-    development texts and what is found for them, becomes the encoder's. It is saved with the encoder where the index's
-    version is, too. `name` is what readers call the encoder.
+    If documents stay as they are, the index is version 0. With `ensemble.temperature=fit` the temperature is fitted to
+    the development texts and their documents, becomes the encoder's, and is saved with the index version's encoder.
+    `name` names the encoder in messages.
     """
     is_built = config.retriever.train is not TrainedSide.query or index.version == 0
     if is_built:
@@ -231,14 +231,14 @@ def found_by(
         encoder.temperature = PAPER
     elif config.ensemble.temperature == FIT:
         examples = data.require_dev().examples()
-        found = search_examples(config, data, workers.index, encoder, version, examples, k)
-        asked = PromptedLM(workers.lm, workers.template)
-        encoder.temperature = fit_ensemble(asked, examples, data.corpus, found, Method(name, name, k, False))
+        retrieved = search_examples(config, data, workers.index, encoder, version, examples, k)
+        lm = PromptedLM(workers.lm, workers.template)
+        encoder.temperature = fit_ensemble(lm, examples, data.corpus, retrieved, Method(name, name, k, False))
         if is_built:
             write_temperature(workers.index.store.encoder_folder(version), encoder.temperature, is_listed=False)
     most = min(len(data.corpus), max(config.evaluate.k, RECALL_DEPTH))  # as many as any measurement needs
-    found = search_examples(config, data, workers.index, encoder, version, data.heldout.examples(), most)
-    return replace(found, temperature=own_temperature(encoder))
+    retrieved = search_examples(config, data, workers.index, encoder, version, data.heldout.examples(), most)
+    return replace(retrieved, temperature=own_temperature(encoder))
 
 
 def write_examples(run: RunDirectory, data: PreparedSet, before: RetrievedDocuments, after: RetrievedDocuments) -> None:

@@ -45,9 +45,9 @@ from replug.train.evaluation import (
     LANGUAGE_MODELLING,
     PICTURE,
     evaluate_heldout,
-    found_before,
-    found_by,
     measured_encoder,
+    search_heldout,
+    untuned_retrieval,
     write_examples,
 )
 from replug.train.fitting import Fit, own_globals, started_ranks
@@ -112,7 +112,7 @@ def _require_same_files(config: Config, run: RunDirectory) -> None:
     """Raise UserError where names that are those of the finished run stand for other files by now."""
     if config.lm.path is not None:  # a server may be gone by now
         run.require({LM: lm_source(config.lm, run.budget_file, run.scores).identity})
-    if (data_folder(config, run.data) / "manifest.json").is_file():  # who needs the room removes the set
+    if (data_folder(config, run.data) / "manifest.json").is_file():  # the set may have been removed to save space
         run.require({SET: manifest_sha256(prepared_set(config, run.data).folder)})
 
 
@@ -151,7 +151,7 @@ class _Run:
         if is_live(self._config):
             with self._workers("train", "index") as (laid_out, workers):
                 with self._stages.stage(INDEX):  # version 0, which the first steps search
-                    found_before(laid_out, self._run, self._data, workers)
+                    untuned_retrieval(laid_out, self._run, self._data, workers)
                 with self._stages.stage(TRAINING):
                     weights = self._tune(laid_out, workers)
                 if self._config.evaluate.heldout:
@@ -232,11 +232,11 @@ class _Run:
         """Measure bits per byte of the held-out texts before and after; the tuned weights are those of `step`."""
         run, data = self._run, self._data
         with self._stages.stage(INDEX):
-            if not run.found_before.exists():
+            if not run.untuned_retrieval.exists():
                 build_version(config, measured_encoder(config), data, workers.index, IndexState(0, 0))
         with self._stages.stage(TUNED):
-            before = found_before(config, run, data, workers)
-            after = _found_after(config, run, data, workers, step)
+            before = untuned_retrieval(config, run, data, workers)
+            after = _tuned_retrieval(config, run, data, workers, step)
         with self._stages.stage(HELDOUT):
             results = evaluate_heldout(config, data, workers, {"replug": before, "lsr": after}, run.evaluation)
         picture = run.evaluation / LANGUAGE_MODELLING / PICTURE
@@ -265,21 +265,21 @@ def _require_dev_texts(config: Config, data: PreparedSet) -> None:
         data.require_dev()
 
 
-def _found_after(
+def _tuned_retrieval(
     config: Config, run: RunDirectory, data: PreparedSet, workers: Workers, step: int
 ) -> RetrievedDocuments:
     """Search the held-out texts by the tuned retriever, in an index of its own."""
-    if run.found_after.exists():
-        return RetrievedDocuments.load(run.found_after)
+    if run.tuned_retrieval.exists():
+        return RetrievedDocuments.load(run.tuned_retrieval)
     version = version_after(workers.index.store, step)
     tuned = load_encoder(config.retriever, run.retriever, config.index.dims)
-    found = found_by(config, data, workers, tuned, IndexState(version, step))
+    retrieved = search_heldout(config, data, workers, tuned, IndexState(version, step))
     if tuned.temperature is not None:  # fitted again, to what a search of the whole corpus finds
         write_temperature(run.retriever, tuned.temperature)
-    found.save(run.found_after)
+    retrieved.save(run.tuned_retrieval)
     kept = 0 if config.retriever.train is TrainedSide.query else version
     workers.index.store.remove_all_but({kept})  # only now: a checkpoint may need others until then
-    return found
+    return retrieved
 
 
 def evaluate(config: Config) -> dict:
@@ -301,11 +301,11 @@ def _evaluate(config: Config, run: RunDirectory) -> dict:
     paths = {"replug": None, **({"lsr": run.retriever} if run.retriever.is_dir() else {})}
     own = run.evaluation / "index"
     with start_workers(config, ("index",), lm, data, own, run.scores) as (laid_out, workers):
-        found = {
-            name: found_by(laid_out, data, workers, measured_encoder(config, path), IndexState(number, 0), name)
+        retrieved = {
+            name: search_heldout(laid_out, data, workers, measured_encoder(config, path), IndexState(number, 0), name)
             for number, (name, path) in enumerate(paths.items())  # the first is the retriever as it was
         }
-        results: dict[str, Any] = {**evaluate_heldout(laid_out, data, workers, found, run.evaluation)}
+        results: dict[str, Any] = {**evaluate_heldout(laid_out, data, workers, retrieved, run.evaluation)}
     if run.fitted.is_file():
         results["weights"] = read_json(run.fitted, MEND)
     results["verdict"] = verdict_of(results)

@@ -1,4 +1,4 @@
-"""What the hardware multiplies natively, so that `dtype: auto` means one thing everywhere; and whether torch sees it.
+"""Resolve `dtype: auto` by what the hardware multiplies natively, and check that torch sees the GPUs.
 
 A torch whose CUDA is newer than the driver says nothing: it finds no GPU, and everything would run on the CPU.
 """
@@ -62,7 +62,7 @@ class HostCopy:
         self._copied: torch.cuda.Event | None = None
         self._tensor = tensor.to("cpu", non_blocking=True)  # which torch pins
         if tensor.device.type == "cuda":
-            self._copied = torch.cuda.Event(blocking=True)  # who waits takes no core
+            self._copied = torch.cuda.Event(blocking=True)  # the wait takes no core
             self._copied.record(torch.cuda.current_stream(tensor.device))
 
     def is_there(self) -> bool:
@@ -151,7 +151,7 @@ def one_per_thread(run: Callable[[int], None], count: int) -> None:
 
 @cache
 def _single_threads(count: int) -> ThreadPoolExecutor:
-    """Make threads that compute alone. What one of them sets holds for all to come, so it is put back at once."""
+    """Make threads that compute alone. The number that one sets holds for all later ones, so it is put back at once."""
     threads, started = torch.get_num_threads(), Barrier(count + 1)
 
     def begin() -> None:

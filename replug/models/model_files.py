@@ -1,10 +1,10 @@
-"""What a folder or hub name must be before its weights are read: a model of the right kind, with its own tokenizer.
+"""Refuse folders and hub names that are not a model of the right kind with its own tokenizer and all of its weights.
 
-transformers says nothing of much that is wrong. Where a folder has no tokenizer files it invents a tokenizer of five
-tokens; `AutoModel` takes a causal LM for an encoder, and `AutoModelForCausalLM` takes an encoder for an LM. Each would
-train to the end. `models.local.weights` looks at what only weights can tell. `load_whole` is the one place from which
-weights are loaded, all of them and no others: transformers draws at random what a folder lacks, with a line in a log.
-Code that comes with a model is never run, and no pickle is read.
+transformers accepts much that is wrong. Without tokenizer files it invents a tokenizer of five tokens; `AutoModel`
+loads a causal LM as an encoder, and `AutoModelForCausalLM` an encoder as an LM. `models.local.weights` checks what only
+weights can tell. `load_whole` and `require_whole` refuse missing and unused weights by transformers' loading report:
+transformers draws missing weights at random, with a line in a log. Code that comes with a model is never run, and no
+pickle is read.
 """
 
 import importlib.util

@@ -39,10 +39,10 @@ def documents_of(module: LSRModule) -> Encoder:
     return module.frozen.encoder if module.frozen else module.encoder
 
 
-def encoded_queries(module: LSRModule, texts: Sequence[str]) -> np.ndarray:
+def encoded_queries(module: LSRModule, texts: Sequence[str], autocast: bool = False) -> np.ndarray:
     """By the weights as they are, without gradient or dropout."""
     module.encoder.eval()
-    return module.encoder.encode_query(texts).numpy()
+    return module.encoder.encode_query(texts, autocast=autocast).numpy()
 
 
 def exact_search(module: LSRModule, data: PreparedSet) -> Callable[..., SearchResult]:

@@ -23,31 +23,34 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("hangs", [True, False], ids=["stopped", "fails"])
 def test_a_rank_that_hangs_or_fails_ends_a_collective(ray_session, tmp_path, hangs):
     """Rank 0 is this process. It waits in an all-reduce. A rank that fails is named long before the time-out."""
-    patience = timedelta(seconds=8) if hangs else timedelta(minutes=10)
+
+    def join(environment) -> dist.ProcessGroup:
+        environment.join("gloo", timedelta(minutes=10))
+        group = dist.new_group(timeout=timedelta(seconds=20) if hangs else timedelta(minutes=10))
+        dist.all_reduce(torch.ones(1), group=group)
+        return group
 
     def reduce_for_ever(folder: Path, fails: bool, environment) -> None:
-        environment.join("gloo", patience)
-        dist.all_reduce(torch.ones(1))
+        group = join(environment)
         (folder / "partial").write_text(str(os.getpid()))
         (folder / "partial").rename(folder / "pid")
         if fails:
             raise ValueError("of its own")
         while True:
-            dist.all_reduce(torch.ones(1))
+            dist.all_reduce(torch.ones(1), group=group)
 
     said = "the trainer's ranks do not reach each other" if hangs else "trainer rank 1 died: .*of its own"
     with (
         pytest.raises(RunError, match=rf"{said}.*; the same command goes on from the newest checkpoint"),
         other_ranks(partial(reduce_for_ever, tmp_path, not hangs), 2, 0.0, 1) as others,
     ):
-        others.environment.join("gloo", patience)
-        dist.all_reduce(torch.ones(1))
+        group = join(others.environment)
         while not (tmp_path / "pid").exists():
             time.sleep(0.02)
         if hangs:
             os.kill(int((tmp_path / "pid").read_text()), signal.SIGSTOP)
         while True:
-            dist.all_reduce(torch.ones(1))
+            dist.all_reduce(torch.ones(1), group=group)
 
 
 @pytest.mark.alone

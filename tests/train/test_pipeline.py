@@ -70,8 +70,8 @@ def test_documents_are_found_by_the_query_and_the_lm_reads_the_context(module, d
     asked = [replace(example, query=f"red boat {number}") for number, example in enumerate(data.queries.examples())]
     write_examples(tmp_path / "asked.arrow", asked, ["query"])
     data.queries = ExampleStore(tmp_path / "asked.arrow")
-    encoded, read, encode = [], [], module.encode_queries
-    module.encode_queries = lambda texts: (encoded.extend(texts), encode(texts))[1]
+    encoded, read, encode = [], [], module.encoder.encode_query
+    module.encoder.encode_query = lambda texts, **keys: (encoded.extend(texts), encode(texts, **keys))[1]
     lm = InlineLM()
     lm.submit_sums = lambda prefixes, _: (read.extend(prefixes), InlineLM.submit_sums(lm, prefixes, _))[1]
     pipeline = pipeline_for(module, data, lm)

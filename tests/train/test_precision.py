@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from replug.data.datamodule import Position
 from replug.train.loss import log_likelihood, text_losses
 from replug.train.module import inner_products
+from tests.support.training import encoded_queries
 
 
 def autocast() -> torch.autocast:
@@ -37,19 +38,19 @@ def test_the_loss_is_that_of_float32_to_the_last_bit(module, scored, same_vector
 
 def test_query_vectors_do_not_depend_on_autocast(module, data):
     texts = [example.context for example in data.queries.examples(range(20))]
-    expected = module.encode_queries(texts)
+    expected = encoded_queries(module, texts)
     with autocast():
-        assert np.array_equal(module.encode_queries(texts), expected)
-        assert np.array_equal(module.encode_queries(texts[:1]), expected[:1])
+        assert np.array_equal(encoded_queries(module, texts), expected)
+        assert np.array_equal(encoded_queries(module, texts[:1]), expected[:1])
 
 
 def test_query_precision_makes_products_in_bfloat16_and_vectors_stay_float32(module, data):
     texts = [example.context for example in data.queries.examples(range(20))]
-    exact, found = module.encode_queries(texts), module.encode_queries(texts, autocast=True)
+    exact, found = encoded_queries(module, texts), encoded_queries(module, texts, autocast=True)
     assert found.dtype == np.float32 and not np.array_equal(found, exact)
     assert (found * exact).sum(1) == pytest.approx(np.ones(20), abs=1e-3)
-    assert np.array_equal(module.encode_queries(texts, autocast=True), found)
-    assert np.array_equal(module.encode_queries(texts), exact)
+    assert np.array_equal(encoded_queries(module, texts, autocast=True), found)
+    assert np.array_equal(encoded_queries(module, texts), exact)
 
 
 def test_inner_products_are_float32_under_the_autocast_of_a_gpu():
