@@ -9,6 +9,7 @@ import csv
 import io
 import itertools
 import json
+import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -35,12 +36,15 @@ from replug.data.sources.lines import (
 )
 from replug.data.sources.records import Reason, Rejected, Row, SourceShard
 
+log = logging.getLogger(__name__)
+
 ROWS_AT_A_TIME = 256
 READ_CHARACTERS = 1 << 20  # of an array
 HEAD_BYTES = 1 << 16
 TRAIN = "train"
 TABS, SEPARATORS = "\t", ",;|"  # between the cells of a table; its kind is the separator
-SEPARATOR_HINT = re.compile(r"sep=([,;|\t])")  # Excel's
+HINT = "sep="  # Excel's, before the header
+SEPARATOR_HINT = re.compile(rf"{HINT}([,;|\t])")
 # MS MARCO's tables have no header, and quotes that mean nothing: passages or queries, and documents.
 UNNAMED = {2: ("id", "text"), 4: ("id", "url", "title", "text")}
 NUMBER_OF_MARCO = re.compile(r"D?\d+")
@@ -202,17 +206,19 @@ def _table_rows(source_shard: SourceShard) -> Iterator[Row]:
         has_quotes = False
     elif source_shard.start:  # the first source shard passes the header over as a line
         beginning = _cells(replace(source_shard, start=0, stop=None), has_quotes)
-        header = next((_names(cells) for _, cells in beginning if isinstance(cells, list)), None)
+        rows = (cells for _, cells in beginning if isinstance(cells, list))
+        header = next((_names(cells) for cells in rows if not cells[0].startswith(HINT)), None)
     for number, cells in _cells(source_shard, has_quotes):
         if not isinstance(cells, list):
             yield number, cells
         elif header is None:
-            is_hint = cells[0].startswith("sep=")
-            header = None if is_hint else _names(cells)
+            header = None if cells[0].startswith(HINT) else _names(cells)
             if header and (again := twice(filter(None, header))) is not None:
                 raise UserError(
                     f"{name}:{number}: the header has two columns named {again!r}; expected different names"
                 )
+            if header and not header[0]:  # pandas writes its index so
+                log.warning(f"{name}: the first column has no name, so it is taken for row numbers and not read")
             yield number, None
         else:
             yield number, _row_of(header, cells, name, number)
