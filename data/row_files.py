@@ -21,7 +21,8 @@ from replug.config.errors import UserError
 from replug.data.files import file_sha256
 from replug.data.judgements import read_qrels
 from replug.data.sources import shards
-from replug.data.sources.formats import SEPARATORS, TABS, count_rows_of, form_of, format_of, plan_hub, read_shard
+from replug.data.sources.formats import SEPARATORS, TABS, count_rows_of, form_of, plan_hub, read_shard
+from replug.data.sources.lines import format_of
 from replug.data.sources.records import Rejected, SourceShard, nested
 
 log = logging.getLogger(__name__)

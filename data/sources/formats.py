@@ -22,11 +22,11 @@ from huggingface_hub.errors import HTTPError
 
 from replug.config.errors import RunError, UserError
 from replug.data.sources.lines import (
-    COMPRESSED,
     DECODER,
     EXCERPT,
     MAX_LINE_BYTES,
     UNREADABLE,
+    format_of,
     json_object,
     open_file,
     other_format,
@@ -49,28 +49,6 @@ SEPARATOR_HINT = re.compile(rf"{HINT}([,;|\t])")
 UNNAMED = {2: ("id", "text"), 4: ("id", "url", "title", "text")}
 NUMBER_OF_MARCO = re.compile(r"D?\d+")
 SPACE = re.compile(r"\s*")
-SUFFIXES = {
-    "jsonl": (".jsonl", ".ndjson"),
-    "json": (".json",),
-    "tsv": (".tsv",),
-    "parquet": (".parquet",),
-    "text": (".txt", ".text", ".tokens", ".raw"),
-    "markup": (".md", ".markdown", ".mdx", ".rst", ".org", ".adoc", ".asciidoc"),
-    "HTML": (".html", ".htm", ".xhtml"),
-    "CSV": (".csv",),
-}
-
-
-def format_of(path: Path) -> str | None:
-    """Return the format of a file by its suffix, of a compressed one by the suffix before; None if it is not known."""
-    suffix = unpacked_suffix(path)
-    return next((kind for kind, suffixes in SUFFIXES.items() if suffix in suffixes), None)
-
-
-def unpacked_suffix(path: Path) -> str:
-    """Return a file's suffix in lower case, of a compressed one the suffix before."""
-    suffix = path.suffix.lower()
-    return Path(path.stem).suffix.lower() if suffix in COMPRESSED else suffix
 
 
 def form_of(path: Path) -> str:

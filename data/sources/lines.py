@@ -1,6 +1,7 @@
 """Lines of files, compressed or not, in ranges of bytes: what the formats with a row on each line share.
 
-A file's first bytes say how it is packed, whatever it is called, and name the formats that hold no lines.
+A file's first bytes say how it is packed, whatever it is called, and name the formats that hold no lines. Its suffix
+says what may be in it.
 """
 
 import gzip
@@ -18,6 +19,16 @@ from replug.data.sources.records import Reason, Rejected, SourceShard
 MAX_LINE_BYTES = 64 << 20
 EXCERPT = 40  # characters of a line that is not JSON
 COMPRESSED = (".gz", ".zst", ".bz2")
+SUFFIXES = {
+    "jsonl": (".jsonl", ".ndjson"),
+    "json": (".json",),
+    "tsv": (".tsv",),
+    "parquet": (".parquet",),
+    "text": (".txt", ".text", ".tokens", ".raw"),
+    "markup": (".md", ".markdown", ".mdx", ".rst", ".org", ".adoc", ".asciidoc"),
+    "HTML": (".html", ".htm", ".xhtml"),
+    "CSV": (".csv",),
+}
 PACKINGS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}  # by a file's first bytes
 LFS_POINTER, HTML = "a pointer of Git LFS, whose file `git lfs pull` fetches", "HTML"
 OTHER_FORMATS = {
@@ -158,3 +169,15 @@ def other_format(path: Path) -> str | None:
         return "Tar"
     named = next((name for magic, name in OTHER_FORMATS.items() if head.startswith(magic)), None)
     return named or ("binary" if b"\0" in head else None)
+
+
+def format_of(path: Path) -> str | None:
+    """Return the format of a file by its suffix, of a compressed one by the suffix before; None if it is not known."""
+    suffix = unpacked_suffix(path)
+    return next((kind for kind, suffixes in SUFFIXES.items() if suffix in suffixes), None)
+
+
+def unpacked_suffix(path: Path) -> str:
+    """Return a file's suffix in lower case, of a compressed one the suffix before."""
+    suffix = path.suffix.lower()
+    return Path(path.stem).suffix.lower() if suffix in COMPRESSED else suffix

@@ -30,8 +30,8 @@ from replug.config.hub_names import is_here
 from replug.config.schema import Config, DataConfig
 from replug.data.files import file_sha256
 from replug.data.folder import MANIFEST
-from replug.data.sources.formats import ROWS_AT_A_TIME, TABS, field_names, format_of, named_split, plan_hub
-from replug.data.sources.lines import json_object, other_format, packing_of, read_lines
+from replug.data.sources.formats import ROWS_AT_A_TIME, TABS, field_names, named_split, plan_hub
+from replug.data.sources.lines import format_of, json_object, other_format, packing_of, read_lines
 from replug.data.sources.markup import require_html
 from replug.data.sources.records import FieldMap, Rejected, SourceShard, SourceText, names_in, nested, say_unread
 from replug.data.sources.texts import PROSE, has_rows, is_built_in, read_items, text_id

@@ -12,8 +12,8 @@ from typing import Any
 
 from replug.data.hashing import content_hash
 from replug.data.sources.built_in_texts import read_package_texts, stand_in_texts
-from replug.data.sources.formats import READERS, format_of, read_shard, unpacked_suffix
-from replug.data.sources.lines import UNREADABLE, open_file, other_format, read_lines
+from replug.data.sources.formats import READERS, read_shard
+from replug.data.sources.lines import UNREADABLE, format_of, open_file, other_format, read_lines, unpacked_suffix
 from replug.data.sources.markup import MainTexts, main_texts, plain_markup
 from replug.data.sources.records import (
     FieldMap,
