@@ -212,9 +212,10 @@ SPREADSHEETS = {
 
 
 @pytest.mark.parametrize("name", SPREADSHEETS)
-def test_tables_are_read_as_spreadsheets_write_them(name, tmp_path):
+def test_tables_are_read_as_spreadsheets_write_them(name, tmp_path, caplog):
     (tmp_path / "a.csv").write_text(SPREADSHEETS[name], newline="")
     assert [row for _, row in read_rows(tmp_path / "a.csv")] == [{"id": "1", "text": "The Rhine."}]
+    assert ("a.csv: the first column has no name" in caplog.text) == (name == "the index of pandas")
 
 
 def test_a_table_of_one_column_is_a_table(tmp_path):

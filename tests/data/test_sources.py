@@ -149,6 +149,13 @@ def test_a_tree_of_texts_gives_the_same_in_source_shards_of_any_size(tmp_path, m
     assert read(tmp_path / "raw") == whole
 
 
+@pytest.mark.parametrize("size", [9, 1 << 20])
+def test_a_table_of_ms_marco_is_a_source_of_any_number_of_shards(size, tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "SOURCE_SHARD_BYTES", size)
+    (tmp_path / "collection.tsv").write_text("".join(f'{i}\tThe "Rhine {i}\n' for i in range(9)))
+    assert [(text.id, text.text) for text in read(tmp_path)] == [(str(i), f'The "Rhine {i}') for i in range(9)]
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_a_source_shard_that_begins_right_at_a_line_takes_it_once(end, tmp_path, monkeypatch):
     lines = [json.dumps({"id": str(i), "text": "x" * (i % 5 + 1)}) for i in range(40)]
