@@ -149,7 +149,7 @@ def document_weights_picture(
     weights = mix_and_weigh(given, of.log_prior, weighting.share, weighting.prune)[1][:, :-1]
     after, before = (np.array(details[name]["token_logprobs"]) for name in (moving, fixed))
     tokens = details[moving].get("token_texts", ())
-    members = [*book.ids(of.doc_rows), "no document"][: len(weights)]
+    members = book.ids(of.doc_rows)
     return {
         "id": examples[row].id,
         "method": moving,

@@ -166,18 +166,13 @@ def config_of(directory: Path | None, overrides: list[str]) -> AskConfig:
 
 
 def weighting_of(config: AskConfig) -> "Weighting":
-    """Return how the configured weights begin and move."""
+    """Return how the configured weights move, and whether the documents' own answers vote."""
     from replug.models.build import posterior_weighting
     from replug.models.ensemble import REPLUG_WEIGHTS
 
-    if config.ensemble.weights != EnsembleWeights.posterior:
-        return replace(REPLUG_WEIGHTS, alone=config.ensemble.alone)
-    return posterior_weighting(config.ensemble, config.lm, is_asked=True)
-
-
-def votes(config: AskConfig) -> bool:
-    """Return whether the documents' own answers vote."""
-    return config.ensemble.weights == EnsembleWeights.vote
+    if config.ensemble.weights == EnsembleWeights.posterior:
+        return posterior_weighting(config.ensemble, config.lm, is_asked=True)
+    return replace(REPLUG_WEIGHTS, votes=config.ensemble.weights == EnsembleWeights.vote)
 
 
 def _problems(options: AskOptions, overrides: Sequence[str]) -> Iterator[str]:

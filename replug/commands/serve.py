@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from replug.commands.ask import config_of, votes, weighting_of
+from replug.commands.ask import config_of, weighting_of
 from replug.commands.command import Overrides
 from replug.config.errors import UserError, require_extra
 
@@ -64,7 +64,7 @@ def serve(
     own = None if temperature is None else float(temperature)
     spread = (lm.gpus_per_replica or 0) > 1
     with serving.listen(host, port) as listener:
-        service = load_service(directory, source, lm, k, limits, own, spread, weighting_of(config), votes(config))
+        service = load_service(directory, source, lm, k, limits, own, spread, weighting_of(config))
         serving.run_server(serving.create_app(service, token), listener, service)
 
 

@@ -84,7 +84,7 @@ def _ask_problems(config: AskConfig) -> Iterator[str]:
     if config.ensemble.temperature == FIT:
         yield "ensemble.temperature is fit, which needs a development split; expected a number above 0"
     if (weights := config.ensemble.weights) != EnsembleWeights.posterior:
-        for name in ("share", "prune", "read"):
+        for name in ("prune", "read"):
             if (value := getattr(config.ensemble, name)) != getattr(AnsweringConfig(), name):
                 yield f"ensemble.{name} is {value}, and weights={weights} stay as they are; expected weights=posterior"
     if not config.retriever.path and config.retriever != RetrieverConfig(""):

@@ -179,10 +179,6 @@ class EnsembleConfig:
         "Temperature of the ensemble's softmax (paper: 1), or fit. Default: the retriever's setting, else 1.",
         RULED,
     )
-    share: float = key(
-        0.05, "Posterior weights: share of the retriever's weights that returns at each token. 0: RAG-Sequence.", SHARE
-    )
-    alone: float = key(0.0, "Posterior weights: prior weight of no document, as one more member. 0: none.", BELOW_1)
     prune: float = key(0.0, "Posterior weights: documents below this weight are not read further. 0: all are.", BELOW_1)
     read: int | None = key(
         None,

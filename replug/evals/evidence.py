@@ -17,10 +17,11 @@ from replug.config.errors import UserError
 from replug.config.methods import GENREAD, LONG_CONTEXT, RANDOM, Method
 from replug.data.files import replace_file
 from replug.data.store import CorpusStore
-from replug.models.black_box_lm import AsyncLM, Mixture
+from replug.models.black_box_lm import AsyncLM, mapped
 from replug.models.ensemble import POSTERIOR_WEIGHTS, REPLUG_WEIGHTS, Weighting, document_weights, prior_log_weights
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
 from replug.models.generation import Generated, GenerationOptions
+from replug.models.replug_lm import Ensemble
 
 # The errors of reading a damaged archive of numpy.
 DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError)
@@ -71,9 +72,9 @@ def random_documents(num_documents: int, num_examples: int, k: int, seed: int) -
 class Evidence:
     """Texts [K] that are put before the prompt one at a time, and the logarithms of the weights [K] they begin with.
 
-    A text None is the LM without documents: alone, or the last member of an ensemble (`weighting.alone`). `doc_rows`
-    are all documents used: more than texts where they are concatenated into one, the nearest last, so that too long a
-    text is to be cut at its beginning. `has_long_context`: the LM reads as much of the text before as it holds.
+    A text None is the LM without documents. `doc_rows` are all documents used: more than texts where they are
+    concatenated into one, the nearest last, so that too long a text is to be cut at its beginning.
+    `has_long_context`: the LM reads as much of the text before as it holds.
     `weighting` says how weights move. `votes`: each text has an answer of its own, and these vote.
     """
 
@@ -93,11 +94,8 @@ class Evidence:
 
     def submit(self, lm: AsyncLM, prompts: Sequence[str], options: GenerationOptions) -> Future[Generated]:
         """Return a future of the one answer to a prompt for each text."""
-        weights, weighting = self.weights.tolist(), self.weighting
-        if self.votes:
-            return lm.submit_vote(prompts, weights, options)
-        mixture = Mixture(prompts, weights, weighting.share, weighting.prune, weighting.read)
-        return lm.submit_answer(mixture, options)
+        ensemble = Ensemble(prompts, self.weights.tolist(), replace(self.weighting, votes=self.votes))
+        return mapped(ensemble.submit(lm, options), ensemble.answer)
 
     def final(self, weights: np.ndarray) -> dict[str, list[float]]:
         """Return the detail of an outcome that tells the weights [K] after the text, or votes; none where they stay."""
@@ -211,9 +209,8 @@ class EvidenceBook:
         if method.is_concatenated:
             return Evidence(("\n".join(reversed(texts)),), np.zeros(1), doc_rows, is_concatenated=True)
         similarities = found.similarities[row, : method.num_read] if method.is_weighted else np.zeros(len(texts))
-        log_prior = prior_log_weights(similarities, self.temperature(method), weighting.alone)
-        members = (*texts, None) if weighting.alone else tuple(texts)
-        return Evidence(members, log_prior, doc_rows, weighting=weighting, votes=method.votes)
+        log_prior = prior_log_weights(similarities, self.temperature(method))
+        return Evidence(tuple(texts), log_prior, doc_rows, weighting=weighting, votes=method.votes)
 
 
 def texts_of(evidence: Mapping[str, Evidence]) -> dict[str | None, bool]:

@@ -134,7 +134,7 @@ def _problems(config: EvaluationConfig, kind: EvaluationKind, methods: Sequence[
     if "rerank_lm" in kind.reads:
         yield from rerank_lm_problems(config)
     usual, follows = EnsembleConfig(), any(method.follows_text for method in methods)
-    for name in ("share", "alone", "prune", "read"):
+    for name in ("prune", "read"):
         if getattr(config.ensemble, name) != getattr(usual, name) and not follows:
             yield f"ensemble.{name} is set, but no method's weights follow the text; expected such as replug/posterior"
     reranking = [method.name for method in methods if method.is_reranked]

@@ -148,7 +148,7 @@ class LanguageModelling(Task):
             "bytes": float(len(span.continuation.encode())),
             "tokens": float(len(mixed)),
             "words": float(span.num_words),
-            **oracle_bits(by_document[: max(1, len(evidence.texts) - bool(weighting.alone))], self._beta),
+            **oracle_bits(by_document, self._beta),
         }
         if weighting.prune:
             numbers |= {"passes": float((weights[:, :-1] > 0).sum()), "all_passes": float(by_document.size)}

@@ -260,7 +260,6 @@ class Mmlu(FewShotTask):
         moving = MovingWeights(evidence.log_prior, evidence.weighting.share, evidence.weighting.prune, read)
         choice, right_probability = mmlu_choice(question, letters, moving.log_weights, evidence.votes)
         is_correct = choice == question.answer
-        documents = letters[: max(1, len(letters) - bool(evidence.weighting.alone))]
         share = 1.0 / self._sizes[question.example.group]
         category_share = 1.0 / self._sizes[CATEGORY_OF[question.example.group]]
         numbers = {
@@ -271,7 +270,7 @@ class Mmlu(FewShotTask):
             "category_share": category_share,
             "right_probability": right_probability,
             **asked.numbers,
-            "correct_best_document": float((documents.argmax(axis=1) == question.answer).any()),
+            "correct_best_document": float((letters.argmax(axis=1) == question.answer).any()),
         }
         final = evidence.final(moving.weights)
         return Outcome(numbers, {"answer": LETTERS[choice], "right": LETTERS[question.answer], **final})

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -21,7 +20,7 @@ from replug.cluster.background import attempt
 from replug.config.errors import RunError, UserError
 from replug.models.batching import units_of_similar_length
 from replug.models.ensemble import MovingWeights, Weighting, common_end
-from replug.models.generation import Generated, GenerationOptions, Stop, elected, stop_texts
+from replug.models.generation import Generated, GenerationOptions, Stop, stop_texts
 
 # Called with (answer index, text so far) after each token; returns False to end the answer.
 Watch = Callable[[int, str], bool]
@@ -149,7 +148,7 @@ class Mixture:
         total = sum(self.weights)
         if not all(weight >= 0 for weight in self.weights) or abs(total - 1) > WEIGHTS_TOLERANCE:
             raise ValueError(f"the weights of {len(self.prompts)} prompts sum to {total:g}; expected 0 or more, sum 1")
-        Weighting(self.share, prune=self.prune, read=self.read)
+        Weighting(self.share, self.prune, self.read)
 
     @property
     def log_prior(self) -> np.ndarray:
@@ -323,12 +322,6 @@ class AsyncLM(ABC):
     def submit_answer(self, prompt: Prompt, options: GenerationOptions) -> "Future[Generated]":
         """Return a future of the answer to one prompt, a text or a mixture."""
         return mapped(self.submit_call(GenerateCall(as_mixtures([prompt]), options)), lambda answers: answers[0])
-
-    def submit_vote(
-        self, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions
-    ) -> "Future[Generated]":
-        """Return a future of the answer that the prompts' own answers vote for (`generation.elected`)."""
-        return mapped(self.submit_call(GenerateCall(as_mixtures(prompts), options)), partial(elected, weights=weights))
 
     def submit_samples(self, prompts: Sequence[str], options: GenerationOptions) -> "Future[list[list[Generated]]]":
         """Return a future of `sample`."""

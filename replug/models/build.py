@@ -131,7 +131,7 @@ def counting_template(source: LMSource | None) -> PromptTemplate:
 def posterior_weighting(ensemble: EnsembleConfig, lm: LMConfig, is_asked: bool) -> Weighting:
     """Return how weights follow the text; where the LM is asked questions, these move the weights first."""
     read = tokens_read(ensemble, lm) if is_asked else ensemble.read or 0
-    return Weighting(ensemble.share, ensemble.alone, ensemble.prune, read)
+    return Weighting(prune=ensemble.prune, read=read)
 
 
 def lm_tokenizer(lm: LMConfig) -> "PreTrainedTokenizerBase":

@@ -45,27 +45,26 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Weighting:
-    """How the weights of an ensemble begin and move. A share of 1 keeps them, as REPLUG does.
+    """How the weights of an ensemble move. A share of 1 keeps them, as REPLUG does.
 
-    `alone` is the prior weight of no document, as one more member of the mixture; its weight tells how little the
-    documents help. Documents whose weight falls below `prune` are not read any further. `read` is the number of tokens
-    at the prompts' end that move the weights before the answer. Raises ValueError for what is out of range.
+    Documents whose weight falls below `prune` are not read any further. `read` is the number of tokens at the prompts'
+    end that move the weights before the answer. With `votes` no predictions are mixed: each document's own answer
+    votes (`models.generation.elected`). Raises ValueError for a value out of range.
 
     >>> Weighting().share
     0.05
     """
 
     share: float = SHARE
-    alone: float = 0.0
     prune: float = 0.0
     read: int = 0
+    votes: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
             raise ValueError(f"share is {self.share}; expected 0 (only the text moves weights) to 1 (weights stay)")
-        for name, value in (("alone", self.alone), ("prune", self.prune)):
-            if not 0 <= value < 1:
-                raise ValueError(f"{name} is {value}; expected 0 (none) or more, and below 1")
+        if not 0 <= self.prune < 1:
+            raise ValueError(f"prune is {self.prune}; expected 0 (none) or more, and below 1")
         if not isinstance(self.read, int) or self.read < 0:
             raise ValueError(f"read is {self.read}; expected 0 (none) or more tokens, a whole number")
 
@@ -74,12 +73,12 @@ REPLUG_WEIGHTS, POSTERIOR_WEIGHTS = Weighting(share=1.0), Weighting()
 
 
 class MovingWeights:
-    """The weights of K documents, or of other members of a mixture, which move with each token that is seen.
+    """The weights of K documents, which move with each token that is seen.
 
-    `log_weights` [K] predict the next token. `log_prior` [K] is the logarithm of a distribution. A member whose weight
-    falls below `prune` is left out from then on, and the others share its weight; the heaviest always stays.
-    `read_logprobs` [K, N] are those of the prompt's last tokens, which move the weights first: no member is left out by
-    them, since all have been read. Raises ValueError for a share or a `prune` out of range.
+    `log_weights` [K] predict the next token. `log_prior` [K] is the logarithm of a distribution. A document that falls
+    below `prune` is left out from then on, and the others share its weight; the heaviest always stays. `read_logprobs`
+    [K, N] are those of the prompt's last tokens, which move the weights first: no document is left out by them, since
+    all have been read. Raises ValueError for a share or a `prune` out of range.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class MovingWeights:
         prune: float = 0.0,
         read_logprobs: np.ndarray | None = None,
     ) -> None:
-        Weighting(share, prune=prune)
+        Weighting(share, prune)
         self.log_weights = self._log_prior = np.asarray(log_prior, dtype=np.float64)
         with np.errstate(divide="ignore"):
             self._log_keep, self._log_share, self._log_prune = np.log1p(-share), np.log(share), np.log(prune)
@@ -130,28 +129,22 @@ def common_end(rows: Sequence[Sequence[Any]], most: int) -> int:
     return next((n for n in range(most) if any(row[-1 - n] != rows[0][-1 - n] for row in rows)), most)
 
 
-def prior_log_weights(
-    similarities: Sequence[float] | np.ndarray, temperature: float = 1.0, alone: float = 0.0
-) -> np.ndarray:
+def prior_log_weights(similarities: Sequence[float] | np.ndarray, temperature: float = 1.0) -> np.ndarray:
     """Return the logarithms of the weights that documents begin with, float64 [K].
 
-    `alone` is the weight of no document, as one more and last member: [K + 1] where it is above 0. Raises ValueError
-    unless similarities are finite, and the temperature is finite and above 0.
+    Raises ValueError unless similarities are finite, and the temperature is finite and above 0.
     """
     similarities = np.asarray(similarities, dtype=np.float64)
     if not np.isfinite(similarities).all():
         raise ValueError(f"similarities are {similarities.tolist()}; expected finite numbers")
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature is {temperature}; expected a finite number above 0")
-    weights = log_softmax(similarities / temperature) if similarities.size else similarities
-    return np.append(weights + math.log1p(-alone), math.log(alone)) if alone else weights
+    return log_softmax(similarities / temperature) if similarities.size else similarities
 
 
-def document_weights(
-    similarities: Sequence[float] | np.ndarray, temperature: float = 1.0, alone: float = 0.0
-) -> np.ndarray:
+def document_weights(similarities: Sequence[float] | np.ndarray, temperature: float = 1.0) -> np.ndarray:
     """Return the weights of `prior_log_weights`, which sum to 1."""
-    weights = np.exp(prior_log_weights(similarities, temperature, alone))
+    weights = np.exp(prior_log_weights(similarities, temperature))
     return weights / weights.sum()
 
 

@@ -10,16 +10,17 @@ of an answer are those of its documents, in their order.
 import math
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
 
-from replug.config.errors import UserError
 from replug.models.black_box_lm import (
     AsyncLM,
     BlackBoxLM,
     ContinuationScore,
+    GenerateCall,
     Mixture,
     Prompt,
     StreamingLM,
@@ -40,11 +41,55 @@ from replug.models.ensemble import (
     prior_log_weights,
 )
 from replug.models.ensemble_temperature import own_temperature
-from replug.models.generation import Generated, GenerationOptions
+from replug.models.generation import Generated, GenerationOptions, elected
 from replug.models.prompt import PromptTemplate
 
 Texts = Sequence[str]
 Documents = Sequence[Retrieved]  # of one text
+
+
+@dataclass(frozen=True, slots=True)
+class Ensemble:
+    """The prompts of one question, one for each document, the weights that they begin with, and how these move.
+
+    >>> ensemble = Ensemble(["in Basel", "in Nantes"], [0.7, 0.3], REPLUG_WEIGHTS)
+    >>> answer_all([ensemble], StandInLM(), GenerationOptions(2))[0].num_prompts
+    2
+    """
+
+    prompts: Sequence[str]
+    priors: Sequence[float]
+    weighting: Weighting = POSTERIOR_WEIGHTS
+
+    @property
+    def calls(self) -> list[Mixture]:
+        """Return the prompts of the LM: their mixture, or each by itself where their answers vote."""
+        if self.weighting.votes:
+            return as_mixtures(self.prompts)
+        return [Mixture(self.prompts, self.priors, self.weighting.share, self.weighting.prune, self.weighting.read)]
+
+    def answer(self, generated: Sequence[Generated]) -> Generated:
+        """Return the one answer from those to `calls`."""
+        return elected(generated, self.priors) if self.weighting.votes else generated[0]
+
+    def submit(self, lm: AsyncLM, options: GenerationOptions) -> "Future[list[Generated]]":
+        """Return a future of the LM's answers to `calls`, which may be cancelled."""
+        return lm.submit_call(GenerateCall(self.calls, options))
+
+
+def answer_all(
+    ensembles: Sequence[Ensemble], lm: BlackBoxLM, options: GenerationOptions, watch: Watch | None = None
+) -> list[Generated]:
+    """Answer each ensemble. `watch` is called with empty texts of answers that vote: none is shown before its end."""
+    calls = [(number, call) for number, ensemble in enumerate(ensembles) for call in ensemble.calls]
+
+    def on_token(place: int, text: str) -> bool:
+        number = calls[place][0]
+        assert watch is not None
+        return watch(number, "" if ensembles[number].weighting.votes else text)
+
+    answers = iter(lm.generate([call for _, call in calls], options, on_token if watch else None))
+    return [ensemble.answer([next(answers) for _ in ensemble.calls]) for ensemble in ensembles]
 
 
 class ReplugLM:
@@ -53,8 +98,7 @@ class ReplugLM:
     `template` joins them, and cuts what is too long where it was given the LM's tokenizer. For generation, give it the
     LM's `max_tokens` less those that will be generated. `temperature` divides similarities in the ensemble's softmax.
     It defaults to the one that the retriever was saved with, else to 1 as in the paper. `weighting` says how weights
-    follow the text, whatever mixtures of prompts say themselves; the paper's is Weighting(share=1.0). Its `alone` is
-    the prior of the text without a document, whose weight comes last among those of an answer.
+    follow the text, whatever mixtures of prompts say themselves; the paper's is Weighting(share=1.0).
 
     >>> texts = ["The Loire flows through Nantes.", "The Rhine flows through Basel."]
     >>> lm = ReplugLM(StandInLM(), EncoderRetriever(Encoder("package:minilm"), texts), k=1)
@@ -115,20 +159,17 @@ class ReplugLM:
         if isinstance(contexts, str) and isinstance(continuations, str):
             return self.score([contexts], [continuations], None if documents is None else [documents])[0]
         check_pairs(contexts, continuations)
+        if self.weighting.votes:
+            raise ValueError("weighting has votes, which score no text; expected a weighting without")
         documents = self._documents(contexts, documents)
         prompts = [self._prompts(*row) for row in zip(contexts, continuations, documents, strict=True)]
         mixed = []
         scores = self._score(contexts, prompts, continuations)
-        for given, found, continuation in zip(scores, documents, continuations, strict=True):
+        for given, found in zip(scores, documents, strict=True):
             if not found:
                 mixed.append(given[0])
                 continue
-            if given[-1].num_tokens != given[0].num_tokens:  # the last is without a document
-                raise UserError(
-                    f"the continuation {continuation[:40]!r} has {given[0].num_tokens} tokens after a document and "
-                    f"{given[-1].num_tokens} without one; expected a context before it, or a weighting with alone=0"
-                )
-            prior = prior_log_weights([one.similarity for one in found], self.temperature, self.weighting.alone)
+            prior = prior_log_weights([one.similarity for one in found], self.temperature)
             logprobs = np.stack([score.token_logprobs for score in given])
             mixture = mix(logprobs, prior, self.weighting.share, self.weighting.prune, common_read(given))
             mixed.append(ContinuationScore(mixture.astype(np.float32)))
@@ -171,15 +212,15 @@ class ReplugLM:
             return self.generate([prompts], options, watch, documents=None if documents is None else [documents])[0]
         mixtures = as_mixtures(prompts)
         found = iter(self._documents([text for mixture in mixtures for text in mixture.prompts], documents))
-        asked = [self._mixture(mixture, [next(found) for _ in mixture.prompts]) for mixture in mixtures]
-        return self._lm.generate(asked, options, watch)
+        ensembles = [self._ensemble(mixture, [next(found) for _ in mixture.prompts]) for mixture in mixtures]
+        return answer_all(ensembles, self._lm, options, watch)
 
     def sample(self, prompts: Texts, options: GenerationOptions) -> list[list[Generated]]:
         """Draw from the mixture of each prompt's documents: one generation for each sample."""
         samples = []
         for prompt, found in zip(prompts, self._documents(prompts, None), strict=True):
-            asked = [self._mixture(Mixture([prompt], [1.0]), [found])]
-            samples.append([self._lm.generate(asked, own)[0] for own in options.draws(prompt)])
+            ensemble = self._ensemble(Mixture([prompt], [1.0]), [found])
+            samples.append([answer_all([ensemble], self._lm, own)[0] for own in options.draws(prompt)])
         return samples
 
     def stream(self, prompt: str, options: GenerationOptions, documents: Documents | None = None) -> Iterator[str]:
@@ -191,10 +232,10 @@ class ReplugLM:
         """
         require_texts([prompt], "prompts")
         found = self._documents([prompt], None if documents is None else [documents])
-        asked = self._mixture(Mixture([prompt], [1.0]), found)
-        if isinstance(self._lm, StreamingLM):
-            return self._lm.stream(asked, options)
-        answer = self._lm.generate([asked], options)[0]
+        ensemble = self._ensemble(Mixture([prompt], [1.0]), found)
+        if isinstance(self._lm, StreamingLM) and not ensemble.weighting.votes:
+            return self._lm.stream(ensemble.calls[0], options)
+        [answer] = answer_all([ensemble], self._lm, options)
         return iter([answer.text] if answer.text else [])
 
     def _search(self, queries: Texts, k: int) -> list[list[Retrieved]]:
@@ -212,23 +253,21 @@ class ReplugLM:
         return documents
 
     def _prompts(self, text: str, continuation: str, documents: Documents) -> list[str]:
-        """Return a prompt for each document, and the text alone where it is a member or there is no document."""
-        texts: list[str | None] = [document.text for document in documents]
-        texts += [None] * (self.weighting.alone > 0 or not documents)
+        """Return a prompt for each document; without documents that of the text alone."""
+        texts = [document.text for document in documents] or [None]
         return [self._template.prefix(document, text, continuation) for document in texts]
 
-    def _mixture(self, mixture: Mixture, documents: Sequence[Documents]) -> Mixture:
-        """Return the prompts with the documents of each; a prompt's weight is divided among its members."""
+    def _ensemble(self, mixture: Mixture, documents: Sequence[Documents]) -> Ensemble:
+        """Return the prompts with the documents of each; a prompt's weight is divided among its documents."""
         prompts: list[str] = []
         weights: list[float] = []
         for prompt, weight, found in zip(mixture.prompts, mixture.weights, documents, strict=True):
             prompts += self._prompts(prompt, "", found)
             similarities = [document.similarity for document in found]
-            shares = document_weights(similarities, self.temperature, self.weighting.alone) if found else [1.0]
-            weights += [weight * float(share) for share in shares]
-        if not any(documents):
-            return replace(mixture, prompts=prompts)
-        return Mixture(prompts, weights, self.weighting.share, self.weighting.prune, self.weighting.read)
+            shares = document_weights(similarities, self.temperature).tolist() if found else [1.0]
+            weights += [weight * share for share in shares]
+        without = Weighting(mixture.share, mixture.prune, mixture.read)
+        return Ensemble(prompts, weights, self.weighting if any(documents) else without)
 
     def _score(self, contexts: Texts, prompts: list[list[str]], continuations: Texts) -> list[list[ContinuationScore]]:
         """Return the scores of each continuation after each of its prompts.

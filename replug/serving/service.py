@@ -28,14 +28,15 @@ from replug.config.choices import ServerAPI
 from replug.config.errors import RunError
 from replug.config.schema import LMConfig
 from replug.index_workers.build_plan import index_folder
-from replug.models.black_box_lm import AsyncLM, BlackBoxLM, GenerateCall, GrowingAnswer, Mixture, as_mixtures
+from replug.models.black_box_lm import AsyncLM, BlackBoxLM, GrowingAnswer
 from replug.models.build import limited_template
-from replug.models.ensemble import POSTERIOR_WEIGHTS, Retrieved, Weighting, document_weights
-from replug.models.generation import Generated, GenerationOptions, elected
+from replug.models.ensemble import POSTERIOR_WEIGHTS, REPLUG_WEIGHTS, Retrieved, Weighting, document_weights
+from replug.models.generation import Generated, GenerationOptions
 from replug.models.lm_source import LMSource
 from replug.models.local.local_source import LocalSource
 from replug.models.pair_tokens import chat_text
 from replug.models.prompt import Build, PromptTemplate
+from replug.models.replug_lm import Ensemble, answer_all
 from replug.serving.index_holder import IndexHolder, ServedIndex
 from replug.serving.openai_api import QUERY, Answer, ApiError, Message, ServingLimits, Side, document_json, refused
 
@@ -49,7 +50,7 @@ GATHER_SECONDS = 0.005  # clients that were answered together ask again together
 MAX_TEXTS_A_CALL = 256
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-Listener = Callable[[str], None]  # hears the pieces of an answer, in the LM's thread
+Listener = Callable[[str], None]  # called with the pieces of an answer, in the LM's thread
 
 
 class Metrics:
@@ -190,7 +191,8 @@ class Prompting:
 class Question:
     """A prompt to answer from `k` documents that `query` finds in `index`, and the state of its answer.
 
-    `listen` hears pieces as they come. Setting `is_gone` ends the answer in the LM at its next token.
+    `listen` is called with the pieces of the answer as they come. Setting `disconnected` ends the answer in the LM at
+    its next token.
     """
 
     build: Build
@@ -201,50 +203,49 @@ class Question:
     listen: Listener | None = None
     documents: Sequence[Retrieved] = ()
     query_is_cut: bool = False
-    priors: Sequence[float] = ()  # of the documents, and of no document where that is a member
+    ensemble: Ensemble | None = None
     are_cut: Sequence[bool] = ()
-    is_gone: threading.Event = field(default_factory=threading.Event)
+    disconnected: threading.Event = field(default_factory=threading.Event)
     error: RunError | None = None
 
     def __post_init__(self) -> None:
         self._growing = GrowingAnswer(self.options.stop)
 
-    def mixture(self, template: PromptTemplate, weighting: Weighting) -> Mixture:
-        """Return the prompts of the ensemble, each with as much of its document as fits."""
+    def fit(self, template: PromptTemplate, weighting: Weighting) -> Ensemble:
+        """Build the prompts of the ensemble, each with as much of its document as fits."""
         if not self.documents:
-            return Mixture([self.build(None)], [1.0])
-        texts = [found.text for found in self.documents]
+            self.ensemble = Ensemble([self.build(None)], [1.0], REPLUG_WEIGHTS)
+            return self.ensemble
+        texts = [document.text for document in self.documents]
         prompts = [template.fit(text, self.build, self.options.max_new_tokens) for text in texts]
         self.are_cut = [prompt != self.build(text) for prompt, text in zip(prompts, texts, strict=True)]
-        similarities = [found.similarity for found in self.documents]
-        self.priors = document_weights(similarities, self.index.temperature, weighting.alone).tolist()
-        prompts += [self.build(None)] * (weighting.alone > 0)
-        return Mixture(prompts, self.priors, weighting.share, weighting.prune, weighting.read)
+        priors = document_weights([document.similarity for document in self.documents], self.index.temperature)
+        self.ensemble = Ensemble(prompts, priors.tolist(), weighting)
+        return self.ensemble
 
-    def hear(self, text: str, is_whole: bool = False) -> bool:
+    def on_token(self, text: str, is_whole: bool = False) -> bool:
         """Tell the client what is new in the text so far; return whether the answer is still wanted."""
-        if self.listen is not None and self.error is None and not self.is_gone.is_set():
+        if self.listen is not None and self.error is None and not self.disconnected.is_set():
             try:
                 if piece := (self._growing.end if is_whole else self._growing.grow)(text):
                     self.listen(piece)
             except RunError as error:  # the tokenizer changed earlier text; other answers of the call go on
                 self.error = error
-        return self.error is None and not self.is_gone.is_set()
+        return self.error is None and not self.disconnected.is_set()
 
     def answered(self, generated: Generated) -> Answer:
-        weights = [
-            {"weight": weight, "prior": prior}
-            for weight, prior in zip(generated.weights.tolist(), self.priors, strict=bool(self.priors))
-        ]
-        rows = zip(self.documents, weights, self.are_cut, strict=False)
+        assert self.ensemble is not None, "it has been answered"
+        weights, priors = generated.weights.tolist(), self.ensemble.priors
+        rows = zip(self.documents, weights, priors, self.are_cut, strict=bool(self.documents))
         evidence = {
             "index_version": self.index.version,
             "temperature": self.index.temperature,
             "query_is_cut": self.query_is_cut,
-            "documents": [document_json(found) | own | {"is_cut": cut} for found, own, cut in rows],
+            "documents": [
+                document_json(found) | {"weight": weight, "prior": prior, "is_cut": is_cut}
+                for found, weight, prior, is_cut in rows
+            ],
         }
-        if len(weights) > len(self.documents):
-            evidence["alone"] = weights[-1]
         return Answer(generated, generated.num_tokens >= self.options.max_new_tokens, evidence)
 
 
@@ -259,10 +260,9 @@ class Service:
         index: IndexHolder,
         limits: ServingLimits,
         weighting: Weighting = POSTERIOR_WEIGHTS,
-        votes: bool = False,
     ) -> None:
         self.lm, self.prompting, self.k, self.index, self.limits = lm, prompting, k, index, limits
-        self.weighting, self.votes = weighting, votes
+        self.weighting = weighting
         self.failure = ""  # why the server ends by itself
         self.metrics = Metrics()
         self.metrics.version.set_function(lambda: index.served.version)
@@ -332,17 +332,17 @@ class Service:
 
         A server is asked without waiting for its other answers, so that one which hangs holds up nobody.
         """
-        generated: Generated
         try:
             if isinstance(self.lm, AsyncLM):
                 asked = await self._lm_queue.submit((self._ask_server, question.options), question)
                 answers = await asyncio.wrap_future(asked)
-                generated = answers[0] if len(answers) == 1 else elected(answers, question.priors)
-                question.hear(generated.text, is_whole=True)
+                assert question.ensemble is not None, "it has been asked"
+                generated = question.ensemble.answer(answers)
+                question.on_token(generated.text, is_whole=True)
             else:
                 generated = await self._lm_queue.submit((self._generate, question.options), question)
         finally:
-            question.is_gone.set()
+            question.disconnected.set()
         if question.error is not None:
             raise question.error
         self.metrics.tokens.labels("generated").inc(generated.num_tokens)
@@ -351,28 +351,15 @@ class Service:
 
     def _ask_server(self, options: GenerationOptions, questions: Sequence[Question]) -> list[Future[list[Generated]]]:
         assert isinstance(self.lm, AsyncLM)
-        mixtures = [question.mixture(self.prompting.template, self.weighting) for question in questions]
-        asked = [as_mixtures(mixture.prompts) if self.votes else [mixture] for mixture in mixtures]
-        return [self.lm.submit_call(GenerateCall(prompts, options)) for prompts in asked]
+        ensembles = [question.fit(self.prompting.template, self.weighting) for question in questions]
+        return [ensemble.submit(self.lm, options) for ensemble in ensembles]
 
     def _generate(self, options: GenerationOptions, questions: Sequence[Question]) -> list[Generated]:
-        mixtures = [question.mixture(self.prompting.template, self.weighting) for question in questions]
-        if self.votes:
-            generated = self._vote(mixtures, options, questions)
-        else:
-            generated = self.lm.generate(mixtures, options, lambda number, text: questions[number].hear(text))
-        for question, answer in zip(questions, generated, strict=True):
-            question.hear(answer.text, is_whole=True)
-        return generated
-
-    def _vote(
-        self, mixtures: Sequence[Mixture], options: GenerationOptions, questions: Sequence[Question]
-    ) -> list[Generated]:
-        """Return the elected answer of each question, which nobody hears before its end."""
-        prompts = [prompt for mixture in mixtures for prompt in mixture.prompts]
-        owners = [question for question, of in zip(questions, mixtures, strict=True) for _ in of.prompts]
-        answers = iter(self.lm.generate(prompts, options, lambda row, text: not owners[row].is_gone.is_set()))
-        return [elected([next(answers) for _ in mixture.prompts], mixture.weights) for mixture in mixtures]
+        ensembles = [question.fit(self.prompting.template, self.weighting) for question in questions]
+        answers = answer_all(ensembles, self.lm, options, lambda number, text: questions[number].on_token(text))
+        for question, answer in zip(questions, answers, strict=True):
+            question.on_token(answer.text, is_whole=True)
+        return answers
 
 
 def load_service(
@@ -384,7 +371,6 @@ def load_service(
     temperature: float | None = None,
     spread: bool = False,
     weighting: Weighting = POSTERIOR_WEIGHTS,
-    votes: bool = False,
 ) -> Service:
     """Load the newest index of a run or an index directory, and an LM that has been reached.
 
@@ -398,7 +384,7 @@ def load_service(
     # A server that is asked in chats has a chat template of its own, and would read ours as text.
     tokenizer = None if config.url and config.api is ServerAPI.chat else source.tokenizer()
     prompting = Prompting(limited_template(config, source, most), tokenizer, most)
-    return Service(lm, prompting, k, index, limits, weighting, votes)
+    return Service(lm, prompting, k, index, limits, weighting)
 
 
 def _embed(index: ServedIndex, side: Side, calls: Sequence[list[str]]) -> list[tuple[np.ndarray, int, list[bool]]]:

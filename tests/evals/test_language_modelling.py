@@ -111,7 +111,7 @@ def test_weights_that_follow_the_text_are_measured_from_the_same_scores(corpus: 
     examples = make_examples(4)
     found = {"replug": make_found(4)["replug"], "bm25": make_found(4)["lsr"]}
     names = ["none", "replug", "bm25", "replug/posterior", "bm25@2/posterior"]
-    posterior = Weighting(share=0.1, alone=0.2, prune=0.3)
+    posterior = Weighting(share=0.1, prune=0.3)
 
     def rows(asked: list[str], lm: ImmediateLM) -> list[dict]:
         methods = parse_methods(asked, 3, {"replug": "path"})
@@ -126,8 +126,8 @@ def test_weights_that_follow_the_text_are_measured_from_the_same_scores(corpus: 
         assert all(repr(old["methods"][name]) == repr(new["methods"][name]) for name in names[:3])
         of, is_retrieved = new["methods"]["replug/posterior"], row < 3
         given, similarities = of["detail"]["document_logprobs"], found["replug"].similarities[row]
-        prior = prior_log_weights(similarities, 1.0, 0.2) if is_retrieved else np.zeros(1)
-        assert len(given) == len(of["detail"]["final_weights"]) == (4 if is_retrieved else 1)
+        prior = prior_log_weights(similarities) if is_retrieved else np.zeros(1)
+        assert len(given) == len(of["detail"]["final_weights"]) == (3 if is_retrieved else 1)
         assert of["numbers"]["bits"] == pytest.approx(-mix(given, prior, 0.1, 0.3).sum() / math.log(2))
         assert sum(of["detail"]["final_weights"]) == pytest.approx(1, abs=1e-5)
         assert 0 < of["numbers"]["passes"] <= of["numbers"]["all_passes"] == given.size

@@ -18,7 +18,6 @@ from replug.evals.popqa import FORM, Asked, PopQa, add_popqa_findings, asked_que
 from replug.evals.popqa_sets import PopQuestion
 from replug.evals.results import compare
 from replug.evals.tables import to_markdown
-from replug.models.black_box_lm import as_mixtures
 from replug.models.ensemble import Weighting
 from replug.models.generation import Generated
 from replug.models.prompt import PromptTemplate
@@ -38,16 +37,16 @@ class Poet:
         self.moving = []  # the share and the `prune` of each mixture
         self.asked, self._entropies, self._tokens = [], entropies, prompt_tokens
 
-    def submit_answer(self, prompt, options):
-        [mixture] = as_mixtures([prompt])
+    def submit_call(self, call):
+        [mixture], options = call.prompts, call.options
         prompts = mixture.prompts
         self.moving.append((mixture.share, mixture.prune))
         self.asked.append((list(prompts), list(mixture.weights), options))
         text = " A POET, or poet\nQ: next" if any("poet" in prompt for prompt in prompts) else " no idea"
         logprobs = np.array([-1.0, -3.0], dtype=np.float32)
         entropies = np.array([0.5, 1.0], dtype=np.float32) if self._entropies else None
-        done: Future[Generated] = Future()
-        done.set_result(Generated(text, logprobs, entropies, np.array(mixture.weights), self._tokens))
+        done: Future[list[Generated]] = Future()
+        done.set_result([Generated(text, logprobs, entropies, np.array(mixture.weights), self._tokens)])
         return done
 
 
@@ -106,12 +105,11 @@ def test_every_method_asks_with_its_documents_after_the_shots_of_the_relation():
     }
 
 
-def test_two_weightings_are_two_answers_of_the_same_prompts_and_perhaps_of_one_without_a_document():
-    asked, lm = book(["replug", "replug/posterior"], posterior=Weighting(0.1, alone=0.2, prune=0.01)), Poet()
+def test_two_weightings_are_two_answers_of_the_same_prompts():
+    asked, lm = book(["replug", "replug/posterior"], posterior=Weighting(0.1, prune=0.01)), Poet()
     task(lm, of=asked).submit(0, asked.of(0))()
     (fixed, even, _), (prompts, weights, _) = lm.asked
-    assert prompts == [*fixed, "Q: In what city was Bo born? A: Rome\n\nQ: question 0? A:"]
-    assert weights == pytest.approx([*(0.8 * np.array(even)), 0.2])
+    assert (prompts, weights) == (fixed, even)
     assert lm.moving == [(1.0, 0.0), (0.1, 0.01)]
 
 

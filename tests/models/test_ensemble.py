@@ -64,16 +64,6 @@ def test_the_loss_is_bounded_by_the_best_document(seed: int, share: float) -> No
 
 
 @pytest.mark.parametrize("seed", ROUNDS)
-def test_no_document_as_a_member_bounds_the_loss_against_not_retrieving(seed: int) -> None:
-    given, similarities = drawn(seed)
-    alone = np.random.default_rng(seed).uniform(-5, 0, given.shape[1])
-    prior = prior_log_weights(similarities, alone=0.1)
-    assert np.exp(prior).sum() == pytest.approx(1)
-    assert np.exp(prior[-1]) == pytest.approx(0.1)
-    assert -mix(np.vstack([given, alone]), prior, share=0).sum() <= -alone.sum() + np.log(10) + 1e-9
-
-
-@pytest.mark.parametrize("seed", ROUNDS)
 def test_the_order_of_documents_changes_nothing(seed: int) -> None:
     given, similarities = drawn(seed)
     order = np.random.default_rng(seed).permutation(len(given))
@@ -183,6 +173,6 @@ def test_names_and_shares_that_are_none_are_refused() -> None:
     for share in (-0.1, 1.1, np.nan):
         with pytest.raises(ValueError, match="share is"):
             mix_token_logprobs(np.zeros((1, 1)), np.zeros(1), share=share)
-    for wrong in ({"alone": 1.0}, {"prune": -0.1}, {"prune": np.nan}, {"read": -1}, {"read": 0.5}):
+    for wrong in ({"prune": -0.1}, {"prune": 1.0}, {"prune": np.nan}, {"read": -1}, {"read": 0.5}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Weighting(**wrong)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from replug.config.errors import UserError
-from replug.models.black_box_lm import ContinuationScore, Mixture, UnscorableText
+from replug.models.black_box_lm import ContinuationScore, UnscorableText
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
 from replug.models.ensemble import (
@@ -22,7 +22,7 @@ from replug.models.ensemble import (
     prior_log_weights,
     token_weights,
 )
-from replug.models.generation import GenerationOptions
+from replug.models.generation import GenerationOptions, elected
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
 from replug.models.local import hf_lm
@@ -36,7 +36,6 @@ from replug.models.scorer_pool import ScorerPool
 from tests.support.fault_server import FaultServer, server_spec
 from tests.support.lm_answers import mixed, texts_of
 from tests.support.tiny_lms import load, naive_logprobs, reference, write_gpt2, write_llama
-from tests.support.tokenizers import llama_with
 
 TEXTS = ["red sky over the sea", "the mat of the cat", "blue", "日本 の 海"]
 SIMILARITIES = [0.9, 0.2, -0.4, 0.6]
@@ -169,7 +168,7 @@ def test_a_mixture_of_prompts_is_a_mixture_over_all_their_documents() -> None:
 # Weights that follow the text ------------------------------------------------------------------------------------
 
 
-WEIGHTINGS = [Weighting(), Weighting(0.1, alone=0.2), Weighting(0.0, prune=0.2)]
+WEIGHTINGS = [Weighting(), Weighting(0.1), Weighting(0.0, prune=0.2)]
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
@@ -177,9 +176,9 @@ def test_the_log_probs_and_weights_of_an_answer_are_those_of_its_scores(weightin
     lm, context = StandInLM(), "the cat sat by the sea"
     replug = ReplugLM(lm, Shelf(found(3)), weighting=weighting)
     answer = replug.generate(context, GREEDY)
-    documents = [f"{text}\n" for text in TEXTS[:3]] + [""] * (weighting.alone > 0)
+    documents = [f"{text}\n" for text in TEXTS[:3]]
     given = [lm.score([document + context], [f" {answer.text}"])[0].token_logprobs for document in documents]
-    prior = prior_log_weights(SIMILARITIES[:3], alone=weighting.alone)
+    prior = prior_log_weights(SIMILARITIES[:3])
     expected = mix(np.array(given), prior, weighting.share, weighting.prune)
     np.testing.assert_allclose(answer.token_logprobs, expected, atol=1e-5)
     np.testing.assert_allclose(replug.score(context, f" {answer.text}").token_logprobs, expected, atol=1e-5)
@@ -197,13 +196,13 @@ def test_the_last_words_of_the_context_move_the_weights_before_the_answer(weight
     lm, context = StandInLM(), "the sea sat by the cat by the sea"
     replug = ReplugLM(lm, Shelf(found(3)), weighting=replace(weighting, read=read))
     answer = replug.generate(context, GREEDY)
-    documents = [f"{text}\n" for text in TEXTS[:3]] + [""] * (weighting.alone > 0)
+    documents = [f"{text}\n" for text in TEXTS[:3]]
     before = context.rsplit(" ", read)[0]
     tail, text = context.removeprefix(before), f" {answer.text}"
     prefixes = [document + before for document in documents]
     ends = [lm.score([prefix], [tail])[0].token_logprobs for prefix in prefixes]
     given = [lm.score([prefix + tail], [text])[0].token_logprobs for prefix in prefixes]
-    prior = prior_log_weights(SIMILARITIES[:3], alone=weighting.alone)
+    prior = prior_log_weights(SIMILARITIES[:3])
     moves = weighting.share, weighting.prune, np.array(ends)
     expected = mix(np.array(given), prior, *moves)
     np.testing.assert_allclose(answer.token_logprobs, expected, atol=1e-5)
@@ -223,7 +222,7 @@ def test_answers_of_local_weights_are_scored_again_alike_by_the_tokens_that_were
 
     monkeypatch.setattr(hf_lm, "pairs_token_ids", pairs_with_its_ids)  # texts of nonsense have other tokens
     context = "the cat sat on the mat by the sea"
-    for weighting in (Weighting(read=read), Weighting(0.0, alone=0.2, read=read)):
+    for weighting in (Weighting(read=read), Weighting(0.0, read=read)):
         replug = ReplugLM(lm, Shelf(found(3)), weighting=weighting)
         answer, score = replug.generate(context, GREEDY), replug.score(context, "the answer")
         np.testing.assert_allclose(score.token_logprobs, answer.token_logprobs, atol=1e-4)
@@ -231,25 +230,15 @@ def test_answers_of_local_weights_are_scored_again_alike_by_the_tokens_that_were
         assert abs(unread.token_logprobs - score.token_logprobs).max() > 1e-3
 
 
-def test_no_document_is_a_member_beside_the_documents_of_each_prompt() -> None:
-    weighting, contexts = Weighting(0.1, alone=0.25), ["a b", "c d"]
-    answer = mixed(ReplugLM(StandInLM(), Shelf(found(2)), weighting=weighting), contexts, [0.3, 0.7], GREEDY)
-    own = [*(0.75 * document_weights(SIMILARITIES[:2])), 0.25]
-    prompts = [f"{text}{context}" for context in contexts for text in (*(f"{one}\n" for one in TEXTS[:2]), "")]
-    flat = Mixture(prompts, [weight * share for weight in (0.3, 0.7) for share in own], share=0.1)
-    [expected] = StandInLM().generate([flat], GREEDY)
-    assert answer.text == expected.text
+def test_answers_of_documents_vote_and_votes_score_no_text() -> None:
+    replug = ReplugLM(StandInLM(), Shelf(found(3)), weighting=Weighting(1.0, votes=True))
+    own = [StandInLM().generate([f"{text}\na b"], GREEDY)[0] for text in TEXTS[:3]]
+    expected = elected(own, document_weights(SIMILARITIES[:3]))
+    answer = replug.generate("a b", GREEDY)
+    assert answer.text == expected.text == "".join(replug.stream("a b", GREEDY))
     np.testing.assert_allclose(answer.weights, expected.weights)
-    [closed] = ReplugLM(StandInLM(), Shelf([]), weighting=weighting).generate(["a b"], GREEDY)
-    assert closed.weights.tolist() == [1.0]
-
-
-def test_other_tokens_without_a_document_are_refused_by_the_text(tmp_path) -> None:
-    lm = llama_with("Llama 2", tmp_path)
-    replug = ReplugLM(lm, Shelf(found(2)), weighting=Weighting(alone=0.1))
-    assert replug.score("The", " sea").num_tokens
-    with pytest.raises(UserError, match=r"'\\nsea' has \d tokens after a document and \d without one; .* alone=0"):
-        replug.score("", "\nsea")
+    with pytest.raises(ValueError, match="votes"):
+        replug.score("a b", " c")
 
 
 # What was found --------------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def test_an_answer_is_that_of_the_ensemble_with_its_documents_weights_and_versio
         assert [(one["id"], one["text"]) for one in own["documents"]] == [(one.id, one.text) for one in documents]
         assert [one["weight"] for one in own["documents"]] == pytest.approx(whole.weights, abs=1e-4)
         priors = document_weights([one.similarity for one in documents])
-        assert [one["prior"] for one in own["documents"]] == pytest.approx(priors) and "alone" not in own
+        assert [one["prior"] for one in own["documents"]] == pytest.approx(priors)
 
 
 def assert_same_evidence(one: dict, other: dict) -> None:
@@ -126,24 +126,6 @@ def assert_same_evidence(one: dict, other: dict) -> None:
     ours, theirs = ([row.pop("weight") for row in own["documents"]] for own in (one, other))
     assert one == other
     assert ours == pytest.approx(theirs, abs=1e-4)
-
-
-def test_no_document_is_a_member_whose_weight_is_told(tiny: Tiny) -> None:
-    async def test(client):
-        return await post(client, **completion(PROMPTS[0])), await post(client, **completion("x", replug={"k": 0}))
-
-    weighting = Weighting(0.1, alone=0.25, prune=0.01, read=4)
-    service = tiny.service()
-    service.weighting = weighting
-    replug = ReplugLM(tiny.lm, IndexRetriever(LocalIndex(tiny.root, 1)), 2, weighting=weighting)
-    answer, closed = ask(service, test)
-    expected = replug.generate(PROMPTS[0], GenerationOptions(12))
-    assert answer["choices"][0]["text"] == expected.text
-    own = answer["replug"]
-    assert [one["weight"] for one in (*own["documents"], own["alone"])] == pytest.approx(expected.weights, abs=1e-4)
-    assert own["alone"]["prior"] == pytest.approx(0.25)
-    assert sum(one["prior"] for one in own["documents"]) == pytest.approx(0.75)
-    assert closed["replug"]["documents"] == [] and "alone" not in closed["replug"]
 
 
 def test_answers_asked_at_once_are_decoded_together_and_are_those_of_each_alone(tiny: Tiny) -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from replug.config.choices import ServerAPI, Teacher
 from replug.config.schema import EnsembleConfig, LMConfig
 from replug.models.build import lm_source, posterior_weighting
-from replug.models.ensemble import REPLUG_WEIGHTS, SHARE, mix
+from replug.models.ensemble import SHARE, Weighting, mix
 from replug.models.http.server_source import BEGINNINGS, HELPFUL, LONGER, OTHERS, TEXT, ServerSource
 from replug.models.local.stand_in_lm import WORD, StandInLM
 from replug.serving.openai_api import ApiError, Message, ServingLimits
@@ -133,9 +133,8 @@ def test_answers_vote_behind_a_server_without_any_log_probs(root: Path) -> None:
     with FaultServer() as server:
         lm = LMConfig(url=server.url, model=MODEL, timeout_seconds=10, score=Teacher.answer)
         limits = ServingLimits(max_new_tokens=8, timeout_seconds=60)
-        whole = ask(
-            load_service(root, lm_source(lm, None, None), lm, 2, limits, weighting=REPLUG_WEIGHTS, votes=True), test
-        )
+        voting = Weighting(1.0, votes=True)
+        whole = ask(load_service(root, lm_source(lm, None, None), lm, 2, limits, weighting=voting), test)
     documents = whole["replug"]["documents"]
     own = ["".join(continue_words(WORD.findall(f"{one['text']}\n{PROMPT}"), NUM_TOKENS)) for one in documents]
     priors = [one["prior"] for one in documents]

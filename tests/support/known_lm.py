@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from replug.data.records import Document
-from replug.models.black_box_lm import ContinuationScore, as_mixtures
+from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Generated
 from replug.models.local.stand_in_lm import StandInLM
 
@@ -30,13 +30,13 @@ class KnownLM:
         )
         return done
 
-    def submit_answer(self, prompt, options):
-        [mixture] = as_mixtures([prompt])
+    def submit_call(self, call):
+        [mixture] = call.prompts
         prompts, weights = mixture.prompts, mixture.weights
         self.prompts.append(list(prompts))
         done = Future()
         said = self.rule(prompts[int(np.argmax(weights))], "")
-        done.set_result(Generated(said, np.zeros(1), np.zeros(1), np.array(weights), sum(map(len, prompts))))
+        done.set_result([Generated(said, np.zeros(1), np.zeros(1), np.array(weights), sum(map(len, prompts)))])
         return done
 
 

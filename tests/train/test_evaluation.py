@@ -141,7 +141,7 @@ def test_other_documents_another_lm_or_another_prompt_are_measured_anew(config, 
 
 
 def test_the_picture_shows_the_text_in_which_moving_weights_gain_most(config, data, tmp_path):
-    config.ensemble.alone, lm = 0.1, CountingLM()
+    lm = CountingLM()
     evaluate(config, data, lm, tmp_path)
     folder = tmp_path / "language_modelling"
     picture = json.loads((folder / PICTURE).read_text())
@@ -152,8 +152,8 @@ def test_the_picture_shows_the_text_in_which_moving_weights_gain_most(config, da
     assert sum(picture["gain_bits"]) / 9 == pytest.approx(max(gains.values()), abs=1e-3)
     assert "".join(picture["tokens"]) == data.heldout.examples()[int(picture["id"][1:])].continuation
     weights, num = np.array(picture["weights"]), int(picture["id"][1:])
-    assert picture["documents"] == [*(f"d{num + place}" for place in range(3)), "no document"]
-    assert weights.shape == (4, 2) and np.allclose(weights.sum(axis=0), 1, atol=1e-3)
+    assert picture["documents"] == [f"d{num + place}" for place in range(3)]
+    assert weights.shape == (3, 2) and np.allclose(weights.sum(axis=0), 1, atol=1e-3)
     config.lm = replace(config.lm, path=None, url="http://localhost", model="m")  # what its tokens are is not known
     evaluate(config, data, lm, tmp_path)
     assert json.loads((folder / PICTURE).read_text())["tokens"] == ["", ""]

@@ -35,7 +35,7 @@ from replug.answering.prompts import (
     read_shots,
 )
 from replug.answering.rerankers import Weights, read_weights
-from replug.commands.ask import LOCAL, QUESTION, AskOptions, votes, weighting_of
+from replug.commands.ask import LOCAL, QUESTION, AskOptions, weighting_of
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AskConfig
 from replug.config.methods import REPLUG
@@ -45,12 +45,14 @@ from replug.config.schema import LMConfig
 from replug.data.rows import one_line, read_documents
 from replug.index_workers.build_plan import index_folder
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
-from replug.models.black_box_lm import AsyncLM, Mixture
+from replug.models.black_box_lm import AsyncLM
 from replug.models.build import counting_template, limited_template, lm_source, load_encoder
+from replug.models.ensemble import REPLUG_WEIGHTS
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import GenerationOptions
 from replug.models.hardware import available_cores
 from replug.models.lm_source import LMSource
+from replug.models.replug_lm import Ensemble
 from replug.train.run_dir import RunDirectory
 from replug.web import require_web
 from replug.web.engine import BM25Retriever, LocalEngine
@@ -82,11 +84,10 @@ TITLES = {
 class Reply:
     """An answer and what it is from.
 
-    Weights of the passages begin as their `probability`; `weights` are those after the answer, where they move, and
-    `alone` has both of no passage, where that is a member. `method` is replug, a reranker, or closed book.
-    `sum_logprob` (nats) belongs to an answer of an ensemble or without evidence. `scores` has distinct answers, the
-    best first: logarithms of any scale. `candidates` are rows of answer, passage (from 1), and the logarithm of each
-    factor.
+    Weights of the passages begin as their `probability`; `weights` are those after the answer, where they move.
+    `method` is replug, a reranker, or closed book. `sum_logprob` (nats) belongs to an answer of an ensemble or without
+    evidence. `scores` has distinct answers, the best first: logarithms of any scale. `candidates` are rows of answer,
+    passage (from 1), and the logarithm of each factor.
     """
 
     question: str
@@ -100,7 +101,6 @@ class Reply:
     scores: Mapping[str, float] = field(default_factory=dict)
     candidates: Sequence[dict[str, Any]] = ()
     weights: Sequence[float] = ()
-    alone: dict[str, float] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return everything in JSON's own types; a logarithm of 0 is null."""
@@ -246,25 +246,21 @@ def ensemble_prompts(
     options: AskOptions,
     lm: LMConfig,
     num_new: int,
-    has_alone: bool = False,
 ) -> tuple[list[str], str]:
-    """Return a prompt for each passage, and the opening they share.
+    """Return a prompt for each passage, or the one prompt without evidence, and the opening they share.
 
-    One without evidence is the last with `has_alone`, and the only one if there are no passages. With a template each
-    document stands before it, as REPLUG puts them (section 3.2).
+    With a template each document stands before it, as REPLUG puts them (section 3.2).
     """
     if options.template is None:
         passages = fit_passages(source, question, passages, num_new)
-    texts: list[str | None] = [passage.text for passage in passages]
-    texts += [None] * (has_alone or not passages)
-    if options.template is None:
         prompts = prompts_that_fit(source, _shots(options), question, passages, num_new)
+        texts = [passage.text for passage in passages] or [None]
         return [prompts.ask(question, text) for text in texts], prompts.opening(has_evidence=bool(passages))
     if source.max_tokens is not None and source.max_tokens <= num_new:
         raise UserError(f"--max-new-tokens is {num_new}; the LM holds {source.max_tokens} tokens in all")
     joining = limited_template(lm, source, None if source.max_tokens is None else source.max_tokens - num_new)
     asked = options.template.replace(QUESTION, question)
-    return [joining.prefix(text, asked, "") for text in texts], ""
+    return [joining.prefix(text, asked, "") for text in [passage.text for passage in passages] or [None]], ""
 
 
 # REPLUG's ensemble ---------------------------------------------------------------------------------------------------
@@ -291,23 +287,14 @@ def _answer_by_ensemble(
     config: AskConfig,
 ) -> Reply:
     """Choose each token for all passages at once; without passages the LM answers alone."""
-    weighting = weighting_of(config)
-    alone = weighting.alone if found.passages else 0.0
-    passages = tuple(replace(one, probability=one.probability * (1 - alone)) for one in found.passages)
-    weighing = [passage for passage in passages if passage.probability > 0]  # others change nothing
+    weighing = [passage for passage in found.passages if passage.probability > 0]  # others change nothing
     decoding = generation_options(options)
-    prompts, opening = ensemble_prompts(
-        question, weighing, source, options, config.lm, decoding.max_new_tokens, has_alone=alone > 0
-    )
-    decoding = replace(decoding, opening=opening)
-    priors = [*(passage.probability for passage in weighing), *([alone] if alone else [])]
-    moves = weighting.share, weighting.prune, weighting.read
-    if weighing and votes(config):
-        generated = lm.submit_vote(prompts, priors, decoding).result()
-    else:
-        [generated] = lm.generate([Mixture(prompts, priors, *moves) if weighing else prompts[0]], decoding)
+    prompts, opening = ensemble_prompts(question, weighing, source, options, config.lm, decoding.max_new_tokens)
+    weighting = weighting_of(config) if weighing else REPLUG_WEIGHTS
+    ensemble = Ensemble(prompts, [passage.probability for passage in weighing] or [1.0], weighting)
+    generated = ensemble.answer(ensemble.submit(lm, replace(decoding, opening=opening)).result())
     after = iter(generated.weights.tolist())
-    weights = [next(after) if passage.probability > 0 else 0.0 for passage in passages]
+    weights = [next(after) if passage.probability > 0 else 0.0 for passage in found.passages]
     return Reply(
         question,
         generated.text if options.template is not None else generated.text.strip(),
@@ -315,9 +302,8 @@ def _answer_by_ensemble(
         lm.identity,
         options.searched,
         sum_logprob=generated.sum_logprob,
-        passages=passages,
+        passages=found.passages,
         weights=weights,
-        alone={"weight": next(after), "prior": alone} if alone else None,
         failures=found.failures,
     )
 
@@ -411,8 +397,6 @@ def print_reply(reply: Reply) -> None:
         for place, (passage, weight) in enumerate(reply.weighted_passages(), start=1):
             shown = f"{weight:.1%}", f"{passage.probability:.1%}"
             table.add_row(str(place), *shown, _evidence(passage), Text(plain_line(passage.fetched or "")))
-        if reply.alone:
-            table.add_row("", f"{reply.alone['weight']:.1%}", f"{reply.alone['prior']:.1%}", "no evidence", "")
         console.print(table)
     if reply.scores:
         console.print(_candidates(reply))
