@@ -69,7 +69,7 @@ def ask(
         Path | None,
         typer.Option(help="Run or index to search. Default: runs/quickstart."),
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="Search engine: local, searxng, brave or ddgs.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Search engine: local, searxng or brave.")] = None,
     corpus: Annotated[
         Path | None, typer.Option(help="JSONL corpus (id, text) that --engine local searches with BM25.")
     ] = None,

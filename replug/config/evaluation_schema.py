@@ -63,7 +63,7 @@ class QuestionsConfig:
 class WebConfig:
     """Search engine for evidence, and limits on what is kept."""
 
-    engine: str = key("local", "Search engine: local (corpus), searxng, brave or ddgs.")
+    engine: str = key("local", "Search engine: local (corpus), searxng or brave.")
     url: str | None = key(None, "URL of a SearXNG server, such as http://127.0.0.1:8888.")
     api_key_env: str = key(
         "REPLUG_SEARCH_API_KEY", "Environment variable that holds the API key of brave.", resumable=True
@@ -73,15 +73,8 @@ class WebConfig:
     before: str | None = key(
         None, "Keep only pages dated before this date, such as 2021-01-01. Undated pages are dropped."
     )
-    site: str | None = key(None, "Keep only pages of this host and its subdomains, such as wikipedia.org.")
-    blocked_hosts: list[str] = key(
-        [], "Drop pages of these hosts and their subdomains, such as copies of the benchmark."
-    )
     max_requests: int | None = key(
         None, "Request budget: searching stops before it sends more. Default: unlimited.", ABOVE_0, resumable=True
-    )
-    requests_per_second: float = key(
-        1.0, "Largest number of requests per second to the search engine.", ABOVE_0, resumable=True
     )
     snapshot: str | None = key(
         None, "Folder that stores search results and pages for exact reruns. Default: OUT/snapshot.", resumable=True

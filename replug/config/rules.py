@@ -29,7 +29,6 @@ from replug.config.paths import names_store
 from replug.config.refresh_policy import refresh_problems
 from replug.config.schema import DEV_SHARE, Config, DataConfig, EnsembleConfig, LMConfig, RetrieverConfig
 
-HOST_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 API_KEY = "api_key_env"
 VARIABLE = r"[A-Z_][A-Z0-9_]*"  # of the environment; a key itself has other characters
 ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -187,10 +186,6 @@ def web_problems(web: WebConfig) -> Iterator[str]:
             yield f"web.before is {web.before}; expected a date such as 2021-01-01"
         if web.engine == "local":
             yield "web.before is set with web.engine=local; expected null, since corpus documents have no dates"
-    for key, hosts in (("site", [web.site] if web.site is not None else []), ("blocked_hosts", web.blocked_hosts)):
-        for host in hosts:
-            if not HOST_NAME.fullmatch(host):
-                yield f"web.{key}: {host!r} is not a host name; expected lower case, such as wikipedia.org"
 
 
 def has_rerank_lm(config: EvaluationConfig | AskConfig) -> bool:

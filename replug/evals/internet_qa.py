@@ -11,12 +11,12 @@ which weights were fitted, on how many questions, and what the metric was there 
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from replug.answering.answerer import Answered, Answerer, AnsweringOptions
 from replug.answering.few_shot import DROPPED
@@ -53,12 +53,10 @@ from replug.evals.kinds import DRAWS_QUESTIONS, EvalDataset, EvaluationKind, Pro
 from replug.evals.loop import Metric, Outcome, Outcomes, Task
 from replug.evals.outcomes import Row
 from replug.evals.questions import queries_of
+from replug.models.ensemble import Retrieved
 from replug.planning.model_sizes import known_parameters
 from replug.web import require_web
-from replug.web.records import EngineResult, FoundEvidence, SearchEngine
-
-if TYPE_CHECKING:
-    from replug.web.evidence import EvidenceFinder
+from replug.web.records import FoundEvidence
 
 log = logging.getLogger(__name__)
 
@@ -75,13 +73,13 @@ def internet_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDat
     queries = queries_of(config, [question.example for question in prepared.questions])
     on_web = prepared.num_passages > 0 and config.web.engine != LOCAL
     if on_web:
-        prepared = _with_evidence(config, prepared, queries)
+        prepared = _found_on_web(config, prepared, queries)
 
     def make_task(asked: PromptedLM | None, book: EvidenceBook) -> InternetQa:
         assert asked is not None
         found = prepared
         for method in searches(config):
-            found = _with_evidence(config, prepared, queries, CorpusEngine(method, book, queries))
+            found = _found_in_corpus(config, prepared, queries, method, book)
         lm = known_parameters(config.lm)
         parameters = lm, known_parameters(config.rerank_lm) if has_rerank_lm(config) else lm
         return InternetQa(found, asked, config.questions.max_new_tokens, config.seed, parameters)
@@ -125,42 +123,42 @@ def searches(config: EvaluationConfig) -> list[Method]:
     return [Method(SEARCH, REPLUG if config.retriever.path else BM25, config.web.num_results, False)]
 
 
-class CorpusEngine:
-    """A `SearchEngine` over the documents that a method found for every query."""
-
-    def __init__(self, method: Method, book: EvidenceBook, queries: Sequence[str]) -> None:
-        self.identity = f"local {method.source}"
-        self._results: dict[str, list[EngineResult]] = {}
-        for row, query in enumerate(queries):
-            evidence = book.of(row)[method.name]
-            found = zip(book.ids(evidence.doc_rows), evidence.texts, book.similarities(method, row), strict=False)
-            self._results[query] = [
-                EngineResult(f"document:{name}", "", rank, text, name, float(similarity))
-                for rank, (name, text, similarity) in enumerate(found, start=1)
-                if method.source != BM25 or similarity > 0  # BM25 finds no word of the query in the others
-            ]
-
-    def search(self, query: str, num_results: int) -> list[EngineResult]:
-        return self._results[query][:num_results]
-
-
-def _with_evidence(
-    config: EvaluationConfig, prepared: Prepared, queries: Sequence[str], local: SearchEngine | None = None
-) -> Prepared:
+def _found_on_web(config: EvaluationConfig, prepared: Prepared, queries: Sequence[str]) -> Prepared:
     require_web("evaluation=internet_qa")
     from replug.web.evidence import evidence_finder
 
     folder = EvaluationFolder(Path(config.out).expanduser())
-    with closing(evidence_finder(config.web, folder.snapshot, local)) as finder:
-        return find_for_all(finder, prepared, queries)
+    with closing(evidence_finder(config.web, folder.snapshot)) as finder:
+        return with_evidence(prepared, map(finder.find, queries))
 
 
-def find_for_all(finder: "EvidenceFinder", prepared: Prepared, queries: Sequence[str]) -> Prepared:
-    """Return the questions with their evidence, given what is searched for. Pages are not kept in memory."""
-    progress, in_pages = Progress("search", len(queries)), set[str]()
+def _found_in_corpus(
+    config: EvaluationConfig, prepared: Prepared, queries: Sequence[str], method: Method, book: EvidenceBook
+) -> Prepared:
+    require_web("evaluation=internet_qa")
+    from replug.web.evidence import found_in_documents
+
+    most = config.web.max_passages
+    documents = (documents_of(method, book, row) for row in range(len(queries)))
+    return with_evidence(prepared, (found_in_documents(*one, most) for one in zip(queries, documents, strict=True)))
+
+
+def documents_of(method: Method, book: EvidenceBook, row: int) -> list[Retrieved]:
+    """Return the documents of a method for an example, best first; of BM25's those that share a word with it."""
+    evidence = book.of(row)[method.name]
+    rows = zip(book.ids(evidence.doc_rows), evidence.texts, book.similarities(method, row), strict=False)
+    return [
+        Retrieved(text, float(similarity), name)
+        for name, text, similarity in rows
+        if text is not None and (method.source != BM25 or similarity > 0)
+    ]
+
+
+def with_evidence(prepared: Prepared, evidence_of_questions: Iterable[FoundEvidence]) -> Prepared:
+    """Return the questions with their evidence, in their order. Pages are not kept in memory."""
+    progress, in_pages = Progress("search", len(prepared.questions)), set[str]()
     found: dict[str, FoundEvidence] = {}
-    for question, query in zip(prepared.questions, queries, strict=True):
-        evidence = finder.find(query)
+    for question, evidence in zip(prepared.questions, evidence_of_questions, strict=True):
         found[question.example.id] = replace(evidence, pages=())
         if not question.labels and any(has_answer(page, question.answers) for page in evidence.pages):
             in_pages.add(question.example.id)

@@ -5,12 +5,13 @@ the tokenizer that has it says.
 """
 
 import json
-import resource
 import subprocess
 import sys
 from functools import lru_cache
 
 from jinja2 import TemplateError
+
+from replug.cluster.process_limits import limit_process
 
 SECONDS, MAX_MEMORY_BYTES = 5, 1 << 30  # of the processor, and of addresses
 TOO_MUCH = 3  # the status of a process without memory or stack
@@ -35,9 +36,7 @@ def main() -> None:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     template = json.load(sys.stdin)
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_process(MAX_MEMORY_BYTES, SECONDS)
     try:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         given = {"bos_token": "", "eos_token": "", "raise_exception": str, "strftime_now": str}

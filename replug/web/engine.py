@@ -9,11 +9,10 @@ another form is a refusal with a reason.
 """
 
 import asyncio
-import hashlib
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,13 +20,9 @@ from urllib.parse import urlsplit
 import httpx
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from replug.config.errors import UserError, require_extra
+from replug.config.errors import UserError
 from replug.config.evaluation_schema import WebConfig
-from replug.config.methods import ENGINE_NAMES
 from replug.config.rules import is_loopback
-from replug.data.records import Document
-from replug.index_workers.bm25 import BM25Index
-from replug.models.ensemble import Retrieved, Retriever
 from replug.models.http.connection import ServerFault, require_header_value, retry_after, servers_words
 from replug.models.http.request_budget import RequestBudget
 from replug.web.records import EngineRefused, EngineResult, SearchEngine
@@ -35,22 +30,7 @@ from replug.web.unpacking import ACCEPTED, FetchFailed, unpacked
 
 SECONDS, MAX_BYTES, MAX_ATTEMPTS = 30.0, 8 * 2**20, 4  # of one answer
 BACKOFF_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0  # an engine that asks for a longer wait has refused
-DDGS_SECONDS = 20
 Entry = tuple[Any, ...]  # URL, title and date as an engine gives them
-
-
-class _Pace:
-    """Take one turn for each request, so many a second within the budget."""
-
-    def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
-        self._seconds, self._next, self._budget = 1.0 / web.requests_per_second, 0.0, budget
-
-    def turn(self) -> None:
-        """Raise BudgetSpent if no request is left."""
-        time.sleep(max(0.0, self._next - time.monotonic()))
-        self._next = time.monotonic() + self._seconds
-        self._budget.reserve(0)
-        self._budget.settle(0, 0)
 
 
 class ApiEngine(ABC):
@@ -60,12 +40,13 @@ class ApiEngine(ABC):
     identity: str
     refused: str  # what a user can do about 401 and 403
     key_header = ""  # an engine with a key has it in a header, so that no URL holds it
+    pause_seconds = 0.0  # between two requests
     page_size, max_pages = 1, 1
     path: tuple[str, ...]  # of the list of results in an answer
     date_field: str  # of a result, beside its `url` and `title`
 
     def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
-        self._web, self._pace = web, _Pace(web, budget)
+        self._web, self._budget, self._next_turn = web, budget, 0.0
         self._key = _key(web) if self.key_header else None
         self._trust_env = not is_loopback(urlsplit(self.url).hostname or "")
         self._certificates = httpx.create_ssl_context(trust_env=self._trust_env)  # slow to read
@@ -101,7 +82,10 @@ class ApiEngine(ABC):
             raise EngineRefused("rate_limited" if fault.unread else "failed", str(fault)) from fault
 
     def _request(self, parameters: Mapping[str, str | int]) -> Any:
-        self._pace.turn()
+        time.sleep(max(0.0, self._next_turn - time.monotonic()))
+        self._next_turn = time.monotonic() + self.pause_seconds
+        self._budget.reserve(0)
+        self._budget.settle(0, 0)
         try:
             response = asyncio.run(self._exchange(parameters))
         except TimeoutError as error:
@@ -162,11 +146,11 @@ class SearxngEngine(ApiEngine):
     def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
         server = str(web.url).rstrip("/")
         self.url = f"{server}/search"
-        self.identity = f"searxng {server}" + (f" site:{web.site}" if web.site else "")
+        self.identity = f"searxng {server}"
         super().__init__(web, budget)
 
     def parameters(self, query: str, num_results: int, page: int) -> dict[str, str | int]:
-        return {"q": with_site(query, self._web), "format": "json", "pageno": page + 1}
+        return {"q": query, "format": "json", "pageno": page + 1}
 
 
 class BraveEngine(ApiEngine):
@@ -175,118 +159,33 @@ class BraveEngine(ApiEngine):
     url = "https://api.search.brave.com/res/v1/web/search"
     refused = "expected a key of its Web Search in the environment variable"
     key_header = "X-Subscription-Token"
+    pause_seconds = 1.0
     page_size, max_pages = 20, 10  # it takes no further offset
     path, date_field = ("web", "results"), "page_age"
 
     def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
-        self.identity = f"brave site:{web.site} before:{web.before}"
+        self.identity = f"brave before:{web.before}"
         super().__init__(web, budget)
 
     def parameters(self, query: str, num_results: int, page: int) -> dict[str, str | int]:
         count = min(self.page_size, num_results)
-        asked: dict[str, str | int] = {"q": with_site(query, self._web), "count": count, "offset": page}
+        parameters: dict[str, str | int] = {"q": query, "count": count, "offset": page}
         if self._web.before:
-            asked["freshness"] = f"1990-01-01to{date.fromisoformat(self._web.before) - timedelta(days=1)}"
-        return asked
-
-
-class DdgsEngine:
-    """Several public engines without a key, by the package `ddgs`, an extra: pip install "replug[ddgs]".
-
-    It asks engines that offer no API, so it is slower, is refused sooner, and answers in another order each time; a
-    snapshot keeps its answers. A search counts as one request. The user must know whether the engines allow this.
-    """
-
-    def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
-        require_extra("ddgs", "ddgs", what="web.engine=ddgs")
-        import ddgs.exceptions
-
-        self._ddgs, self._web, self._pace = ddgs, web, _Pace(web, budget)
-        self.identity = f"ddgs site:{web.site}"
-
-    def search(self, query: str, num_results: int) -> list[EngineResult]:
-        self._pace.turn()
-        try:
-            found = self._ddgs.DDGS(timeout=DDGS_SECONDS).text(with_site(query, self._web), max_results=num_results)
-        except self._ddgs.exceptions.RatelimitException as error:
-            raise EngineRefused("rate_limited", str(error)) from error
-        except self._ddgs.exceptions.DDGSException as error:
-            if str(error) == "No results found.":  # what it raises for an empty answer
-                return []
-            raise EngineRefused("failed", str(error)) from error
-        return ranked([(entry.get("href"), entry.get("title"), None) for entry in found], num_results)
+            parameters["freshness"] = f"1990-01-01to{date.fromisoformat(self._web.before) - timedelta(days=1)}"
+        return parameters
 
 
 ENGINES: dict[str, Callable[[WebConfig, RequestBudget], SearchEngine]] = {
     "brave": BraveEngine,
-    "ddgs": DdgsEngine,
     "searxng": SearxngEngine,
 }
 
 
-def make_engine(web: WebConfig, budget: RequestBudget, local: SearchEngine | None) -> SearchEngine:
-    """Return the engine; `local` searches documents of the caller, None if it has none.
-
-    Raises UserError for an unknown name, and for what an engine lacks.
-    """
-    if web.engine == "local":
-        if local is None:
-            raise UserError(
-                "web.engine=local searches documents, and there are none; expected a corpus or another engine"
-            )
-        return local
+def make_engine(web: WebConfig, budget: RequestBudget) -> SearchEngine:
+    """Return the engine. Raises UserError for a name of no engine of the web, and for a missing key."""
     if web.engine not in ENGINES:
-        raise UserError(f"web.engine is {web.engine}; expected one of: {', '.join(ENGINE_NAMES)}")
+        raise UserError(f"web.engine is {web.engine}; expected an engine of the web: {', '.join(ENGINES)}")
     return ENGINES[web.engine](web, budget)
-
-
-class BM25Retriever:
-    """A `Retriever` over documents in memory. A document that shares no word with a query is not found."""
-
-    def __init__(self, documents: Iterable[Document]) -> None:
-        self._documents = list(documents)
-        self._index = BM25Index(document.text for document in self._documents)
-        digest = hashlib.sha256()
-        for document in self._documents:
-            digest.update(f"{len(document.id)} {len(document.text)} {document.id}{document.text}".encode())
-        self.identity = f"bm25:{digest.hexdigest()[:16]}"
-
-    def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
-        """Return up to `k` documents for each query, best first; those of equal score by row."""
-        answers = []
-        for query in queries:
-            rows, scores = self._index.search(query, k)
-            best = sorted((-float(score), int(row)) for row, score in zip(rows, scores, strict=True) if score > 0)
-            answers.append(
-                [Retrieved(self._documents[row].text, -score, self._documents[row].id) for score, row in best]
-            )
-        return answers
-
-
-class LocalEngine:
-    """A `SearchEngine` over documents of the caller: nothing is fetched.
-
-    LocalEngine(BM25Retriever(documents))                 # lexical
-    LocalEngine(IndexRetriever(LocalIndex(root, threads)))  # a published index, dense
-    """
-
-    def __init__(self, retriever: Retriever) -> None:
-        self._retriever = retriever
-        self.identity = f"local {getattr(retriever, 'identity', '')}".strip()
-
-    def search(self, query: str, num_results: int) -> list[EngineResult]:
-        [found] = self._retriever.retrieve([query], num_results)
-        return [
-            EngineResult(
-                url=f"document:{document.id}",
-                title="",
-                rank=rank,
-                text=document.text,
-                doc_id=document.id,
-                similarity=document.similarity,
-            )
-            for rank, document in enumerate(found, 1)
-        ]
 
 
 def _seconds_to_wait(state: RetryCallState) -> float:
@@ -304,11 +203,6 @@ def _key(web: WebConfig) -> str:
         )
     require_header_value(key, web.api_key_env)
     return key
-
-
-def with_site(query: str, web: WebConfig) -> str:
-    """Return the query with `web.site`, in the operator that engines have for it."""
-    return f"{query} site:{web.site}" if web.site else query
 
 
 def entries_at(body: Any, *path: str) -> list[dict[str, Any]]:

@@ -4,12 +4,14 @@
     found = finder.find("who wrote the art of war")
     found.passages[0].text, found.passages[0].url, found.failures
 
-With a snapshot, an engine is asked once for a question and its settings, and a page is fetched once: the same question
-gets the same evidence again, without the network. What gave nothing is counted by its reason.
+An engine is asked once for a question and its settings, and a page is fetched once: with its snapshot the same question
+gets the same evidence again, without the network. Pages and searches that gave nothing are counted by their reason.
+Documents of a corpus, which a retriever or BM25 found, are cut and ordered likewise (`found_in_documents`).
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,10 +20,11 @@ import numpy as np
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import WebConfig
 from replug.config.rules import web_problems
+from replug.models.ensemble import Retrieved
 from replug.models.http.request_budget import RequestBudget
 from replug.web.engine import make_engine
 from replug.web.extraction import Extractor, split_passages, tfidf_cosines, tfidf_probabilities
-from replug.web.fetch import Fetcher, FetchLimits, HostPort, is_of_host
+from replug.web.fetch import Fetcher, FetchLimits, HostPort
 from replug.web.records import EngineRefused, EngineResult, FoundEvidence, Passage, SearchEngine
 from replug.web.snapshot import BUDGET, KeptPage, KeptSearch, Snapshot, WebPages
 
@@ -30,18 +33,12 @@ SENTENCES_PER_PASSAGE = 6  # Lazaridou et al. 2022
 
 
 class EvidenceFinder:
-    """Find passages for questions. `pages` reads an engine's results, None for an engine that holds the texts itself.
+    """Find passages for questions. `pages` reads an engine's results.
 
     `find` raises BudgetSpent, UserError, and RunError if the snapshot cannot be written.
     """
 
-    def __init__(
-        self,
-        engine: SearchEngine,
-        web: WebConfig,
-        pages: WebPages | None = None,
-        snapshot: Snapshot | None = None,
-    ) -> None:
+    def __init__(self, engine: SearchEngine, web: WebConfig, pages: WebPages, snapshot: Snapshot | None = None) -> None:
         self._engine, self._web, self._pages, self._snapshot = engine, web, pages, snapshot
 
     def find(self, question: str) -> FoundEvidence:
@@ -53,50 +50,35 @@ class EvidenceFinder:
         elif not search.results:
             failures["no_results"] += 1
         pages = list(self._distinct(self._read(search.results, failures), failures))
-        texts = tuple(page.text for _, page in pages)
-        return FoundEvidence(question, self._ranked(question, pages), dict(sorted(failures.items())), texts)
+        return _found(question, pages, self._web.max_passages, failures)
 
     def close(self) -> None:
-        if self._pages is not None:
-            self._pages.close()
+        self._pages.close()
 
     def _search(self, question: str) -> KeptSearch:
-        asked = self._engine.identity, question, self._web.num_results
-        known = self._snapshot.search(*asked) if self._snapshot else None
+        request = self._engine.identity, question, self._web.num_results
+        known = self._snapshot.search(*request) if self._snapshot else None
         if known is not None:
             return known
         today = datetime.now(UTC).date().isoformat()
         try:
-            search = KeptSearch(*asked, today, tuple(self._engine.search(question, self._web.num_results)))
+            search = KeptSearch(*request, today, tuple(self._engine.search(question, self._web.num_results)))
         except EngineRefused as refused:
-            search = KeptSearch(*asked, today, refusal=refused.reason)
+            search = KeptSearch(*request, today, refusal=refused.reason)
         if self._snapshot:
             self._snapshot.keep_search(search)
         return search
 
-    def _read(self, results: Sequence[EngineResult], failures: Counter[str]) -> Iterator[tuple[EngineResult, KeptPage]]:
-        """Yield results with their pages that have a text, in the engine's order."""
-        problems = {one.url: self._host_problem(one.url) for one in results if one.text is None}
-        failures.update(problem for problem in problems.values() if problem)
-        wanted = [url for url, problem in problems.items() if problem is None]
-        if wanted and self._pages is None:
-            raise UserError(f"{self._engine.identity} found URLs, but there is nothing to read them by")
-        read = dict(zip(wanted, self._pages.read(wanted) if self._pages and wanted else (), strict=True))
-        for result in results:
-            if result.text is not None:
-                yield result, KeptPage(result.url, "", result.url, result.title, result.text)
-            elif page := read.get(result.url):
-                reason = page.failure or self._host_problem(page.final_url) or self._date_problem(result, page)
-                if reason:
-                    failures[reason] += 1
-                    continue
-                failures.update(["kept_with_broken_characters"] if page.broken else [])
-                yield result, page
-
-    def _host_problem(self, url: str) -> str | None:
-        if is_of_host(url, self._web.blocked_hosts):
-            return "blocked_host"
-        return "other_site" if self._web.site and not is_of_host(url, [self._web.site]) else None
+    def _read(self, results: Sequence[EngineResult], failures: Counter[str]) -> Iterator[Passage]:
+        """Yield the whole pages that have a text, in the engine's order."""
+        for result, page in zip(results, self._pages.read([result.url for result in results]), strict=True):
+            reason = page.failure or self._date_problem(result, page)
+            if reason:
+                failures[reason] += 1
+                continue
+            failures.update(["kept_with_broken_characters"] if page.broken else [])
+            title = result.title or page.title
+            yield Passage(page.text, page.final_url, title, page.fetched or None, result.rank, 0.0, 0.0)
 
     def _date_problem(self, result: EngineResult, page: KeptPage) -> str | None:
         """Return why a page is not used with `web.before`: its latest known date must be earlier."""
@@ -107,61 +89,53 @@ class EvidenceFinder:
             return "undated"
         return "too_recent" if max(dates) >= self._web.before else None
 
-    def _distinct(
-        self, pages: Iterator[tuple[EngineResult, KeptPage]], failures: Counter[str]
-    ) -> Iterator[tuple[EngineResult, KeptPage]]:
+    def _distinct(self, pages: Iterator[Passage], failures: Counter[str]) -> Iterator[Passage]:
         """Yield pages whose URL and text differ from those before."""
         seen: set[str] = set()
-        for result, page in pages:
-            marks = {page.text} if result.text is not None else {page.final_url, page.text}
-            if marks & seen:
+        for page in pages:
+            if {page.url, page.text} & seen:
                 failures["duplicate"] += 1
             else:
-                seen |= marks
-                yield result, page
+                seen |= {page.url, page.text}
+                yield page
 
-    def _ranked(self, question: str, pages: Sequence[tuple[EngineResult, KeptPage]]) -> tuple[Passage, ...]:
-        parts = [
-            (result, page, text) for result, page in pages for text in split_passages(page.text, SENTENCES_PER_PASSAGE)
-        ]
-        if not parts:
-            return ()
-        cosines = tfidf_cosines(question, [text for _, _, text in parts])
-        best = np.argsort(-cosines, kind="stable")[: self._web.max_passages]  # stable: by rank, then place
-        probabilities = tfidf_probabilities(cosines[best])
-        return tuple(
-            Passage(
-                text,
-                page.final_url,
-                result.title or page.title,
-                page.fetched or None,
-                result.rank,
-                float(cosines[row]),
-                probability,
-                result.doc_id,
-            )
-            for row, probability in zip(best.tolist(), probabilities.tolist(), strict=True)
-            for result, page, text in [parts[row]]
-        )
+
+def found_in_documents(question: str, documents: Sequence[Retrieved], max_passages: int) -> FoundEvidence:
+    """Return the passages of a corpus's documents, the most similar of which come first."""
+    distinct = {document.text: document for document in reversed(documents)}
+    whole = [
+        Passage(document.text, f"document:{document.id}", "", None, rank, document.similarity, 0.0, document.id)
+        for rank, document in enumerate(documents, start=1)
+        if distinct[document.text] is document
+    ]
+    failures = Counter(duplicate=len(documents) - len(whole), no_results=int(not documents))
+    return _found(question, whole, max_passages, +failures)
+
+
+def _found(question: str, whole: Sequence[Passage], most: int, failures: Mapping[str, int]) -> FoundEvidence:
+    """Cut whole pages or documents into passages, and keep those nearest to the question by TF-IDF."""
+    texts = tuple(one.text for one in whole)
+    parts = [replace(one, text=text) for one in whole for text in split_passages(one.text, SENTENCES_PER_PASSAGE)]
+    if not parts:
+        return FoundEvidence(question, (), dict(sorted(failures.items())), texts)
+    cosines = tfidf_cosines(question, [part.text for part in parts])
+    best = np.argsort(-cosines, kind="stable")[:most]  # stable: by rank, then place
+    nearest = zip(best.tolist(), cosines[best].tolist(), tfidf_probabilities(cosines[best]).tolist(), strict=True)
+    passages = tuple(replace(parts[row], cosine=cosine, probability=share) for row, cosine, share in nearest)
+    return FoundEvidence(question, passages, dict(sorted(failures.items())), texts)
 
 
 def evidence_finder(
-    web: WebConfig,
-    folder: Path,
-    local: SearchEngine | None = None,
-    limits: FetchLimits = LIMITS,
-    exempt: Collection[HostPort] = (),
+    web: WebConfig, folder: Path, limits: FetchLimits = LIMITS, exempt: Collection[HostPort] = ()
 ) -> EvidenceFinder:
-    """Return the finder; `local` is what web.engine=local searches by.
+    """Return the finder by an engine of the web.
 
     The snapshot lies in `folder` unless `web.snapshot` names another. Pages come from public addresses only, and from
     the pairs of host and port in `exempt`: tests name their own servers there, and no configuration can. Raises
-    UserError for what the section has wrong, or the environment lacks.
+    UserError for a wrong section, and for a missing key.
     """
     for problem in web_problems(web):
         raise UserError(problem)
-    if web.engine == "local":
-        return EvidenceFinder(make_engine(web, RequestBudget(None, web.max_requests, section="web"), local), web)
     snapshot = Snapshot(Path(web.snapshot).expanduser() if web.snapshot else folder)
-    engine = make_engine(web, RequestBudget(snapshot.folder / BUDGET, web.max_requests, section="web"), local)
+    engine = make_engine(web, RequestBudget(snapshot.folder / BUDGET, web.max_requests, section="web"))
     return EvidenceFinder(engine, web, WebPages(Fetcher(limits, exempt), Extractor(), snapshot), snapshot)

@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from replug.cluster.process_limits import limit_process
 from replug.config.errors import RunError
 from replug.web.unpacking import FetchFailed
 
@@ -181,8 +181,7 @@ def run_process() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.dup2(nowhere, sys.stderr.fileno())
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_process(MAX_MEMORY_BYTES)
     for line in sys.stdin:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # ends the process even within C code

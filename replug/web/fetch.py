@@ -114,13 +114,6 @@ def url_problem(url: httpx.URL, exempt: Collection[HostPort]) -> str | None:
     return None
 
 
-def is_of_host(url: str, hosts: Iterable[str]) -> bool:
-    """Return whether a URL is of one of these hosts, or of a host below one."""
-    parsed = parse_url(url)
-    name = "" if parsed is None else parsed.raw_host.decode("ascii").rstrip(".").lower()
-    return any(name == host or name.endswith(f".{host}") for host in hosts)
-
-
 async def system_addresses(host: str, port: int) -> list[str]:
     """Resolve a host by the system's resolver, in its order. Raises FetchFailed."""
     try:

@@ -12,17 +12,11 @@ if TYPE_CHECKING:  # brings torch
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:
-    """A page that an engine found; `rank` counts from 1, and `published` is the engine's date of it (ISO).
-
-    `text` is set if the engine holds the page's text itself (a local corpus): nothing is fetched then.
-    """
+    """A page in an engine's results; `rank` counts from 1, and `published` is the engine's date of it (ISO)."""
 
     url: str
     title: str
     rank: int
-    text: str | None = None
-    doc_id: str | None = None
-    similarity: float | None = None
     published: str | None = None
 
 
@@ -76,7 +70,7 @@ class SearchEngine(Protocol):
         ...
 
     def search(self, query: str, num_results: int) -> list[EngineResult]:
-        """Return at most `num_results`. Raises EngineRefused, BudgetSpent, and UserError for what the user can mend."""
+        """Return at most `num_results`. Raises EngineRefused, BudgetSpent, and UserError for what the user can fix."""
         ...
 
 

@@ -14,7 +14,7 @@ process at a time writes to a folder.
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from replug.web.records import EngineResult
 from replug.web.unpacking import FetchFailed
 
 KEY_BYTES = 16
+RESULT_FIELDS = [field.name for field in fields(EngineResult)]
 BUDGET = "requests.json"
 THREADS = 32  # a name look-up that hangs keeps one for half a minute
 
@@ -79,7 +80,7 @@ class Snapshot:
         found = self._read(("searches", "refused_searches"), asked)
         if found is None:
             return None
-        results = tuple(EngineResult(**result) for result in found.pop("results"))
+        results = tuple(EngineResult(*(row[name] for name in RESULT_FIELDS)) for row in found.pop("results"))
         return KeptSearch(**found, results=results)
 
     def keep_search(self, search: KeptSearch) -> None:

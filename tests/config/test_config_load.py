@@ -176,8 +176,8 @@ def test_a_question_is_asked_of_the_runs_lm(tmp_path):
     assert load_ask_config([], run).lm == LMConfig(path="stand_in:0.5", separator="x")
     assert load_ask_config(["lm.separator=y"], run).lm == LMConfig(path="stand_in:0.5", separator="y")
     assert load_ask_config(["lm.path=stand_in"]).lm == LMConfig(path="stand_in")
-    config = load_ask_config(["lm.path=stand_in", "web.engine=ddgs", "retriever.path=r", "rerank_lm.path=stand_in"])
-    assert (config.web.engine, config.retriever.path, config.rerank_lm.path) == ("ddgs", "r", "stand_in")
+    config = load_ask_config(["lm.path=stand_in", "web.engine=brave", "retriever.path=r", "rerank_lm.path=stand_in"])
+    assert (config.web.engine, config.retriever.path, config.rerank_lm.path) == ("brave", "r", "stand_in")
     with pytest.raises(UserError, match=r"rerank_lm\.num_replicas is set, but each replica .*; expected lm\.num_rep"):
         load_ask_config(["lm.path=stand_in", "rerank_lm.path=stand_in", "rerank_lm.num_replicas=2"])
 
@@ -190,7 +190,7 @@ def test_white_space_at_the_end_of_a_prompt_is_kept_in_quotes(tmp_path: Path) ->
 # (sentence-transformers, which imports accelerate wherever it is installed).
 EXTRAS = (
     *("trafilatura", "lxml_html_clean", "protego", "sentencex"),
-    *("fastapi", "uvicorn", "prometheus_client", "peft", "ddgs", "gguf", "lm_eval"),
+    *("fastapi", "uvicorn", "prometheus_client", "peft", "gguf", "lm_eval"),
 )
 IMPORTS = """
 import importlib, pkgutil, sys

@@ -220,7 +220,7 @@ def test_killed_among_searches_it_asks_the_engine_nothing_twice(data, evaluate_h
     """Searches come before Ray is started, so what is killed has none."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), CountingEngine)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    web = ["web.engine=searxng", f"web.url=http://127.0.0.1:{server.server_port}", "web.requests_per_second=1000"]
+    web = ["web.engine=searxng", f"web.url=http://127.0.0.1:{server.server_port}"]
     settings = [*web, "methods=[none,direct@1]", "web.num_results=1"]
     out = tmp_path / "out"
     kill_when(out / "snapshot", "searches/*/*.json", 4, typed(data, out, *settings))

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 
 from replug.answering.prompts import Shot
-from replug.config.evaluation_schema import WebConfig
 from replug.config.methods import Method, parse_answering_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.internet_deciding import decide
-from replug.evals.internet_qa import CorpusEngine, InternetQa, find_for_all
+from replug.evals.internet_qa import InternetQa, documents_of, with_evidence
 from replug.evals.internet_sets import InternetQuestion, Prepared, is_validation
 from replug.evals.kinds import PromptedLM
 from replug.evals.loop import Item, outcome_rows
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.caching_lm import CachingLM
+from replug.models.ensemble import Retrieved
 from replug.models.generation import Generated
 from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM, StandInSource
 from replug.models.prompt import PromptTemplate
-from replug.web.evidence import EvidenceFinder
-from replug.web.records import EngineResult, FoundEvidence, Passage
+from replug.web.evidence import found_in_documents
+from replug.web.records import FoundEvidence, Passage
 from tests.support.known_lm import KnownTexts
 
 TEXTS = ["Basel is a city.", "The Rhine flows through Basel.", "Nantes lies on the Loire."]
@@ -197,11 +197,9 @@ def test_factors_of_one_question_are_asked_for_while_those_of_another_are_under_
 
 def test_a_page_may_hold_the_answer_that_none_of_its_kept_passages_does():
     texts = ["which river flows through basel", "A city. " * 40 + "It lies on the Rhine."]
-    results = [EngineResult(f"document:{n}", "", n, text) for n, text in enumerate(texts, 1)]
-    engine = SimpleNamespace(identity="known", search=lambda query, num: results[:num])
+    documents = [Retrieved(text, 1.0, str(n)) for n, text in enumerate(texts, 1)]
     for num, expected in ((2, 1.0), (1, 0.0)):
-        finder = EvidenceFinder(engine, WebConfig(num_results=num, max_passages=1))
-        found = find_for_all(finder, prepared(["direct@1"]), [ASKED])
+        found = with_evidence(prepared(["direct@1"]), [found_in_documents(ASKED, documents[:num], 1)])
         assert not found.found["q"].pages, "pages are too large to keep"
         numbers = outcomes(found, River())[1]["methods"]["direct@1"]["numbers"]
         assert (numbers["answer_in_pages"], numbers["answer_in_evidence"]) == (expected, 0.0)
@@ -210,14 +208,11 @@ def test_a_page_may_hold_the_answer_that_none_of_its_kept_passages_does():
 def test_a_corpus_gives_documents_best_first_and_bm25_none_that_shares_no_word():
     found = RetrievedDocuments(np.array([[1, 0, 2], [0, 1, 2]]), np.array([[3.0, 1.0, 0.0], [2.0, 0.0, -1.0]]))
 
-    def search(source: str, query: str, num: int) -> list[EngineResult]:
+    def search(source: str, row: int) -> list[str]:
         method = Method("search", source, 3, False)
         book = EvidenceBook([method], KnownTexts(TEXTS), {source: found}, [True, True])
-        return CorpusEngine(method, book, ["who baked?", "who wrote?"]).search(query, num)
+        return [document.id for document in documents_of(method, book, row)]
 
-    [first, second] = search("bm25", "who baked?", 20)
-    assert (first.doc_id, first.rank, first.text, first.similarity) == ("d1", 1, TEXTS[1], 3.0)
-    assert (second.doc_id, second.rank, second.url) == ("d0", 2, "document:d0")
-    assert [result.doc_id for result in search("bm25", "who wrote?", 20)] == ["d0"]
-    assert [result.doc_id for result in search("replug", "who wrote?", 20)] == ["d0", "d1", "d2"]
-    assert [result.doc_id for result in search("bm25", "who baked?", 1)] == ["d1"]
+    assert search("bm25", 0) == ["d1", "d0"]
+    assert search("bm25", 1) == ["d0"]
+    assert search("replug", 1) == ["d0", "d1", "d2"]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
 
 from replug.data.records import Document
-from replug.web.engine import BM25Retriever
+from replug.index_workers.bm25 import BM25Index
 from replug.web.fetch import FetchLimits
 
 QUICK = FetchLimits(seconds=2.5, seconds_to_wait=20.0, max_bytes=2**19, delay_seconds=0.0)
@@ -115,12 +115,13 @@ def article(title: str, text: str) -> bytes:
 
 def searxng(site: WebSite, documents: Sequence[Document], per_page: int = 10) -> Route:
     """A search over the site's pages by BM25; a document's id is its page's path."""
-    retriever = BM25Retriever(documents)
+    index = BM25Index(document.text for document in documents)
 
     def search(send: Send, request: Request) -> None:
         start = (int(request.query["pageno"]) - 1) * per_page
-        found = retriever.retrieve([request.query["q"]], start + per_page)[0][start:]
-        results = [{"url": site.url + one.id, "title": one.id, "engine": "stand-in"} for one in found]
+        rows, scores = index.search(request.query["q"], start + per_page)
+        ids = [documents[row].id for row, score in zip(rows, scores, strict=True) if score > 0][start:]
+        results = [{"url": site.url + one, "title": one, "engine": "stand-in"} for one in ids]
         answer(json.dumps({"results": results}).encode(), content_type="application/json")(send, request)
 
     return search

@@ -2,20 +2,16 @@
 
 import gzip
 import json
-import sys
 import time
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import WebConfig
-from replug.data.records import Document
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
-from replug.web.engine import BM25Retriever, BraveEngine, LocalEngine, make_engine
+from replug.web.engine import BraveEngine, make_engine
 from replug.web.records import EngineRefused, SearchEngine
 from tests.support.web_site import Route, WebSite, answer, redirect, web_site
 
@@ -31,13 +27,14 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebSite]:
         monkeypatch.setattr(f"replug.web.engine.{name}", value)
     with web_site() as made:
         monkeypatch.setattr(BraveEngine, "url", made.url + "/brave")
+        monkeypatch.setattr(BraveEngine, "pause_seconds", 0.3)
         yield made
 
 
 def engine(served: WebSite, name: str, budget: RequestBudget | None = None, **changes: object) -> SearchEngine:
     url = served.url if name == "searxng" else None
-    web = WebConfig(engine=name, url=url, requests_per_second=1000, **changes)
-    return make_engine(web, budget or RequestBudget(None, section="web"), None)
+    web = WebConfig(engine=name, url=url, **changes)
+    return make_engine(web, budget or RequestBudget(None, section="web"))
 
 
 def found(name: str, start: int, count: int) -> bytes:
@@ -139,64 +136,17 @@ def test_the_budget_is_never_passed_and_never_forgotten(site: WebSite, tmp_path:
         engine(site, "searxng", RequestBudget(tmp_path / "requests.json", 5, section="web")).search("q", 5)
 
 
-def test_site_and_date_are_asked_for_where_an_engine_can(site: WebSite) -> None:
+def test_a_date_is_asked_for_where_an_engine_can(site: WebSite) -> None:
     for name in PATHS:
         site.routes[PATHS[name]] = paged(name, 20, 5)
-        engine(site, name, site="wikipedia.org", before="2021-03-01").search("q", 5)
+        engine(site, name, before="2021-03-01").search("q", 5)
     searxng, brave = (request.query for request in site.seen if request.target.split("?")[0] in PATHS.values())
-    assert searxng["q"] == brave["q"] == "q site:wikipedia.org"
+    assert searxng["q"] == brave["q"] == "q"
     assert brave["freshness"] == "1990-01-01to2021-02-28"
 
 
-def test_a_local_engine_finds_documents_with_their_text() -> None:
-    documents = [Document(f"d{n}", text, "", "") for n, text in enumerate(["red fox", "a hen", "red red fox den"])]
-    made = LocalEngine(BM25Retriever(documents))
-    results = made.search("where is the fox", 5)
-    assert [(r.doc_id, r.text, r.rank) for r in results] == [("d0", "red fox", 1), ("d2", "red red fox den", 2)]
-    assert made.search("zebra", 5) == []
-    assert made.identity == LocalEngine(BM25Retriever(documents)).identity
-    assert made.identity != LocalEngine(BM25Retriever(documents[:2])).identity
-
-
-class FakeDdgs(ModuleType):
-    """The package's names, as far as we use them."""
-
-    class exceptions:
-        class DDGSException(Exception): ...
-
-        class RatelimitException(DDGSException): ...
-
-    def __init__(self, outcome: object) -> None:
-        super().__init__("ddgs")
-        self.outcome, self.__spec__ = outcome, ModuleSpec("ddgs", None)
-
-    def DDGS(self, timeout: int) -> "FakeDdgs":
-        return self
-
-    def text(self, query: str, max_results: int) -> list[dict]:
-        if isinstance(self.outcome, Exception):
-            raise self.outcome
-        return self.outcome[:max_results]
-
-
-def ddgs(monkeypatch: pytest.MonkeyPatch, outcome: object, budget: RequestBudget | None = None) -> SearchEngine:
-    monkeypatch.setitem(sys.modules, "ddgs", FakeDdgs(outcome))
-    monkeypatch.setitem(sys.modules, "ddgs.exceptions", FakeDdgs.exceptions)
-    web = WebConfig(engine="ddgs", requests_per_second=1000)
-    return make_engine(web, budget or RequestBudget(None), None)
-
-
-def test_ddgs_is_an_engine_with_the_same_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"href": f"https://{n}.test/", "title": f"T{n}"} for n in range(3)]
-    assert [result.title for result in ddgs(monkeypatch, rows).search("q", 2)] == ["T0", "T1"]
-    kinds = FakeDdgs.exceptions
-    assert ddgs(monkeypatch, kinds.DDGSException("No results found.")).search("q", 2) == []
-    for error, reason in ((kinds.RatelimitException("r"), "rate_limited"), (kinds.DDGSException("x"), "failed")):
-        with pytest.raises(EngineRefused) as refused:
-            ddgs(monkeypatch, error).search("q", 2)
-        assert refused.value.reason == reason
-    budget = RequestBudget(None, 1, section="web")
-    made = ddgs(monkeypatch, rows, budget)
-    made.search("q", 2)
-    with pytest.raises(BudgetSpent):
-        made.search("q", 2)
+def test_brave_is_asked_with_a_pause_between(site: WebSite) -> None:
+    site.routes["/brave"] = paged("brave", 20, 100)
+    begun = time.monotonic()
+    assert len(engine(site, "brave").search("q", 60)) == 60
+    assert site.requests["/brave"] == 3 and time.monotonic() - begun >= 0.6

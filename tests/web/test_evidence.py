@@ -21,9 +21,9 @@ from replug.config.evaluation_schema import WebConfig
 from replug.data.records import Document
 from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.models.encoder import Encoder
+from replug.models.ensemble import Retrieved
 from replug.models.packaged import resolve_encoder_path
-from replug.web.engine import BM25Retriever, LocalEngine
-from replug.web.evidence import EvidenceFinder, evidence_finder
+from replug.web.evidence import EvidenceFinder, evidence_finder, found_in_documents
 from replug.web.extraction import split_passages, tfidf_cosines
 from replug.web.records import EngineRefused, EngineResult, FoundEvidence, Passage, first_passages, rank_densely
 from replug.web.snapshot import KeptPage
@@ -97,7 +97,7 @@ def test_real_pages_are_searched_fetched_split_and_ordered_then_repeated_without
 ) -> None:
     documents, question = wikipedia(site, 60)
     site.routes["/search"] = searxng(site, documents)
-    web = WebConfig(engine="searxng", url=site.url, requests_per_second=100, num_results=8)
+    web = WebConfig(engine="searxng", url=site.url, num_results=8)
     finder = evidence_finder(web, tmp_path, limits=QUICK, exempt=site.exempt)
     found = finder.find(question)
     finder.close()
@@ -120,7 +120,7 @@ def test_real_pages_are_searched_fetched_split_and_ordered_then_repeated_without
 def test_no_configuration_lets_a_page_of_this_machine_in(site: WebSite, tmp_path: Path) -> None:
     """The engine's own address may be on this machine; pages that it names may not."""
     site.routes["/search"] = answer(json.dumps({"results": [{"url": f"{site.url}/a"}]}).encode())
-    web = WebConfig(engine="searxng", url=site.url, requests_per_second=100)
+    web = WebConfig(engine="searxng", url=site.url)
     assert evidence_finder(web, tmp_path).find("q").failures == {"url_port": 1}
     assert set(site.requests) == {"/search"}
 
@@ -132,7 +132,7 @@ from replug.config.evaluation_schema import WebConfig
 from replug.web.evidence import evidence_finder
 from replug.web.fetch import FetchLimits
 port, folder = int(sys.argv[1]), Path(sys.argv[2])
-web = WebConfig(engine="searxng", url=f"http://127.0.0.1:{port}", requests_per_second=100, num_results=4)
+web = WebConfig(engine="searxng", url=f"http://127.0.0.1:{port}", num_results=4)
 limits = FetchLimits(seconds=60.0, delay_seconds=0.0)
 finder = evidence_finder(web, folder, limits=limits, exempt=[("127.0.0.1", port)])
 print(len(finder.find("the lighthouse").passages))
@@ -170,16 +170,6 @@ def test_an_engine_that_refuses_or_finds_nothing_is_counted() -> None:
     assert find(Engine(result(1)), Pages(page(1, "", failure="timeout"))).failures == {"timeout": 1}
 
 
-def test_blocked_hosts_and_other_sites_are_not_fetched_nor_used_after_a_redirect() -> None:
-    results = [result(n, url=f"https://{host}/") for n, host in enumerate(("a.test", "x.bad.test", "notbad.test"), 1)]
-    moved = KeptPage("https://a.test/", "2024-05-01", "https://bad.test/", text="Moved text.")
-    pages = Pages(moved, KeptPage("https://notbad.test/", "2024-05-01", "https://notbad.test/", text="Good text."))
-    found = find(Engine(*results), pages, blocked_hosts=["bad.test"])
-    assert [passage.url for passage in found.passages] == ["https://notbad.test/"]
-    assert (found.failures, pages.read_urls) == ({"blocked_host": 2}, 2)
-    assert find(Engine(*results), pages, site="notbad.test").failures == {"other_site": 2}
-
-
 @pytest.mark.parametrize(
     "of_engine, of_page, reason",
     [
@@ -205,15 +195,17 @@ def test_pages_with_the_same_text_or_url_count_once() -> None:
     assert found.failures == {"duplicate": 2}
 
 
-def test_a_local_engine_needs_no_network_and_no_snapshot(tmp_path: Path) -> None:
-    documents = [Document(f"d{number}", " ".join(SENTENCES[number : number + 6]), "", "") for number in range(20)]
-    finder = evidence_finder(WebConfig(), tmp_path / "snapshot", LocalEngine(BM25Retriever(documents)))
-    found = finder.find("where is the lighthouse")
+def test_documents_are_cut_into_passages_and_ordered_by_their_words() -> None:
+    texts = [" ".join(SENTENCES[number : number + 6]) for number in range(20)]
+    documents = [Retrieved(text, 1.0, f"d{number}") for number, text in enumerate([*texts, texts[0]])]
+    found = found_in_documents("where is the lighthouse", documents, 30)
     assert len(found.passages) == 20  # a document of six sentences stays whole
-    assert {passage.doc_id for passage in found.passages} <= {document.id for document in documents}
+    assert found.failures == {"duplicate": 1} and found.pages == tuple(texts)
+    assert {passage.doc_id for passage in found.passages} == {f"d{number}" for number in range(20)}
+    assert [passage.rank for passage in found.passages if passage.doc_id == "d3"] == [4]
     assert all(passage.fetched is None for passage in found.passages)
-    assert finder.find("where is the lighthouse") == found
-    assert not (tmp_path / "snapshot").exists()
+    assert len(found_in_documents("where is the lighthouse", documents, 7).passages) == 7
+    assert found_in_documents("q", [], 7).failures == {"no_results": 1}
 
 
 @pytest.mark.parametrize(
@@ -222,6 +214,7 @@ def test_a_local_engine_needs_no_network_and_no_snapshot(tmp_path: Path) -> None
         ({"engine": "searxng"}, "web.url is missing"),
         ({"engine": "brave", "before": "last year"}, "web.before is last year; expected a date such as 2021-01-01"),
         ({"engine": "bing"}, "web.engine is bing"),
+        ({}, "web.engine is local"),
         ({"engine": "brave"}, "needs a key"),
     ],
 )

@@ -43,11 +43,12 @@ from replug.config.plain_text import plain_line, plain_text
 from replug.config.rules import has_rerank_lm
 from replug.config.schema import LMConfig
 from replug.data.rows import one_line, read_documents
+from replug.index_workers.bm25 import BM25Index
 from replug.index_workers.build_plan import index_folder
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
 from replug.models.black_box_lm import AsyncLM
 from replug.models.build import counting_template, limited_template, lm_source, load_encoder
-from replug.models.ensemble import REPLUG_WEIGHTS
+from replug.models.ensemble import REPLUG_WEIGHTS, Retrieved
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import GenerationOptions
 from replug.models.hardware import available_cores
@@ -55,11 +56,9 @@ from replug.models.lm_source import LMSource
 from replug.models.replug_lm import Ensemble
 from replug.train.run_dir import RunDirectory
 from replug.web import require_web
-from replug.web.engine import BM25Retriever, LocalEngine
 from replug.web.records import (
     FoundEvidence,
     Passage,
-    SearchEngine,
     first_passages,
     passages_of_documents,
     rank_densely,
@@ -181,25 +180,35 @@ def find_evidence(question: str, k: int, options: AskOptions, config: AskConfig,
     if not k:
         return FoundEvidence(question, (), {})
     if options.engine is None:
-        assert options.index is not None  # `ask.check` refuses this
+        assert options.index is not None, "`ask` refuses this"
         retriever = open_index(options.index)
         [documents] = retriever.retrieve([question], k)
         return FoundEvidence(question, tuple(passages_of_documents(documents, _temperature(config, retriever))), {})
     require_web(f"--engine {options.engine}")
-    from replug.web.evidence import evidence_finder
+    from replug.web.evidence import evidence_finder, found_in_documents
 
-    engine: SearchEngine | None = None
-    if options.engine == LOCAL and options.index is not None:
-        engine = LocalEngine(open_index(options.index))
-    elif options.engine == LOCAL and options.corpus is not None:
-        engine = LocalEngine(BM25Retriever(read_documents(options.corpus)))
-    with closing(evidence_finder(config.web, folder / "snapshot", engine)) as finder:
-        found = finder.find(question)
+    if options.engine == LOCAL:
+        documents = _local_documents(question, config.web.num_results, options)
+        found = found_in_documents(question, documents, config.web.max_passages)
+    else:
+        with closing(evidence_finder(config.web, folder / "snapshot")) as finder:
+            found = finder.find(question)
     passages: Sequence[Passage] = found.passages
     if config.retriever.path:
         encoder = load_encoder(config.retriever)
         passages = rank_densely(encoder, question, passages, _temperature(config, encoder))
     return replace(found, passages=tuple(first_passages(passages, k)))
+
+
+def _local_documents(question: str, k: int, options: AskOptions) -> list[Retrieved]:
+    """Return the documents of an index nearest to the question, or those of a corpus that BM25 finds."""
+    if options.index is not None:
+        return open_index(options.index).retrieve([question], k)[0]
+    assert options.corpus is not None, "`ask` refuses this"
+    documents = list(read_documents(options.corpus))
+    rows, scores = BM25Index(document.text for document in documents).search(question, k)
+    best = sorted((-float(score), int(row)) for row, score in zip(rows, scores, strict=True) if score > 0)
+    return [Retrieved(documents[row].text, -score, documents[row].id) for score, row in best]
 
 
 def _temperature(config: AskConfig, retriever: object) -> float:
