@@ -16,7 +16,7 @@ from replug.config.choices import EnsembleWeights
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AskConfig
 from replug.config.load import load_ask_config, names_lm
-from replug.config.methods import ENGINE_NAMES, REPLUG, RERANKERS
+from replug.config.methods import REPLUG, RERANKERS, WEB_ENGINES
 from replug.config.plain_text import plain_json
 from replug.data.folder import require_checksums
 from replug.data.rows import question_prompt
@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # brings numpy
 
 CONFIG = "config.yaml"  # of a run directory
 TEMPERATURE = "ensemble.temperature"
-LOCAL = "local"  # the engine that searches the user's documents
 QUESTION = "{question}"  # stands for the question in --template
 STOP = "\n"  # ends an answer that is no message of a chat
 QUICKSTART = Path("runs/quickstart")  # searched by default
@@ -34,7 +33,7 @@ QUICKSTART = Path("runs/quickstart")  # searched by default
 
 @dataclass(frozen=True, slots=True)
 class AskOptions:
-    """The options of the command. None means the default of the method; without an engine an index is searched."""
+    """The options of the command; None means the default. One of `index`, `corpus` and `engine` is searched."""
 
     index: Path | None = None
     corpus: Path | None = None
@@ -56,10 +55,16 @@ class AskOptions:
         return self.method != REPLUG
 
     @property
+    def cuts_passages(self) -> bool:
+        """Return whether pages or documents are cut into passages; an index gives whole documents."""
+        return self.engine is not None or self.corpus is not None
+
+    @property
     def searched(self) -> str:
         """Name the source of the evidence for a reader."""
-        place = self.corpus or self.index
-        return " ".join(str(part) for part in (self.engine or "index", place) if part is not None)
+        if self.engine is not None:
+            return self.engine
+        return f"corpus {self.corpus}" if self.corpus is not None else f"index {self.index}" if self.index else "index"
 
 
 def ask(
@@ -69,15 +74,14 @@ def ask(
         Path | None,
         typer.Option(help="Run or index to search. Default: runs/quickstart."),
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="Search engine: local, searxng or brave.")] = None,
-    corpus: Annotated[
-        Path | None, typer.Option(help="JSONL corpus (id, text) that --engine local searches with BM25.")
-    ] = None,
+    engine: Annotated[str | None, typer.Option(help="Search engine: searxng or brave.")] = None,
+    corpus: Annotated[Path | None, typer.Option(help="JSONL corpus (id, text) to search with BM25.")] = None,
     rerank: Annotated[
         str, typer.Option(help="replug (ensemble of every token), direct, rag, noisy_channel or poe.")
     ] = REPLUG,
     retriever: Annotated[
-        str | None, typer.Option(help="Encoder that reranks the engine's passages, such as RUN_DIR/retriever.")
+        str | None,
+        typer.Option(help="Encoder that reranks passages of --engine or --corpus, such as RUN_DIR/retriever."),
     ] = None,
     k: Annotated[
         int | None, typer.Option(help="Number of passages. 0: the LM answers alone. Default: 10.", min=0)
@@ -122,11 +126,11 @@ def ask(
         *(index, corpus, engine, retriever, rerank, k, template, shots, weights),
         *(max_new_tokens, stops, temperature, top_p, seed),
     )
-    if index is None and engine is None and QUICKSTART.is_dir():
+    if index is None and corpus is None and engine is None and QUICKSTART.is_dir():
         options = replace(options, index=QUICKSTART)
     for problem in _problems(options, overrides or []):
         raise UserError(problem)
-    chosen = [f"web.engine={engine or LOCAL}", *([f"retriever.path={retriever}"] if retriever is not None else [])]
+    chosen = [f"web.engine={engine or 'local'}", *([f"retriever.path={retriever}"] if retriever is not None else [])]
     config = config_of(options.index, [*(overrides or []), *chosen])
     options = _with_template(options, config)
     from replug.commands.asking.reply import print_reply, reply_to
@@ -189,34 +193,31 @@ def _problems(options: AskOptions, overrides: Sequence[str]) -> Iterator[str]:
 
 
 def _engine_problems(options: AskOptions) -> Iterator[str]:
-    engine, places = options.engine, [place for place in (options.index, options.corpus) if place is not None]
-    if engine is not None and engine not in ENGINE_NAMES:
-        yield f"--engine is {engine}; expected one of {', '.join(ENGINE_NAMES)}"
-    for option, place in (("--index", options.index), ("--corpus", options.corpus)):
+    if options.engine not in (None, *WEB_ENGINES):
+        yield f"--engine is {options.engine}; expected one of {', '.join(WEB_ENGINES)}"
+    places = {"--index": options.index, "--corpus": options.corpus}
+    for option, place in places.items():
         if place is not None and not place.exists():
             yield f"{option}: {place} does not exist"
-    if engine == LOCAL and len(places) != 1:
-        yield "--engine local searches documents of yours; expected --index RUN_DIR or --corpus FILE.jsonl, one of them"
-    if engine not in (LOCAL, None) and options.index is not None:
-        yield f"--index and --engine {engine} are both given; expected one of them"
-    if engine != LOCAL and options.corpus is not None:
-        yield "--corpus is for --engine local; expected it too"
-    if engine is None and options.index is None and options.k != 0:
+    given = [option for option, value in (places | {"--engine": options.engine}).items() if value is not None]
+    if len(given) > 1:
+        yield f"{' and '.join(given)} are both given; expected one of them"
+    if not given and options.k != 0:
         yield (
-            f"there is nothing to search, and no {QUICKSTART}; expected --index RUN_DIR, --engine local with --corpus, "
-            f"or --engine with one of {', '.join(name for name in ENGINE_NAMES if name != LOCAL)}"
+            f"there is nothing to search, and no {QUICKSTART}; expected --index RUN_DIR, --corpus FILE.jsonl, or "
+            f"--engine with one of {', '.join(WEB_ENGINES)}"
         )
 
 
 def _override_problems(options: AskOptions, overrides: Sequence[str]) -> Iterator[str]:
     """Yield what is wrong with keys: sections without effect, and keys that have an option."""
-    if options.engine is None and any(one.startswith("web.") for one in overrides):
-        yield "keys of web are for a search engine; expected --engine too"
-    if options.engine is None and (options.retriever or any(one.startswith("retriever.") for one in overrides)):
-        yield "--retriever re-ranks what --engine finds, and an index has its own encoder; expected --engine too"
+    if not options.cuts_passages and any(one.startswith("web.") for one in overrides):
+        yield "keys of web are for passages; expected --engine or --corpus too"
+    if not options.cuts_passages and (options.retriever or any(one.startswith("retriever.") for one in overrides)):
+        yield "--retriever re-ranks passages, and an index has its own encoder; expected --engine or --corpus too"
     of_ensemble = [one.partition("=")[0] for one in overrides if one.startswith("ensemble.")]
-    if options.engine is not None and not options.retriever and TEMPERATURE in of_ensemble:
-        yield f"{TEMPERATURE} is of a retriever's similarities, and --engine has TF-IDF; expected --retriever too"
+    if options.cuts_passages and not options.retriever and TEMPERATURE in of_ensemble:
+        yield f"{TEMPERATURE} is of a retriever's similarities, and passages have TF-IDF; expected --retriever too"
     for name in of_ensemble:
         if options.k == 0:
             yield f"{name} is for passages, and --k 0 reads none; leave it out"

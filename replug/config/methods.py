@@ -33,7 +33,7 @@ from replug.config.errors import UserError
 NONE, RANDOM, BM25, GENREAD, REPLUG = "none", "random", "bm25", "genread", "replug"
 LONG_CONTEXT = "long_context"
 GOLD, RERANKERS = "gold", ("direct", "rag", "noisy_channel", "poe")  # answering/rerankers.py
-ENGINE_NAMES = ("brave", "local", "searxng")  # of `web.engine`
+WEB_ENGINES = ("brave", "searxng")  # of `web.engine`, beside local
 INTERNET_QA = "internet_qa"  # the evaluation whose methods these are
 SYNONYMS = {"untuned": REPLUG, "tuned": "lsr"}  # where no retriever is called so
 WITHOUT_RETRIEVER = (NONE, RANDOM, BM25, GENREAD, LONG_CONTEXT)

@@ -1,7 +1,7 @@
 """From a question to the reply of `replug ask`: find evidence, fit prompts, answer by the ensemble or a reranker, show.
 
-Evidence comes from an index with its own encoder, or from a search engine. What does not fit the LM is cut as in an
-evaluation: the earliest shots go, then the end of the evidence. What others wrote is shown as text, never as markup.
+Evidence comes from an index with its own encoder, or from a search engine. Too long a prompt is cut as in an
+evaluation: the earliest shots go, then the end of the evidence. Texts of others are shown as text, never as markup.
 """
 
 import logging
@@ -35,7 +35,7 @@ from replug.answering.prompts import (
     read_shots,
 )
 from replug.answering.rerankers import Weights, read_weights
-from replug.commands.ask import LOCAL, QUESTION, AskOptions, weighting_of
+from replug.commands.ask import QUESTION, AskOptions, weighting_of
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AskConfig
 from replug.config.methods import REPLUG
@@ -105,7 +105,7 @@ class Reply:
         """Return everything in JSON's own types; a logarithm of 0 is null."""
         row = asdict(replace(self, passages=()))
         del row["passages"], row["weights"]
-        evidence = [
+        rows = [
             {
                 "id": passage.doc_id,
                 "title": passage.title,
@@ -124,7 +124,7 @@ class Reply:
             one | {"factors": {name: _finite(value) for name, value in one["factors"].items()}}
             for one in self.candidates
         ]
-        return row | {"evidence": evidence, "scores": scores, "candidates": candidates}
+        return row | {"evidence": rows, "scores": scores, "candidates": candidates}
 
     def weighted_passages(self) -> list[tuple[Passage, float]]:
         """Return the passages with their weights after the answer."""
@@ -146,16 +146,16 @@ def reply_to(question: str, options: AskOptions, config: AskConfig) -> Reply:
     reranker, k = source, _num_passages(options, config)
     if options.reranks and has_rerank_lm(config):
         reranker = _source(config.rerank_lm, folder, "rerank_")
-    found = find_evidence(question, k, options, config, folder)
-    log.info(f"the LM reads {len(found.passages)} passages from {options.searched}")
+    evidence = find_evidence(question, k, options, config, folder)
+    log.info(f"the LM reads {len(evidence.passages)} passages from {options.searched}")
     if options.reranks:
-        return _rerank(question, found, source, reranker, options, k)
+        return _rerank(question, evidence, source, reranker, options, k)
     with closing(source.open_here()) as lm:
-        return _answer_by_ensemble(lm, question, found, source, options, config)
+        return _answer_by_ensemble(lm, question, evidence, source, options, config)
 
 
 def _num_passages(options: AskOptions, config: AskConfig) -> int:
-    most = None if options.engine is None else config.web.max_passages
+    most = config.web.max_passages if options.cuts_passages else None
     if options.k is None:
         return min(NUM_PASSAGES, most or NUM_PASSAGES)
     if most is not None and options.k > most:
@@ -176,45 +176,41 @@ def open_index(directory: Path) -> IndexRetriever:
 
 
 def find_evidence(question: str, k: int, options: AskOptions, config: AskConfig, folder: Path) -> FoundEvidence:
-    """Find the `k` passages nearest to the question, with weights that sum to 1. With k=0 nobody is asked."""
+    """Find the `k` passages nearest to the question, with weights that sum to 1. With k=0 none is searched for."""
     if not k:
         return FoundEvidence(question, (), {})
-    if options.engine is None:
-        assert options.index is not None, "`ask` refuses this"
+    if options.index is not None:
         retriever = open_index(options.index)
         [documents] = retriever.retrieve([question], k)
         return FoundEvidence(question, tuple(passages_of_documents(documents, _temperature(config, retriever))), {})
-    require_web(f"--engine {options.engine}")
+    require_web("--engine" if options.engine else "--corpus")
     from replug.web.evidence import evidence_finder, found_in_documents
 
-    if options.engine == LOCAL:
-        documents = _local_documents(question, config.web.num_results, options)
-        found = found_in_documents(question, documents, config.web.max_passages)
+    if options.corpus is not None:
+        documents = _search_corpus(options.corpus, question, config.web.num_results)
+        evidence = found_in_documents(question, documents, config.web.max_passages)
     else:
         with closing(evidence_finder(config.web, folder / "snapshot")) as finder:
-            found = finder.find(question)
-    passages: Sequence[Passage] = found.passages
+            evidence = finder.find(question)
+    passages: Sequence[Passage] = evidence.passages
     if config.retriever.path:
         encoder = load_encoder(config.retriever)
         passages = rank_densely(encoder, question, passages, _temperature(config, encoder))
-    return replace(found, passages=tuple(first_passages(passages, k)))
+    return replace(evidence, passages=tuple(first_passages(passages, k)))
 
 
-def _local_documents(question: str, k: int, options: AskOptions) -> list[Retrieved]:
-    """Return the documents of an index nearest to the question, or those of a corpus that BM25 finds."""
-    if options.index is not None:
-        return open_index(options.index).retrieve([question], k)[0]
-    assert options.corpus is not None, "`ask` refuses this"
-    documents = list(read_documents(options.corpus))
+def _search_corpus(path: Path, question: str, k: int) -> list[Retrieved]:
+    """Return the documents that BM25 finds, best first, those of equal score by row."""
+    documents = list(read_documents(path))
     rows, scores = BM25Index(document.text for document in documents).search(question, k)
     best = sorted((-float(score), int(row)) for row, score in zip(rows, scores, strict=True) if score > 0)
     return [Retrieved(documents[row].text, -score, documents[row].id) for score, row in best]
 
 
 def _temperature(config: AskConfig, retriever: object) -> float:
-    """Return the ensemble's temperature: what is asked for, else what the retriever was saved with, else 1."""
-    asked = config.ensemble.temperature
-    return own_temperature(retriever).value if asked is None else float(asked)
+    """Return the ensemble's temperature: the key's, else the one saved with the retriever, else 1."""
+    given = config.ensemble.temperature
+    return own_temperature(retriever).value if given is None else float(given)
 
 
 # Prompts that fit ----------------------------------------------------------------------------------------------------
@@ -237,8 +233,8 @@ def prompts_that_fit(
     source: LMSource, shots: Sequence[Shot], question: str, passages: Sequence[Passage], max_new_tokens: int
 ) -> AnswerPrompts:
     """Return prompts with as many shots as fit the longest one."""
-    asked = [(question, None), *((question, passage.text) for passage in passages)]
-    fitted = fit_prompts(AnswerPrompts(shots), asked, counting_template(source), max_new_tokens)
+    pairs = [(question, None), *((question, passage.text) for passage in passages)]
+    fitted = fit_prompts(AnswerPrompts(shots), pairs, counting_template(source), max_new_tokens)
     if len(fitted.shots) < len(shots):
         log.info(f"the prompts have room for {len(fitted.shots)} of {len(shots)} shots")
     return fitted
@@ -262,14 +258,15 @@ def ensemble_prompts(
     """
     if options.template is None:
         passages = fit_passages(source, question, passages, num_new)
+    texts: Sequence[str | None] = [passage.text for passage in passages] or [None]
+    if options.template is None:
         prompts = prompts_that_fit(source, _shots(options), question, passages, num_new)
-        texts = [passage.text for passage in passages] or [None]
         return [prompts.ask(question, text) for text in texts], prompts.opening(has_evidence=bool(passages))
     if source.max_tokens is not None and source.max_tokens <= num_new:
         raise UserError(f"--max-new-tokens is {num_new}; the LM holds {source.max_tokens} tokens in all")
     joining = limited_template(lm, source, None if source.max_tokens is None else source.max_tokens - num_new)
-    asked = options.template.replace(QUESTION, question)
-    return [joining.prefix(text, asked, "") for text in [passage.text for passage in passages] or [None]], ""
+    context = options.template.replace(QUESTION, question)
+    return [joining.prefix(text, context, "") for text in texts], ""
 
 
 # REPLUG's ensemble ---------------------------------------------------------------------------------------------------
@@ -290,30 +287,30 @@ def generation_options(options: AskOptions) -> GenerationOptions:
 def _answer_by_ensemble(
     lm: AsyncLM,
     question: str,
-    found: FoundEvidence,
+    evidence: FoundEvidence,
     source: LMSource,
     options: AskOptions,
     config: AskConfig,
 ) -> Reply:
     """Choose each token for all passages at once; without passages the LM answers alone."""
-    weighing = [passage for passage in found.passages if passage.probability > 0]  # others change nothing
+    weighing = [passage for passage in evidence.passages if passage.probability > 0]  # others change nothing
     decoding = generation_options(options)
     prompts, opening = ensemble_prompts(question, weighing, source, options, config.lm, decoding.max_new_tokens)
     weighting = weighting_of(config) if weighing else REPLUG_WEIGHTS
     ensemble = Ensemble(prompts, [passage.probability for passage in weighing] or [1.0], weighting)
     generated = ensemble.answer(ensemble.submit(lm, replace(decoding, opening=opening)).result())
     after = iter(generated.weights.tolist())
-    weights = [next(after) if passage.probability > 0 else 0.0 for passage in found.passages]
+    weights = [next(after) if passage.probability > 0 else 0.0 for passage in evidence.passages]
     return Reply(
         question,
         generated.text if options.template is not None else generated.text.strip(),
-        REPLUG if found.passages else CLOSED_BOOK,
+        REPLUG if evidence.passages else CLOSED_BOOK,
         lm.identity,
         options.searched,
         sum_logprob=generated.sum_logprob,
-        passages=found.passages,
+        passages=evidence.passages,
         weights=weights,
-        failures=found.failures,
+        failures=evidence.failures,
     )
 
 
@@ -321,14 +318,14 @@ def _answer_by_ensemble(
 
 
 def _rerank(
-    question: str, found: FoundEvidence, source: LMSource, rerank_source: LMSource, options: AskOptions, k: int
+    question: str, evidence: FoundEvidence, source: LMSource, rerank_source: LMSource, options: AskOptions, k: int
 ) -> Reply:
     """Return the best candidate of those sampled from each passage; without passages the likeliest sample."""
     names, method, shots = ("max_new_tokens", "temperature", "top_p"), options.method, _shots(options)
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     answering = AnsweringOptions(rerankers=(method,), seed=options.seed, **given)  # by default as in the paper
     num_new = answering.max_new_tokens
-    passages = fit_passages(source, question, found.passages, num_new)
+    passages = fit_passages(source, question, evidence.passages, num_new)
     passages = fit_passages(rerank_source, question, passages, num_new)
     prompts, rerank_prompts = (
         prompts_that_fit(one, shots, question, passages, num_new) for one in (source, rerank_source)
@@ -338,7 +335,7 @@ def _rerank(
         if options.weights is not None:
             weights = {method: read_weights(options.weights, lm.identity, rerank_lm.identity, f"{method}@{k}")}
         answerer = Answerer(lm, prompts, answering, rerank_lm, rerank_prompts, weights)
-        reply = Reply(question, "", method, lm.identity, options.searched, None, found.passages, found.failures)
+        reply = Reply(question, "", method, lm.identity, options.searched, None, evidence.passages, evidence.failures)
         if passages:
             answered = answerer.answer(question, passages)
             scores = _best_first(answered.scores[method])
