@@ -8,6 +8,8 @@ import math
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -464,6 +466,45 @@ def test_prompts_of_a_client_that_has_gone_are_not_read_on(tiny: Tiny, begins: s
 
 
 # Time, disconnects, swaps ------------------------------------------------------------------------------------------
+
+
+STUCK_SERVER = """
+import sys, threading
+from pathlib import Path
+from replug.models.local.stand_in_lm import StandInLM
+from replug.serving import app
+from replug.serving.openai_api import ServingLimits
+from tests.support.serving import service_of
+
+class StuckLM(StandInLM):
+    def generate(self, *given):
+        print("stuck", flush=True)
+        threading.Event().wait()
+
+app.SECONDS_TO_END = 0.5
+service = service_of(Path(sys.argv[1]), StuckLM(), limits=ServingLimits(timeout_seconds=1.0))
+with app.listen("127.0.0.1", 0) as listener:
+    print(listener.getsockname()[1], flush=True)
+    app.run_server(app.create_app(service, None), listener, service)
+"""
+
+
+def test_after_the_signal_and_the_timeout_a_server_ends_whose_lm_is_stuck(tiny: Tiny) -> None:
+    command = [sys.executable, "-c", STUCK_SERVER, str(tiny.root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+
+        def post_one() -> None:
+            with suppress(httpx.HTTPError):
+                httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=_body(completion("x")), timeout=60)
+
+        thread = threading.Thread(target=post_one)
+        thread.start()
+        assert process.stdout.readline() == "stuck\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 1
+        thread.join()
 
 
 class EndlessLM(StandInLM):
