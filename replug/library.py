@@ -315,8 +315,8 @@ class _Given:
 
         if not self.objects:
             return
-        mend = "give the same objects, or another run_dir"
-        folder = Folder(run_dir / GIVEN, "set of given objects", key="run_dir", fix_hint=mend)
+        fix_hint = "give the same objects, or another run_dir"
+        folder = Folder(run_dir / GIVEN, "set of given objects", key="run_dir", fix_hint=fix_hint)
         partial = folder.path / ".partial"
         with sole_writer(folder.path), writing(partial):
             shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed

@@ -21,7 +21,7 @@ from replug.models.ensemble import log_softmax
 from replug.models.generation import Generated
 from replug.web.records import Passage
 
-# In one call: a few passes of a CPU, and work for several replicas. What is in a call is scored together.
+# In one call: a few passes of a CPU, and work for several replicas. The texts of a call are scored together.
 PASSAGES_PER_CALL = 8
 # The factors by their names, which are the fields of `Factors`.
 ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER = "answer_given_question", "question_given_answer"
@@ -110,7 +110,7 @@ class Factors:
         return tuple(dict.fromkeys(self.answers))
 
     def of_first(self, num_passages: int) -> "Factors":
-        """Return the factors as if only so many passages had been found; p_tfidf is a share of their sum."""
+        """Return the factors as if there were only `num_passages` passages; p_tfidf is a share of their sum."""
         kept = self.passages < num_passages
         answers = tuple(answer for answer, is_kept in zip(self.answers, kept, strict=True) if is_kept)
         return Factors(
@@ -136,14 +136,14 @@ def submit_factors(
     Errors are those of `AsyncLM.submit`.
     """
     answers = tuple(candidate.text for candidate in candidates)
-    found = {name: np.zeros(len(answers)) for name in (ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER, ANSWER_ALONE)}
-    found[QUESTION_ALONE] = np.zeros(len(passages))
+    values = {name: np.zeros(len(answers)) for name in (ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER, ANSWER_ALONE)}
+    values[QUESTION_ALONE] = np.zeros(len(passages))
     calls: list[tuple[list[Asked], Future[list[ContinuationScore]]]] = []
     for start in range(0, len(passages), PASSAGES_PER_CALL):
         numbers = range(start, min(start + PASSAGES_PER_CALL, len(passages)))
         by_lm: dict[tuple[AsyncLM, str], list[Asked]] = {}
-        for lm, asked in _asked((answering, reranking), question, passages, candidates, numbers):
-            by_lm.setdefault((lm, asked[2].opening), []).append(asked)
+        for lm, part in _asked((answering, reranking), question, passages, candidates, numbers):
+            by_lm.setdefault((lm, part[2].opening), []).append(part)
         for (lm, opening), together in by_lm.items():
             prefixes, continuations = zip(*((part.prefix, part.continuation) for _, _, part in together), strict=True)
             calls.append((together, lm.submit(prefixes, continuations, opening=opening)))
@@ -151,14 +151,14 @@ def submit_factors(
     def gather() -> Factors:
         for together, scores in calls:
             for (factor, place, _), score in zip(together, scores.result(), strict=True):
-                found[factor][place] = score.sum_logprob
+                values[factor][place] = score.sum_logprob
         with np.errstate(divide="ignore"):  # a passage that shares no word with the question
-            found[PASSAGE] = np.log(np.array([passage.probability for passage in passages], dtype=np.float64))
+            values[PASSAGE] = np.log(np.array([passage.probability for passage in passages], dtype=np.float64))
         for row, candidate in enumerate(candidates):
             if candidate.logprob is not None:
-                found[ANSWER_GIVEN_QUESTION][row] = candidate.logprob
+                values[ANSWER_GIVEN_QUESTION][row] = candidate.logprob
         numbers = np.array([candidate.passage for candidate in candidates], dtype=np.int64)
-        return Factors(answers, numbers, **found)
+        return Factors(answers, numbers, **values)
 
     return gather
 

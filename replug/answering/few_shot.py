@@ -37,7 +37,7 @@ class FewShot:
         self.template, self._counting, self._num_after = template, counting, num_after
 
     def require(self, name: str, bare: str) -> None:
-        """Raise UnscorableText for a question whose prompt does not fit without any shot and document."""
+        """Raise UnscorableText if a question's prompt does not fit without any shot and document."""
         self.ask(name, (), "".join, lambda shots, document: bare, [None])
 
     def ask(
@@ -62,11 +62,11 @@ class FewShot:
         build, num = self.template.around(partial(prompt, kept)), self._num_after
         if not kept and not self.template.cuts and not fits(kept):
             most = max(self._counting.num_tokens(build(text)) for text in texts)
-            mend = "shorter documents, or lm.too_long=truncate, which cuts them"
+            fix_hint = "shorter documents, or lm.too_long=truncate, which cuts them"
             raise UnscorableText(
                 f"question {name}: its prompt has {most} tokens even without demonstrations, and the LM holds "
                 f"{self._counting.max_tokens}, {num} of them for the answer; expected "
-                f"{mend if any(texts) else 'a shorter question, or an LM that holds more'}"
+                f"{fix_hint if any(texts) else 'a shorter question, or an LM that holds more'}"
             )
         prompts = [self.template.fit(text, build, num, keep_end, name) for text in texts]
         return FewShotPrompts(self.template.opening(opening(kept)), tuple(prompts), len(kept), len(shots) - len(kept))

@@ -75,14 +75,14 @@ def internet_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDat
     if on_web:
         prepared = _found_on_web(config, prepared, queries)
 
-    def make_task(asked: PromptedLM | None, book: EvidenceBook) -> InternetQa:
-        assert asked is not None
+    def make_task(prompted: PromptedLM | None, book: EvidenceBook) -> InternetQa:
+        assert prompted is not None
         found = prepared
         for method in searches(config):
             found = _found_in_corpus(config, prepared, queries, method, book)
         lm = known_parameters(config.lm)
         parameters = lm, known_parameters(config.rerank_lm) if has_rerank_lm(config) else lm
-        return InternetQa(found, asked, config.questions.max_new_tokens, config.seed, parameters)
+        return InternetQa(found, prompted, config.questions.max_new_tokens, config.seed, parameters)
 
     return EvalDataset([""] * len(queries) if on_web else queries, make_task)
 
@@ -183,17 +183,17 @@ class InternetQa(Task):
     asks_twice = True
 
     def __init__(
-        self, prepared: Prepared, asked: PromptedLM, max_new_tokens: int, seed: int, parameters: Parameters
+        self, prepared: Prepared, prompted: PromptedLM, max_new_tokens: int, seed: int, parameters: Parameters
     ) -> None:
-        self.prepared, self._parameters, scorer = prepared, parameters, asked.reranker or asked
+        self.prepared, self._parameters, scorer = prepared, parameters, prompted.reranker or prompted
         self._reranking = [method for method in prepared.methods if method.k]
         self._alone = {method.source for method in prepared.methods if not method.k}
         rerankers = tuple(dict.fromkeys(method.source for method in self._reranking))
         self._options = AnsweringOptions(rerankers, max_new_tokens=max_new_tokens, seed=seed, labels=prepared.labels)
-        self._lms = asked.lm, scorer.lm
-        prompts = FittingPrompts(prepared, asked, max_new_tokens)
-        self._prompts = prompts, FittingPrompts(prepared, scorer, max_new_tokens) if asked.reranker else prompts
-        self.lm, self.reranker = asked.lm.identity, scorer.lm.identity
+        self._lms = prompted.lm, scorer.lm
+        prompts = FittingPrompts(prepared, prompted, max_new_tokens)
+        self._prompts = prompts, FittingPrompts(prepared, scorer, max_new_tokens) if prompted.reranker else prompts
+        self.lm, self.reranker = prompted.lm.identity, scorer.lm.identity
         counts = [one.num_tokens for one in self._prompts]
         self._counters = [LineCounter(count) for count in counts if count]  # both, or costs are unknown
         self.examples = [question.example for question in prepared.questions]

@@ -15,7 +15,7 @@ The tokens that all prompts end with, such as a question, may move the weights t
 what the question says of each document (`Weighting.read`).
 
 Probabilities are mixed, never logits. Pure arithmetic on numpy arrays (K documents, T tokens), with the records of the
-documents that an index, a few texts in memory or a search engine found.
+retrieved documents.
 """
 
 import math
@@ -32,7 +32,7 @@ MIN_TEXTS = 50  # development texts to which a temperature is fitted
 
 
 def can_fit(num_texts: int) -> bool:
-    """Return whether so many development texts are enough for an ensemble's temperature."""
+    """Return whether `num_texts` development texts are enough for an ensemble's temperature."""
     return num_texts >= MIN_TEXTS
 
 
@@ -251,13 +251,13 @@ def impossible_token(logprobs: np.ndarray) -> ValueError:
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """A document that was found. Its weight is the ensemble's softmax of `similarity` among those found with it.
+    """A retrieved document. Its weight is the ensemble's softmax of `similarity` among its search's documents.
 
     `source` names the text that the document was cut from, where the retriever knows it.
 
     >>> lm = ReplugLM(StandInLM(), EncoderRetriever(Encoder("stand_in"), ["Basel lies on the Rhine."]), k=1)
-    >>> found = [Retrieved("Nantes lies on the Loire.", similarity=0.8, id="nantes")]  # or lm.retrieve([text])[0]
-    >>> lm.score("Its river is the", " Loire.", found).sum_logprob > lm.score("Its river is the", " Loire.").sum_logprob
+    >>> given = [Retrieved("Nantes lies on the Loire.", similarity=0.8, id="nantes")]  # or lm.retrieve([text])[0]
+    >>> lm.score("Its river is the", " Loire.", given).sum_logprob > lm.score("Its river is the", " Loire.").sum_logprob
     True
     """
 

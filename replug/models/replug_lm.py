@@ -3,7 +3,7 @@
 The documents of a text are retrieved by the text itself and stand before it, one to a prompt. The LM's predictions are
 mixed by weights that begin as softmax(similarities / temperature), with the temperature that was saved with the
 retriever, or another, and follow the text (`models.ensemble`). It is a `BlackBoxLM` as the one that it wraps is, which
-may be local weights, a pool or a server. To show the sources, retrieve first and hand in what was found: the weights
+may be local weights, a pool or a server. To show the sources, retrieve first and hand in the documents: the weights
 of an answer are those of its documents, in their order.
 """
 
@@ -93,7 +93,7 @@ def answer_all(
 
 
 class ReplugLM:
-    """`lm` with up to `k` documents before every text; with k=0, or where nothing is found, `lm` alone.
+    """`lm` with up to `k` documents before every text; with k=0, or without documents, `lm` alone.
 
     `template` joins them, and cuts what is too long where it was given the LM's tokenizer. For generation, give it the
     LM's `max_tokens` less those that will be generated. `temperature` divides similarities in the ensemble's softmax.
@@ -130,7 +130,7 @@ class ReplugLM:
         self.identity = f"replug:{lm.identity}:{uuid.uuid4().hex}"
 
     def retrieve(self, queries: Texts) -> list[list[Retrieved]]:
-        """Return the documents of each query, found once for queries that are equal."""
+        """Return the documents of each query, searching once for equal queries."""
         require_texts(queries, "queries")
         return self._search(queries, self._k)
 
@@ -165,11 +165,11 @@ class ReplugLM:
         prompts = [self._prompts(*row) for row in zip(contexts, continuations, documents, strict=True)]
         mixed = []
         scores = self._score(contexts, prompts, continuations)
-        for given, found in zip(scores, documents, strict=True):
-            if not found:
+        for given, own in zip(scores, documents, strict=True):
+            if not own:
                 mixed.append(given[0])
                 continue
-            prior = prior_log_weights([one.similarity for one in found], self.temperature)
+            prior = prior_log_weights([one.similarity for one in own], self.temperature)
             logprobs = np.stack([score.token_logprobs for score in given])
             mixture = mix(logprobs, prior, self.weighting.share, self.weighting.prune, common_read(given))
             mixed.append(ContinuationScore(mixture.astype(np.float32)))
@@ -211,15 +211,15 @@ class ReplugLM:
         if isinstance(prompts, str | Mixture):
             return self.generate([prompts], options, watch, documents=None if documents is None else [documents])[0]
         mixtures = as_mixtures(prompts)
-        found = iter(self._documents([text for mixture in mixtures for text in mixture.prompts], documents))
-        ensembles = [self._ensemble(mixture, [next(found) for _ in mixture.prompts]) for mixture in mixtures]
+        of_prompts = iter(self._documents([text for mixture in mixtures for text in mixture.prompts], documents))
+        ensembles = [self._ensemble(mixture, [next(of_prompts) for _ in mixture.prompts]) for mixture in mixtures]
         return answer_all(ensembles, self._lm, options, watch)
 
     def sample(self, prompts: Texts, options: GenerationOptions) -> list[list[Generated]]:
         """Draw from the mixture of each prompt's documents: one generation for each sample."""
         samples = []
-        for prompt, found in zip(prompts, self._documents(prompts, None), strict=True):
-            ensemble = self._ensemble(Mixture([prompt], [1.0]), [found])
+        for prompt, own in zip(prompts, self._documents(prompts, None), strict=True):
+            ensemble = self._ensemble(Mixture([prompt], [1.0]), [own])
             samples.append([answer_all([ensemble], self._lm, own)[0] for own in options.draws(prompt)])
         return samples
 
@@ -231,8 +231,8 @@ class ReplugLM:
         Raises what `generate` raises, before the first piece.
         """
         require_texts([prompt], "prompts")
-        found = self._documents([prompt], None if documents is None else [documents])
-        ensemble = self._ensemble(Mixture([prompt], [1.0]), found)
+        own = self._documents([prompt], None if documents is None else [documents])
+        ensemble = self._ensemble(Mixture([prompt], [1.0]), own)
         if isinstance(self._lm, StreamingLM) and not ensemble.weighting.votes:
             return self._lm.stream(ensemble.calls[0], options)
         [answer] = answer_all([ensemble], self._lm, options)
@@ -242,8 +242,8 @@ class ReplugLM:
         if not k:
             return [[] for _ in queries]
         once = list(dict.fromkeys(queries))
-        found = dict(zip(once, self._retriever.retrieve(once, k), strict=True)) if once else {}
-        return [found[query] for query in queries]
+        results = dict(zip(once, self._retriever.retrieve(once, k), strict=True)) if once else {}
+        return [results[query] for query in queries]
 
     def _documents(self, texts: Texts, documents: Sequence[Documents] | None) -> Sequence[Documents]:
         if documents is None:
@@ -254,17 +254,17 @@ class ReplugLM:
 
     def _prompts(self, text: str, continuation: str, documents: Documents) -> list[str]:
         """Return a prompt for each document; without documents that of the text alone."""
-        texts = [document.text for document in documents] or [None]
+        texts: Sequence[str | None] = [document.text for document in documents] or [None]
         return [self._template.prefix(document, text, continuation) for document in texts]
 
     def _ensemble(self, mixture: Mixture, documents: Sequence[Documents]) -> Ensemble:
         """Return the prompts with the documents of each; a prompt's weight is divided among its documents."""
         prompts: list[str] = []
         weights: list[float] = []
-        for prompt, weight, found in zip(mixture.prompts, mixture.weights, documents, strict=True):
-            prompts += self._prompts(prompt, "", found)
-            similarities = [document.similarity for document in found]
-            shares = document_weights(similarities, self.temperature).tolist() if found else [1.0]
+        for prompt, weight, own in zip(mixture.prompts, mixture.weights, documents, strict=True):
+            prompts += self._prompts(prompt, "", own)
+            similarities = [document.similarity for document in own]
+            shares = document_weights(similarities, self.temperature).tolist() if own else [1.0]
             weights += [weight * share for share in shares]
         without = Weighting(mixture.share, mixture.prune, mixture.read)
         return Ensemble(prompts, weights, self.weighting if any(documents) else without)
@@ -280,7 +280,7 @@ class ReplugLM:
             calls = [
                 [row for row, other in enumerate(contexts) if other == context] for context in dict.fromkeys(contexts)
             ]
-        asked = [
+        pairs_of_calls = [
             (
                 [prompt for row in rows for prompt in prompts[row]],
                 [continuations[row] for row in rows for _ in prompts[row]],
@@ -289,10 +289,10 @@ class ReplugLM:
         ]
         also = reading(self.weighting.read if self.weighting.share < 1 else 0)
         if isinstance(self._lm, AsyncLM):
-            futures = [self._lm.submit(*pairs, **also) for pairs in asked]
+            futures = [self._lm.submit(*pairs, **also) for pairs in pairs_of_calls]
             answers = [future.result() for future in futures]
         else:
-            answers = [self._lm.score(*pairs, **also) for pairs in asked]
+            answers = [self._lm.score(*pairs, **also) for pairs in pairs_of_calls]
         scores: list[list[ContinuationScore]] = [[] for _ in contexts]
         for rows, answer in zip(calls, answers, strict=True):
             given = iter(answer)

@@ -97,7 +97,7 @@ def _add_refusals(app: FastAPI) -> None:
 
 
 def api_error(error: Exception) -> ApiError:
-    """Return what a client is told. Unreadable text is the client's mistake; anything else is for the log only."""
+    """Return the error for the client. Unreadable text is its own mistake; the log alone says other causes."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UnscorableText):
@@ -139,49 +139,49 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         return listed[name]
 
     @app.post("/v1/embeddings")
-    async def embeddings(request: Request, asked: EmbeddingRequest) -> JSONResponse:
+    async def embeddings(request: Request, body: EmbeddingRequest) -> JSONResponse:
         """Return the retriever's vector of each text."""
         index = service.index.served
-        index.require_length(asked.dimensions)
-        side = index.require_side(asked.input_type, "input_type")
-        vectors, num_tokens, are_cut = await _within(service, request, service.embed(index, side, asked.input))
-        is_base64, vectors = asked.encoding_format == "base64", index.cut(vectors, asked.dimensions)
+        index.require_length(body.dimensions)
+        side = index.require_side(body.input_type, "input_type")
+        vectors, num_tokens, are_cut = await _within(service, request, service.embed(index, side, body.input))
+        is_base64, vectors = body.encoding_format == "base64", index.cut(vectors, body.dimensions)
         content = embeddings_json(vectors, num_tokens, are_cut, is_base64, index.version)
-        return JSONResponse(content, headers=asked.ignored_header())
+        return JSONResponse(content, headers=body.ignored_header())
 
     @app.post("/search")
-    async def search(request: Request, asked: SearchRequest) -> JSONResponse:
+    async def search(request: Request, body: SearchRequest) -> JSONResponse:
         """Return the documents most similar to each query."""
         index = service.index.served
-        found, are_cut = await _within(service, request, service.search(index, asked.k, asked.query))
+        results, are_cut = await _within(service, request, service.search(index, body.k, body.query))
         rows = [
             {"index": number, "query_is_cut": is_cut, "documents": [document_json(one) for one in documents]}
-            for number, (documents, is_cut) in enumerate(zip(found, are_cut, strict=True))
+            for number, (documents, is_cut) in enumerate(zip(results, are_cut, strict=True))
         ]
         return JSONResponse({"object": "list", "index_version": index.version, "data": rows})
 
     @app.post("/v1/completions", response_model=None)
-    async def completions(request: Request, asked: CompletionRequest) -> Response:
+    async def completions(request: Request, body: CompletionRequest) -> Response:
         """Answer each prompt, all from one version of the index."""
-        if len(asked.prompt) > 1 and (asked.stream or asked.replug.query is not None):
-            raise refused("prompt", f"{len(asked.prompt)} prompts; expected one with stream or replug.query")
-        options = _options(service, asked, DEFAULT_TOKENS)
+        if len(body.prompt) > 1 and (body.stream or body.replug.query is not None):
+            raise refused("prompt", f"{len(body.prompt)} prompts; expected one with stream or replug.query")
+        options = _options(service, body, DEFAULT_TOKENS)
         index, build = service.index.served, service.prompting.build_text
-        questions = [_question(service, asked, index, options, build(text), text) for text in asked.prompt]
-        return await _answer(service, request, questions, AnswerShape(is_chat=False), asked)
+        questions = [_question(service, body, index, options, build(text), text) for text in body.prompt]
+        return await _answer(service, request, questions, AnswerShape(is_chat=False), body)
 
     @app.post("/v1/chat/completions", response_model=None)
-    async def chat(request: Request, asked: ChatRequest) -> Response:
+    async def chat(request: Request, body: ChatRequest) -> Response:
         """Answer from documents that are retrieved for the user's last message."""
-        options = _options(service, asked, service.limits.max_new_tokens)
-        build = service.prompting.build_chat(asked.messages)
-        question = _question(service, asked, service.index.served, options, build, asked.messages[-1].text)
-        return await _answer(service, request, [question], AnswerShape(is_chat=True), asked)
+        options = _options(service, body, service.limits.max_new_tokens)
+        build = service.prompting.build_chat(body.messages)
+        question = _question(service, body, service.index.served, options, build, body.messages[-1].text)
+        return await _answer(service, request, [question], AnswerShape(is_chat=True), body)
 
 
-def _options(service: Service, asked: CompletionRequest | ChatRequest, default_tokens: int) -> GenerationOptions:
+def _options(service: Service, body: CompletionRequest | ChatRequest, default_tokens: int) -> GenerationOptions:
     """Return how to decode the answer. Refuse what this LM cannot do before a stream begins."""
-    options = asked.options(service.limits, default_tokens)
+    options = body.options(service.limits, default_tokens)
     if isinstance(service.lm, HttpLM):
         try:
             require_greedy(options)
@@ -192,13 +192,13 @@ def _options(service: Service, asked: CompletionRequest | ChatRequest, default_t
 
 def _question(
     service: Service,
-    asked: CompletionRequest | ChatRequest,
+    body: CompletionRequest | ChatRequest,
     index: ServedIndex,
     options: GenerationOptions,
     build: Build,
     text: str,
 ) -> Question:
-    k, query = asked.replug.k, asked.replug.query
+    k, query = body.replug.k, body.replug.query
     return Question(build, text if query is None else query, service.k if k is None else k, options, index)
 
 
@@ -210,16 +210,16 @@ async def _answer(
     request: Request,
     questions: Sequence[Question],
     shape: AnswerShape,
-    asked: CompletionRequest | ChatRequest,
+    body: CompletionRequest | ChatRequest,
 ) -> Response:
     """Answer whole, or in a stream after everything that can be refused has been checked."""
-    if not asked.stream:
+    if not body.stream:
         content = shape.whole(await _within(service, request, _answers(service, questions)))
-        return JSONResponse(content, headers=asked.ignored_header())
+        return JSONResponse(content, headers=body.ignored_header())
     await _within(service, request, service.retrieve(questions[0]))
     await asyncio.to_thread(service.require_room, questions)
-    events = _events(service, questions[0], shape, asked.stream_options.include_usage)
-    headers = {"Cache-Control": "no-cache", **asked.ignored_header()}
+    events = _events(service, questions[0], shape, body.stream_options.include_usage)
+    headers = {"Cache-Control": "no-cache", **body.ignored_header()}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
@@ -242,17 +242,17 @@ async def _answers(service: Service, questions: Sequence[Question]) -> list[Answ
 
 
 async def _within(service: Service, request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Wait for work. End it if the time is over, or if the client goes: nobody needs it then."""
+    """Wait for work. End it when the time is over or the client disconnects."""
     task = asyncio.create_task(_timed(service, work))
-    gone = asyncio.ensure_future(request.receive())  # the body has been read, so this is the disconnect
+    disconnected = asyncio.ensure_future(request.receive())  # the body has been read, so this is the disconnect
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ApiError(GONE, "the client disconnected")
         return task.result()
     finally:
         task.cancel()
-        gone.cancel()
+        disconnected.cancel()
 
 
 async def _timed(service: Service, work: Coroutine[Any, Any, Result]) -> Result:
@@ -329,7 +329,7 @@ def run_server(app: FastAPI, listener: socket.socket, service: Service) -> None:
     config = uvicorn.Config(
         app,
         log_config=None,
-        access_log=False,  # it would hold what is asked
+        access_log=False,  # it would record what users ask
         server_header=False,
         http=BoundedConnection,
         backlog=BACKLOG,

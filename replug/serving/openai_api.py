@@ -255,8 +255,8 @@ class Answer:
     evidence: Json
 
 
-def document_json(found: Retrieved) -> Json:
-    return {"id": found.id, "text": found.text, "source": found.source, "score": found.similarity}
+def document_json(document: Retrieved) -> Json:
+    return {"id": document.id, "text": document.text, "source": document.source, "score": document.similarity}
 
 
 def embeddings_json(vectors: np.ndarray, num_tokens: int, are_cut: list[bool], as_base64: bool, version: int) -> Json:

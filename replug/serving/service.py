@@ -5,7 +5,7 @@ predictions are mixed by weights that begin as softmax(similarities / temperatur
 (`models.ensemble`). Requests that wait together are computed in one call.
 
 In a chat the document stands inside the user's last message, because the template begins with what the LM's chats begin
-with. What does not fit is cut from the document's end, never from the prompt, and the answer says so.
+with. Too long a prompt loses the end of its document, never words of its own, and the answer says so.
 """
 
 import asyncio
@@ -234,7 +234,7 @@ class Question:
         return self.error is None and not self.disconnected.is_set()
 
     def answered(self, generated: Generated) -> Answer:
-        assert self.ensemble is not None, "it has been answered"
+        assert self.ensemble is not None, "fitted when it was asked"
         weights, priors = generated.weights.tolist(), self.ensemble.priors
         rows = zip(self.documents, weights, priors, self.are_cut, strict=bool(self.documents))
         evidence = {
@@ -242,8 +242,8 @@ class Question:
             "temperature": self.index.temperature,
             "query_is_cut": self.query_is_cut,
             "documents": [
-                document_json(found) | {"weight": weight, "prior": prior, "is_cut": is_cut}
-                for found, weight, prior, is_cut in rows
+                document_json(document) | {"weight": weight, "prior": prior, "is_cut": is_cut}
+                for document, weight, prior, is_cut in rows
             ],
         }
         return Answer(generated, generated.num_tokens >= self.options.max_new_tokens, evidence)
@@ -305,15 +305,15 @@ class Service:
         """Find the documents of a question. Raises ApiError if its prompt does not fit the LM."""
         await asyncio.to_thread(self.prompting.require_fits, question.build, question.options.max_new_tokens)
         if question.k:
-            found = await self.search(question.index, question.k, [question.query])
-            [question.documents], [question.query_is_cut] = found
+            results = await self.search(question.index, question.k, [question.query])
+            [question.documents], [question.query_is_cut] = results
 
     def require_room(self, questions: Sequence[Question]) -> None:
         """Raise ApiError for questions whose prompts have more tokens together than a request may hold the LM for."""
         most, longest = self.max_tokens, self.prompting.max_tokens
         if most is None or longest is None:
             return
-        prompts = [question.build(found.text) for question in questions for found in question.documents]
+        prompts = [question.build(document.text) for question in questions for document in question.documents]
         if sum(min(longest, len(prompt.encode())) for prompt in prompts) <= most:
             return  # a token has a byte or more
         count = sum(min(longest, self.prompting.template.num_tokens(prompt)) for prompt in prompts)
@@ -323,20 +323,20 @@ class Service:
 
     @property
     def max_tokens(self) -> int | None:
-        """Return how many tokens the prompts of a request may have together; None where nobody can count."""
+        """Return how many tokens the prompts of a request may have together; None where they cannot be counted."""
         longest = self.prompting.max_tokens
         return None if longest is None else longest * max(LEAST_PROMPTS, self.k)
 
     async def answer(self, question: Question) -> Answer:
-        """Answer from the documents that were found. Cancelling it ends the answer in the LM. Raises RunError.
+        """Answer from the question's documents. Cancelling it ends the answer in the LM. Raises RunError.
 
-        A server is asked without waiting for its other answers, so that one which hangs holds up nobody.
+        A call to a server does not wait for its other answers: a call that hangs holds up no other.
         """
         try:
             if isinstance(self.lm, AsyncLM):
-                asked = await self._lm_queue.submit((self._ask_server, question.options), question)
-                answers = await asyncio.wrap_future(asked)
-                assert question.ensemble is not None, "it has been asked"
+                call = await self._lm_queue.submit((self._ask_server, question.options), question)
+                answers = await asyncio.wrap_future(call)
+                assert question.ensemble is not None, "fitted when it was asked"
                 generated = question.ensemble.answer(answers)
                 question.on_token(generated.text, is_whole=True)
             else:
@@ -398,11 +398,11 @@ def _search(index: ServedIndex, k: int, calls: Sequence[list[str]]) -> list[tupl
     """Search several requests in one pass, unless others in a pass could change what a lossy index finds."""
     are_cut = [[index.is_cut(text, QUERY) for text in texts] for texts in calls]
     if index.is_independent:
-        all_found = index.retriever.retrieve([text for texts in calls for text in texts], k)
-        found = [all_found[part] for part in _parts(calls)]
+        all_results = index.retriever.retrieve([text for texts in calls for text in texts], k)
+        results = [all_results[part] for part in _parts(calls)]
     else:
-        found = [index.retriever.retrieve(texts, k) for texts in calls]
-    return list(zip(found, are_cut, strict=True))
+        results = [index.retriever.retrieve(texts, k) for texts in calls]
+    return list(zip(results, are_cut, strict=True))
 
 
 def _parts(calls: Sequence[list[str]]) -> list[slice]:

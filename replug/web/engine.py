@@ -1,6 +1,6 @@
 """Search engines: `make_engine` makes the one that `web.engine` names.
 
-An engine returns a limited number of results for a request, so it is asked for further pages until there are enough.
+An engine returns a limited number of results for a request, so further pages are requested until there are enough.
 Engines that can limit by date are asked to; the dates of results and pages decide all the same.
 
 The address of an engine is the user's choice, so it is not guarded as a page's is. The answer is still not trusted:
@@ -60,9 +60,9 @@ class ApiEngine(ABC):
         entries: list[Entry] = []
         for page in range(min(self.max_pages, -(-num_results // self.page_size))):
             body = self._get(self.parameters(query, num_results, page))
-            found, before = entries_at(body, *self.path), len(ranked(entries, num_results))
-            entries += [(entry.get("url"), entry.get("title"), entry.get(self.date_field)) for entry in found]
-            if len(found) < self.page_size or len(ranked(entries, num_results)) in (before, num_results):
+            listed, before = entries_at(body, *self.path), len(ranked(entries, num_results))
+            entries += [(entry.get("url"), entry.get("title"), entry.get(self.date_field)) for entry in listed]
+            if len(listed) < self.page_size or len(ranked(entries, num_results)) in (before, num_results):
                 break
         if not entries and body.get("unresponsive_engines"):  # SearXNG's own engines
             raise EngineRefused("engines_unresponsive", str(body["unresponsive_engines"])[:200])
@@ -93,16 +93,16 @@ class ApiEngine(ABC):
         except httpx.RequestError as error:
             raise ServerFault(f"{type(error).__name__}: {error}") from error
         status = response.status_code
-        told = f"{status}: {servers_words(response, self._key)}"
+        reason = f"{status}: {servers_words(response, self._key)}"
         if status in (401, 403):
             where = f" {self._web.api_key_env}" if self._key else ""
-            raise UserError(f"{self.url} refuses the search ({told}); {self.refused}{where}")
+            raise UserError(f"{self.url} refuses the search ({reason}); {self.refused}{where}")
         if status in (408, 429) or status >= 500:
             if (seconds := retry_after(response)) > LONGEST_WAIT_SECONDS:
-                raise EngineRefused("rate_limited", f"it asks to wait {seconds:g} s; {told}")
-            raise ServerFault(told, seconds, unread=status == 429)
+                raise EngineRefused("rate_limited", f"it asks to wait {seconds:g} s; {reason}")
+            raise ServerFault(reason, seconds, unread=status == 429)
         if status != httpx.codes.OK:
-            raise EngineRefused(f"status_{status}", told)
+            raise EngineRefused(f"status_{status}", reason)
         try:
             return response.json()
         except (ValueError, RecursionError) as error:  # RecursionError: brackets thousands deep

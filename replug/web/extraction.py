@@ -121,10 +121,10 @@ class Extractor:
                 code = process.wait()
                 self._end(process)
                 raise FetchFailed("extraction_timeout" if code == -signal.SIGPROF else "extraction_failed")
-        found = MainText(**json.loads(line))
-        if not found.text.strip():
+        main = MainText(**json.loads(line))
+        if not main.text.strip():
             raise FetchFailed("no_text")
-        return found
+        return main
 
     def close(self) -> None:
         with self._lock:
@@ -170,7 +170,7 @@ class Extractor:
 
 def run_process() -> None:
     """Answer the lines of standard input until it ends; a page beyond a limit ends the process."""
-    # These take a second, before the caller is told that the process is ready.
+    # These take a second, before the process says that it is ready.
     from trafilatura import bare_extraction
     from trafilatura.utils import load_html
 
@@ -186,7 +186,7 @@ def run_process() -> None:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # ends the process even within C code
         tree = load_html(request["html"])
-        found: Any = (
+        main: Any = (
             None
             if tree is None
             else bare_extraction(
@@ -203,7 +203,7 @@ def run_process() -> None:
             )
         )
         signal.setitimer(signal.ITIMER_PROF, 0)
-        text, title, published = ("", "", None) if found is None else (found.text or "", found.title or "", found.date)
+        text, title, published = ("", "", None) if main is None else (main.text or "", main.title or "", main.date)
         print(json.dumps({"text": text, "title": title, "published": published}), file=answers, flush=True)
 
 
@@ -233,7 +233,7 @@ MAX_PASSAGE_BYTES = 2048  # some 500 tokens of English; a tokenizer of bytes mak
 
 
 def split_passages(text: str, sentences_per_passage: int) -> list[str]:
-    """Return texts of at most so many sentences and MAX_PASSAGE_BYTES; white space is single."""
+    """Return texts of at most `sentences_per_passage` sentences and MAX_PASSAGE_BYTES; white space is single."""
     import sentencex
 
     sentences = [

@@ -117,10 +117,10 @@ def url_problem(url: httpx.URL, exempt: Collection[HostPort]) -> str | None:
 async def system_addresses(host: str, port: int) -> list[str]:
     """Resolve a host by the system's resolver, in its order. Raises FetchFailed."""
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:  # UnicodeError: a label that no name may have
         raise FetchFailed("unknown_host") from error
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+    return list(dict.fromkeys(str(address[0]) for *_, address in addresses))
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
@@ -276,14 +276,14 @@ class Fetcher:
 
     async def _read_robots(self, url: str) -> Protego | None:
         try:
-            found = await self._follow(url, is_page=False)
+            answer = await self._follow(url, is_page=False)
         except FetchFailed as failure:
             if failure.reason in ("forbidden_address", "unknown_host", "no_connection"):
                 raise  # the page itself would fail for the same reason
             return None
-        if 200 <= found.status < 300:
-            return parse_robots(found.body.decode("utf-8-sig", errors="replace"))
-        return Protego.parse("") if 400 <= found.status < 500 else None
+        if 200 <= answer.status < 300:
+            return parse_robots(answer.body.decode("utf-8-sig", errors="replace"))
+        return Protego.parse("") if 400 <= answer.status < 500 else None
 
     async def _ask(self, url: httpx.URL, seconds: float, is_page: bool) -> tuple[Downloaded, float]:
         """Wait for the host's turn and a free place; return the answer and the seconds that it took."""

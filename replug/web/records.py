@@ -83,12 +83,12 @@ def rank_densely(
     from replug.models.encoder_retriever import EncoderRetriever
 
     retriever = EncoderRetriever(encoder, [passage.text for passage in passages])
-    [found] = retriever.retrieve([question], len(passages))
-    return _weighted([(passages[int(one.id)], one.similarity) for one in found], temperature)
+    [documents] = retriever.retrieve([question], len(passages))
+    return _weighted([(passages[int(one.id)], one.similarity) for one in documents], temperature)
 
 
 def passages_of_documents(documents: Sequence[Retrieved], temperature: float = 1.0) -> list[Passage]:
-    """Return documents that a retriever found, each as a whole passage, the most similar first."""
+    """Return retrieved documents, each as a whole passage, the most similar first."""
     passages = [
         Passage(document.text, f"document:{document.id}", "", None, rank, document.similarity, 0.0, document.id)
         for rank, document in enumerate(documents, start=1)

@@ -1,4 +1,4 @@
-"""Engines' answers and pages as they were when they were asked for. Each is asked for once a snapshot.
+"""Engines' answers and pages as they were when they were requested, each once a snapshot.
 
 SNAPSHOT/searches/          what an engine answered to a query
 SNAPSHOT/refused_searches/  why it did not; remove the folder to ask again
@@ -6,7 +6,7 @@ SNAPSHOT/pages/             main text, title, final URL, date; not the HTML
 SNAPSHOT/failed_pages/      why a page gave nothing; remove the folder to try these again
 SNAPSHOT/requests.json      the budget: requests to engines so far
 
-An entry is a file with its own checksum, named by a hash of what was asked for and renamed when it is whole. An entry
+An entry is a file with its own checksum, named by a hash of its request and renamed when it is whole. An entry
 that is damaged, or answers something else, is refused by its name: replacing it would make another snapshot. One
 process at a time writes to a folder.
 """
@@ -69,40 +69,40 @@ class Snapshot:
         self.folder = folder
 
     def page(self, url: str) -> KeptPage | None:
-        found = self._read(("pages", "failed_pages"), {"url": url})
-        return None if found is None else KeptPage(**found)
+        entry = self._read(("pages", "failed_pages"), {"url": url})
+        return None if entry is None else KeptPage(**entry)
 
     def keep_page(self, page: KeptPage) -> None:
         self._write("failed_pages" if page.failure else "pages", {"url": page.url}, asdict(page))
 
     def search(self, engine: str, query: str, num_results: int) -> KeptSearch | None:
-        asked = {"engine": engine, "query": query, "num_results": num_results}
-        found = self._read(("searches", "refused_searches"), asked)
-        if found is None:
+        request = {"engine": engine, "query": query, "num_results": num_results}
+        entry = self._read(("searches", "refused_searches"), request)
+        if entry is None:
             return None
-        results = tuple(EngineResult(*(row[name] for name in RESULT_FIELDS)) for row in found.pop("results"))
-        return KeptSearch(**found, results=results)
+        results = tuple(EngineResult(*(row[name] for name in RESULT_FIELDS)) for row in entry.pop("results"))
+        return KeptSearch(**entry, results=results)
 
     def keep_search(self, search: KeptSearch) -> None:
-        asked = {"engine": search.engine, "query": search.query, "num_results": search.num_results}
-        self._write("refused_searches" if search.refusal else "searches", asked, asdict(search))
+        request = {"engine": search.engine, "query": search.query, "num_results": search.num_results}
+        self._write("refused_searches" if search.refusal else "searches", request, asdict(search))
 
-    def _path(self, kind: str, asked: dict[str, Any]) -> Path:
-        name = hashed(*(f"{name}={value}" for name, value in asked.items()), size=KEY_BYTES).hex()
+    def _path(self, kind: str, request: dict[str, Any]) -> Path:
+        name = hashed(*(f"{name}={value}" for name, value in request.items()), size=KEY_BYTES).hex()
         return self.folder / kind / name[:2] / f"{name}.json"
 
-    def _read(self, kinds: tuple[str, ...], asked: dict[str, Any]) -> dict[str, Any] | None:
-        for path in (self._path(kind, asked) for kind in kinds):
+    def _read(self, kinds: tuple[str, ...], request: dict[str, Any]) -> dict[str, Any] | None:
+        for path in (self._path(kind, request) for kind in kinds):
             if path.exists():
-                mend = "bring the snapshot back, or remove the file to ask again, which makes it another snapshot"
-                entry = read_mark(path, mend)
-                if not asked.items() <= entry.items():
-                    raise UserError(f"{path} is damaged: it answers another question; {mend}")
+                fix_hint = "bring the snapshot back, or remove the file to ask again, which makes it another snapshot"
+                entry = read_mark(path, fix_hint)
+                if not request.items() <= entry.items():
+                    raise UserError(f"{path} is damaged: it answers another question; {fix_hint}")
                 return entry
         return None
 
-    def _write(self, kind: str, asked: dict[str, Any], entry: dict[str, Any]) -> None:
-        path = self._path(kind, asked)
+    def _write(self, kind: str, request: dict[str, Any], entry: dict[str, Any]) -> None:
+        path = self._path(kind, request)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_mark(path, entry)
 
@@ -144,17 +144,17 @@ class WebPages:
     def _with_text(self, page: KeptPage, downloaded: Downloaded) -> KeptPage:
         text, broken = decode_page(downloaded.body, downloaded.content_type)
         if downloaded.content_type.lower().startswith("text/plain"):
-            found = MainText(text, "", None)
+            main = MainText(text, "", None)
             if not text.strip():
                 raise FetchFailed("no_text")
         else:
-            found = self._extractor.extract(text)
-        title = " ".join(found.title.split())
+            main = self._extractor.extract(text)
+        title = " ".join(main.title.split())
         return replace(
             page,
             final_url=downloaded.url,
             title=title,
-            text=found.text,
-            published=found.published,
+            text=main.text,
+            published=main.published,
             broken=broken,
         )
