@@ -184,7 +184,7 @@ ENGINES: dict[str, Callable[[WebConfig, RequestBudget], SearchEngine]] = {
 def make_engine(web: WebConfig, budget: RequestBudget) -> SearchEngine:
     """Return the engine. Raises UserError for a name of no engine of the web, and for a missing key."""
     if web.engine not in ENGINES:
-        raise UserError(f"web.engine is {web.engine}; expected an engine of the web: {', '.join(ENGINES)}")
+        raise UserError(f"web.engine is {web.engine}; expected {' or '.join(ENGINES)}; local searches a corpus")
     return ENGINES[web.engine](web, budget)
 
 
