@@ -11,7 +11,7 @@ opening, which an LM reads once. Evidence first gives p(q|p) too; evidence, answ
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -132,35 +132,55 @@ def fit_shots(shots: Sequence[AnyShot], fits: Callable[[Sequence[AnyShot]], bool
     return shots[first:]
 
 
-def fit_prompts(
-    prompts: AnswerPrompts, asked: Iterable[tuple[str, str | None]], counting: "PromptTemplate", max_new_tokens: int
-) -> AnswerPrompts:
-    """Return the prompts with the shots that fit before all that is asked (`fit_shots`), in every order of a block.
+class FittingPrompts:
+    """Build prompts for one LM with the shots that each question leaves room for, the same in every order of a block.
 
-    `asked` is a question with each evidence that it is asked with, None for closed book; `counting` knows what the LM
-    holds, with an answer of `max_new_tokens`. Raises UserError if a prompt does not fit without shots.
+    `counting` knows what the LM holds, with an answer of `max_new_tokens`. All shots are kept for an LM whose tokenizer
+    or limit is unknown: too long a prompt is refused when it is asked.
     """
-    bare, asked = AnswerPrompts((), prompts.question_first), list(asked)
-    blocks = [(bare.ask(question, evidence), evidence is not None) for question, evidence in asked]
-    num_after = max_new_tokens + LINE_ENDS
 
-    def fits(shots: Sequence[Shot]) -> bool:
-        fewer = AnswerPrompts(shots, prompts.question_first)
-        return all(
-            counting.holds(opening + block, num_after)
-            for block, has_evidence in blocks
-            for opening in fewer.openings(has_evidence)
-        )
+    def __init__(self, whole: AnswerPrompts, counting: "PromptTemplate", max_new_tokens: int) -> None:
+        self._whole, self._counting, self._num_after = whole, counting, max_new_tokens + LINE_ENDS
+        self._by_shots = {len(whole.shots): whole}  # prompts of equal shots share their openings
+        self._fitted: dict[tuple[str | None, ...], AnswerPrompts] = {}
 
-    kept = fit_shots(prompts.shots, fits)
-    if not kept and not fits(()):
-        long = next(row for row, (block, _) in enumerate(blocks) if not counting.holds(block, num_after))
-        raise UserError(
-            f"the prompt of {asked[long][0]!r} has {counting.num_tokens(blocks[long][0])} tokens without shots, and "
-            f"the LM holds {counting.max_tokens}, {num_after} of them for the answer; expected shorter evidence, or an "
-            "LM with a longer context"
-        )
-    return prompts if len(kept) == len(prompts.shots) else AnswerPrompts(kept, prompts.question_first)
+    def of(self, question: str, texts: Sequence[str | None]) -> AnswerPrompts:
+        """Return the prompts of a question with these texts as evidence, None for closed book.
+
+        Raises UserError if one does not fit without shots.
+        """
+        key = question, *texts
+        if key not in self._fitted:
+            kept = self._kept(question, texts)
+            prompts = AnswerPrompts(kept, self._whole.question_first)
+            self._fitted[key] = self._by_shots.setdefault(len(kept), prompts)
+        return self._fitted[key]
+
+    def num_dropped(self, prompts: AnswerPrompts) -> int:
+        """Return how many shots these prompts lack."""
+        return len(self._whole.shots) - len(prompts.shots)
+
+    def _kept(self, question: str, texts: Sequence[str | None]) -> Sequence[Shot]:
+        bare = AnswerPrompts((), self._whole.question_first)
+        blocks = [(bare.ask(question, text), text is not None) for text in texts]
+
+        def fits(shots: Sequence[Shot]) -> bool:
+            fewer = AnswerPrompts(shots, self._whole.question_first)
+            return all(
+                self._counting.holds(opening + block, self._num_after)
+                for block, has_evidence in blocks
+                for opening in fewer.openings(has_evidence)
+            )
+
+        kept = fit_shots(self._whole.shots, fits)
+        if not kept and not fits(()):
+            long = next(block for block, _ in blocks if not self._counting.holds(block, self._num_after))
+            raise UserError(
+                f"the prompt of {question!r} has {self._counting.num_tokens(long)} tokens without shots, and the LM "
+                f"holds {self._counting.max_tokens}, {self._num_after} of them for the answer; expected shorter "
+                "evidence, or an LM with a longer context"
+            )
+        return kept
 
 
 def _line(text: str) -> str:

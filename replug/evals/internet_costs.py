@@ -1,4 +1,4 @@
-"""Fit prompts to what an LM holds, and count what an answer from passages costs: calls of LMs, tokens, and FLOP.
+"""Count what an answer from passages costs: calls of LMs, tokens, and FLOP.
 
 Tokens are those of every prompt as it is put to an LM, its shots too: what a server without a cache of prefixes reads
 and bills. An LM that reads a common beginning once, as local weights do, reads far less. Prompts are counted by lines.
@@ -9,10 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from replug.answering.factors import Factors
-from replug.answering.prompts import ANSWER, EVIDENCE, QUESTION, AnswerPrompts, fit_prompts
+from replug.answering.prompts import ANSWER, EVIDENCE, QUESTION, AnswerPrompts
 from replug.answering.rerankers import Reranker
-from replug.evals.internet_sets import Prepared
-from replug.evals.kinds import PromptedLM
 from replug.models.lm_source import LMSource
 from replug.models.pair_tokens import token_spans
 
@@ -119,38 +117,6 @@ def _scored(reranker: Reranker, factors: Factors, lines: LineTokens) -> tuple[in
         calls += len(before)
         tokens += sum(before) + lines.question * len(before)
     return calls, tokens
-
-
-class FittingPrompts:
-    """Builds prompts for one LM with the shots that each question leaves room for (`answering.prompts.fit_shots`).
-
-    All shots are kept for an LM whose tokenizer or limit is unknown: too long a prompt is refused when it is asked.
-    """
-
-    def __init__(self, prepared: Prepared, lm: PromptedLM, max_new_tokens: int) -> None:
-        from replug.models.build import counting_template  # brings torch: only once the configuration is checked
-
-        self.num_tokens = token_counter(lm.source)
-        self._counting, self._max_new_tokens = counting_template(lm.source), max_new_tokens
-        self._whole = AnswerPrompts(prepared.shots, prepared.question_first)
-        self._by_shots = {len(self._whole.shots): self._whole}  # prompts of equal shots share their openings
-        self._found: dict[tuple[str | None, ...], AnswerPrompts] = {}
-
-    def of(self, question: str, texts: Sequence[str | None]) -> AnswerPrompts:
-        """Return the prompts of a question with these texts as evidence, None for closed book.
-
-        Raises UserError where one does not fit without shots.
-        """
-        key = question, *texts
-        if key not in self._found:
-            asked = [(question, text) for text in texts]
-            fitting = fit_prompts(self._whole, asked, self._counting, self._max_new_tokens)
-            self._found[key] = self._by_shots.setdefault(len(fitting.shots), fitting)
-        return self._found[key]
-
-    def num_dropped(self, prompts: AnswerPrompts) -> int:
-        """Return how many shots these prompts lack."""
-        return len(self._whole.shots) - len(prompts.shots)
 
 
 def token_counter(source: LMSource | None) -> NumTokens | None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from replug.answering.answerer import Answered, Answerer, AnsweringOptions
 from replug.answering.few_shot import DROPPED
-from replug.answering.prompts import AnswerPrompts, fit_prompts
+from replug.answering.prompts import AnswerPrompts, FittingPrompts
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GOLD, NONE, REPLUG, Method
@@ -31,10 +31,10 @@ from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.folder import EvaluationFolder
 from replug.evals.internet_costs import (
-    FittingPrompts,
     LineCounter,
     Parameters,
     cost_numbers,
+    token_counter,
 )
 from replug.evals.internet_deciding import (
     add_internet_findings,
@@ -102,7 +102,7 @@ def require_room(config: EvaluationConfig, prepared: Prepared) -> None:
         if max_tokens is None:
             continue
         counting = PromptTemplate("", lm_tokenizer(lm), max_tokens)
-        bare = AnswerPrompts((), prepared.question_first)
+        bare = FittingPrompts(AnswerPrompts((), prepared.question_first), counting, config.questions.max_new_tokens)
         alone = [None] if any(method.source == NONE for method in prepared.methods) else []
         for question in prepared.questions:
             texts: list[str | None] = [""] if prepared.num_passages else []
@@ -110,8 +110,7 @@ def require_room(config: EvaluationConfig, prepared: Prepared) -> None:
                 gold = prepared.gold.get(question.example.id)
                 texts += alone if gold is None else [*alone, gold]
             try:
-                asked = [(question.example.query, text) for text in texts]
-                fit_prompts(bare, asked, counting, config.questions.max_new_tokens)
+                bare.of(question.example.query, texts)
             except UserError as error:
                 raise UserError(f"question {question.example.id}, {name}: {error}") from error
 
@@ -191,10 +190,14 @@ class InternetQa(Task):
         rerankers = tuple(dict.fromkeys(method.source for method in self._reranking))
         self._options = AnsweringOptions(rerankers, max_new_tokens=max_new_tokens, seed=seed, labels=prepared.labels)
         self._lms = prompted.lm, scorer.lm
-        prompts = FittingPrompts(prepared, prompted, max_new_tokens)
-        self._prompts = prompts, FittingPrompts(prepared, scorer, max_new_tokens) if prompted.reranker else prompts
+        from replug.models.build import counting_template  # brings torch: only once the configuration is checked
+
+        whole = AnswerPrompts(prepared.shots, prepared.question_first)
+        self._prompts = [
+            FittingPrompts(whole, counting_template(one.source), max_new_tokens) for one in (prompted, scorer)
+        ]
         self.lm, self.reranker = prompted.lm.identity, scorer.lm.identity
-        counts = [one.num_tokens for one in self._prompts]
+        counts = [token_counter(one.source) for one in (prompted, scorer)]
         self._counters = [LineCounter(count) for count in counts if count]  # both, or costs are unknown
         self.examples = [question.example for question in prepared.questions]
         self.metrics: Mapping[str, Metric] = metrics_of(prepared.metric)

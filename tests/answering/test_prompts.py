@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.answering.prompts import AnswerPrompts, Shot, fit_prompts, read_shots
+from replug.answering.prompts import AnswerPrompts, FittingPrompts, Shot, read_shots
 from replug.config.errors import UserError
 from replug.models.prompt import PromptTemplate
 from tests.support.answering_questions import PROMPTS, QUESTION, SHOTS, TEXTS
@@ -47,21 +47,30 @@ def holding(max_tokens: int | None) -> PromptTemplate:
     return PromptTemplate("", letters_tokenizer(), max_tokens)
 
 
-def longest(prompts: AnswerPrompts, asked: list[tuple[str, str | None]]) -> int:
-    return max(len(prompts.ask(*one)) for one in asked)
+def longest(prompts: AnswerPrompts, texts: list[str | None]) -> int:
+    return max(len(prompts.ask(QUESTION, text)) for text in texts)
 
 
 def test_the_earliest_shots_go_until_every_prompt_fits_and_all_have_the_same() -> None:
-    asked: list[tuple[str, str | None]] = [(QUESTION, text) for text in TEXTS] + [("a long question " * 5, None)]
-    whole = longest(PROMPTS, asked)
-    assert fit_prompts(PROMPTS, asked, holding(whole + 10 + 2), 10).shots == tuple(SHOTS)
-    assert fit_prompts(PROMPTS, asked, holding(whole + 10 + 1), 10).shots == tuple(SHOTS[1:])
-    alone = longest(AnswerPrompts(()), asked)
-    assert fit_prompts(PROMPTS, asked, holding(alone + 12), 10).shots == ()
-    assert fit_prompts(PROMPTS, asked, holding(None), 10) is PROMPTS
-    assert fit_prompts(PROMPTS, [], holding(1), 10).shots == tuple(SHOTS)
+    texts = [*TEXTS, None]
+
+    def fitted(max_tokens: int | None, texts: list[str | None] = texts) -> AnswerPrompts:
+        return FittingPrompts(PROMPTS, holding(max_tokens), 10).of(QUESTION, texts)
+
+    whole, alone = longest(PROMPTS, texts), longest(AnswerPrompts(()), texts)
+    assert fitted(whole + 10 + 2).shots == tuple(SHOTS)
+    assert fitted(whole + 10 + 1).shots == tuple(SHOTS[1:])
+    assert fitted(alone + 12).shots == ()
+    assert fitted(None) is PROMPTS and fitted(1, []) is PROMPTS
     with pytest.raises(UserError, match=r"has \d+ tokens without shots, and the LM holds .* shorter evidence"):
-        fit_prompts(PROMPTS, asked, holding(alone + 11), 10)
+        fitted(alone + 11)
+
+
+def test_a_long_passage_takes_the_earliest_shots_of_its_own_question_alone() -> None:
+    fitting = FittingPrompts(PROMPTS, holding(longest(PROMPTS, ["short"]) + 12), 10)
+    dropped = [fitting.num_dropped(fitting.of(QUESTION, texts)) for texts in ([None], ["short", "x" * 60], ["short"])]
+    assert dropped[0] == dropped[2] == 0 < dropped[1]
+    assert fitting.of(QUESTION, ["short"]) is fitting.of(f"{QUESTION[:-1]}!", ["short"]), "openings are shared"
 
 
 # Shots of a file, and ours ---------------------------------------------------------------------------------------

@@ -1,15 +1,12 @@
 """What an answer costs: calls, tokens and FLOP against sums by hand."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from replug.answering.factors import Factors
 from replug.answering.prompts import AnswerPrompts, Shot
 from replug.answering.rerankers import RERANKERS
-from replug.evals.internet_costs import FittingPrompts, LineCounter, LineTokens, cost_numbers, reranking_costs
-from replug.models.local.stand_in_lm import StandInSource
+from replug.evals.internet_costs import LineCounter, LineTokens, cost_numbers, reranking_costs
 
 # 100 tokens of shots, a question of 10, two passages of 20 and 30, answers of 2 and 3; "b" came from both passages.
 LINES = LineTokens(100, 10, [20, 30], {"a": 2, "b": 3})
@@ -59,13 +56,3 @@ def test_lines_are_counted_as_the_prompt_has_them():
     assert lines == LineTokens(words(prompts.opening(has_evidence=True)), 4, [4], {"dark blue": 2})
     assert counter.alone(prompts, "what colour?", "it is blue") == words(prompts.ask("what colour?", "it is blue"))
     assert counter.alone(prompts, "what colour?", None) == words(prompts.ask("what colour?", None))
-
-
-def test_a_long_passage_takes_the_earliest_shots_of_its_own_question_alone():
-    shots = [Shot(f"who is {n}?", f"me {n}", f"it was me {n}") for n in range(3)]
-    lm = SimpleNamespace(source=SimpleNamespace(tokenizer=StandInSource().tokenizer, max_tokens=120))
-    fitting = FittingPrompts(SimpleNamespace(shots=shots, question_first=False), lm, 8)
-    long = "it is blue " * 25
-    assert fitting.num_tokens(fitting.of("what colour?", [long]).ask("what colour?", long)) <= 120 - 8
-    dropped = [fitting.num_dropped(fitting.of("what colour?", texts)) for texts in ([None], ["blue", long], ["blue"])]
-    assert dropped[0] == dropped[2] == 0 < dropped[1]

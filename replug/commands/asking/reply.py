@@ -30,8 +30,8 @@ from replug.answering.prompts import (
     OWN_SHOTS,
     STOP,
     AnswerPrompts,
+    FittingPrompts,
     Shot,
-    fit_prompts,
     read_shots,
 )
 from replug.answering.rerankers import Weights, read_weights
@@ -233,8 +233,8 @@ def prompts_that_fit(
     source: LMSource, shots: Sequence[Shot], question: str, passages: Sequence[Passage], max_new_tokens: int
 ) -> AnswerPrompts:
     """Return prompts with as many shots as fit the longest one."""
-    pairs = [(question, None), *((question, passage.text) for passage in passages)]
-    fitted = fit_prompts(AnswerPrompts(shots), pairs, counting_template(source), max_new_tokens)
+    fitting = FittingPrompts(AnswerPrompts(shots), counting_template(source), max_new_tokens)
+    fitted = fitting.of(question, [None, *(passage.text for passage in passages)])
     if len(fitted.shots) < len(shots):
         log.info(f"the prompts have room for {len(fitted.shots)} of {len(shots)} shots")
     return fitted
