@@ -12,7 +12,7 @@ import asyncio
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date, timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +25,7 @@ from replug.config.evaluation_schema import WebConfig
 from replug.config.rules import is_loopback
 from replug.models.http.connection import ServerFault, require_header_value, retry_after, servers_words
 from replug.models.http.request_budget import RequestBudget
-from replug.web.records import EngineRefused, EngineResult, SearchEngine
+from replug.web.records import EngineRefused, EngineResult
 from replug.web.unpacking import ACCEPTED, FetchFailed, unpacked
 
 SECONDS, MAX_BYTES, MAX_ATTEMPTS = 30.0, 8 * 2**20, 4  # of one answer
@@ -37,7 +37,7 @@ class ApiEngine(ABC):
     """An engine with a JSON API. A subclass says where it is, what to ask for, and where an answer has its results."""
 
     url: str
-    identity: str
+    identity: str  # the engine with its settings, without secrets; part of the keys that answers are kept under
     refused: str  # what a user can do about 401 and 403
     key_header = ""  # an engine with a key has it in a header, so that no URL holds it
     pause_seconds = 0.0  # between two requests
@@ -56,7 +56,7 @@ class ApiEngine(ABC):
         """Return the parameters of the request for a page of results, numbered from 0."""
 
     def search(self, query: str, num_results: int) -> list[EngineResult]:
-        """Return at most `num_results`, in the engine's order."""
+        """Return at most `num_results`, in the engine's order. Raises EngineRefused, BudgetSpent and UserError."""
         entries: list[Entry] = []
         for page in range(min(self.max_pages, -(-num_results // self.page_size))):
             body = self._get(self.parameters(query, num_results, page))
@@ -175,13 +175,10 @@ class BraveEngine(ApiEngine):
         return parameters
 
 
-ENGINES: dict[str, Callable[[WebConfig, RequestBudget], SearchEngine]] = {
-    "brave": BraveEngine,
-    "searxng": SearxngEngine,
-}
+ENGINES: dict[str, type[BraveEngine | SearxngEngine]] = {"brave": BraveEngine, "searxng": SearxngEngine}
 
 
-def make_engine(web: WebConfig, budget: RequestBudget) -> SearchEngine:
+def make_engine(web: WebConfig, budget: RequestBudget) -> ApiEngine:
     """Return the engine. Raises UserError for a name of no engine of the web, and for a missing key."""
     if web.engine not in ENGINES:
         raise UserError(f"web.engine is {web.engine}; expected {' or '.join(ENGINES)}; local searches a corpus")

@@ -22,10 +22,16 @@ from replug.config.evaluation_schema import WebConfig
 from replug.config.rules import web_problems
 from replug.models.ensemble import Retrieved
 from replug.models.http.request_budget import RequestBudget
-from replug.web.engine import make_engine
+from replug.web.engine import ApiEngine, make_engine
 from replug.web.extraction import Extractor, split_passages, tfidf_cosines, tfidf_probabilities
 from replug.web.fetch import Fetcher, FetchLimits, HostPort
-from replug.web.records import EngineRefused, EngineResult, FoundEvidence, Passage, SearchEngine
+from replug.web.records import (
+    EngineRefused,
+    EngineResult,
+    FoundEvidence,
+    Passage,
+    passages_of_documents,
+)
 from replug.web.snapshot import BUDGET, KeptPage, KeptSearch, Snapshot, WebPages
 
 LIMITS = FetchLimits()
@@ -38,7 +44,7 @@ class EvidenceFinder:
     `find` raises BudgetSpent, UserError, and RunError if the snapshot cannot be written.
     """
 
-    def __init__(self, engine: SearchEngine, web: WebConfig, pages: WebPages, snapshot: Snapshot | None = None) -> None:
+    def __init__(self, engine: ApiEngine, web: WebConfig, pages: WebPages, snapshot: Snapshot | None = None) -> None:
         self._engine, self._web, self._pages, self._snapshot = engine, web, pages, snapshot
 
     def find(self, question: str) -> FoundEvidence:
@@ -102,12 +108,9 @@ class EvidenceFinder:
 
 def found_in_documents(question: str, documents: Sequence[Retrieved], max_passages: int) -> FoundEvidence:
     """Return the passages of a corpus's documents, the most similar of which come first."""
-    distinct = {document.text: document for document in reversed(documents)}
-    whole = [
-        Passage(document.text, f"document:{document.id}", "", None, rank, document.similarity, 0.0, document.id)
-        for rank, document in enumerate(documents, start=1)
-        if distinct[document.text] is document
-    ]
+    passages = passages_of_documents(documents)
+    first = {passage.text: passage for passage in reversed(passages)}
+    whole = [passage for passage in passages if first[passage.text] is passage]
     failures = Counter(duplicate=len(documents) - len(whole), no_results=int(not documents))
     return _found(question, whole, max_passages, +failures)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from replug.models.ensemble import Retrieved, document_weights
 
@@ -59,19 +59,6 @@ class EngineRefused(Exception):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
-
-
-class SearchEngine(Protocol):
-    """Query to results, best first."""
-
-    @property
-    def identity(self) -> str:
-        """Name the engine with its settings, without secrets; part of the keys under which answers are kept."""
-        ...
-
-    def search(self, query: str, num_results: int) -> list[EngineResult]:
-        """Return at most `num_results`. Raises EngineRefused, BudgetSpent, and UserError for what the user can fix."""
-        ...
 
 
 def rank_densely(

@@ -11,8 +11,8 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import WebConfig
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
-from replug.web.engine import BraveEngine, make_engine
-from replug.web.records import EngineRefused, SearchEngine
+from replug.web.engine import ApiEngine, BraveEngine, make_engine
+from replug.web.records import EngineRefused
 from tests.support.web_site import Route, WebSite, answer, redirect, web_site
 
 KEY = "a-key-of-my-own"
@@ -31,7 +31,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebSite]:
         yield made
 
 
-def engine(served: WebSite, name: str, budget: RequestBudget | None = None, **changes: object) -> SearchEngine:
+def engine(served: WebSite, name: str, budget: RequestBudget | None = None, **changes: object) -> ApiEngine:
     url = served.url if name == "searxng" else None
     web = WebConfig(engine=name, url=url, **changes)
     return make_engine(web, budget or RequestBudget(None, section="web"))
