@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from importlib.metadata import version
 from types import FrameType
@@ -224,21 +224,20 @@ async def _answer(
 
 
 async def _answers(service: Service, questions: Sequence[Question]) -> list[Answer]:
-    """Answer all questions; the first that fails ends the others."""
+    """Answer all questions. Their searches are one call, and so are their answers."""
+    await _all(service.retrieve(question) for question in questions)
+    await asyncio.to_thread(service.require_room, questions)
+    return await _all(service.answer(question) for question in questions)
 
+
+async def _all(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Return the results of works that run at once. The first error is raised and ends the others."""
+    tasks = [asyncio.create_task(work) for work in works]
     try:
-        async with asyncio.TaskGroup() as group:
-            for question in questions:
-                group.create_task(service.retrieve(question))
-        await asyncio.to_thread(service.require_room, questions)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(service.answer(question)) for question in questions]
-    except ExceptionGroup as errors:  # not except*: before Python 3.11.4 it wraps what is raised inside it
-        refused = errors.subgroup((ApiError, RunError))
-        if refused is None:
-            raise
-        raise refused.exceptions[0] from None
-    return [task.result() for task in tasks]
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def _within(service: Service, request: Request, work: Coroutine[Any, Any, Result]) -> Result:

@@ -273,6 +273,7 @@ REFUSED = [
     (chat("\ud800"), 400, "messages", "half a character"),
     (completion(["x", "y"], stream=True), 400, "prompt", "expected one with stream"),
     (completion("qz" * 100), 400, None, "the prompt and max_tokens=12 exceed 128 tokens"),
+    (completion(["x", "qz" * 100]), 400, None, "the prompt and max_tokens=12 exceed 128 tokens"),
     (completion("x", model="gpt-4"), 400, "model", "should be 'replug'"),
     (chat("x", "y"), 400, "messages", "the last is the assistant's; expected the user's"),
     ({"path": "/nothing"}, 404, None, "POST /nothing: Not Found"),
