@@ -15,7 +15,7 @@ from replug.models.packaged import optional_file
 
 FILE = "ensemble.json"
 FORMAT = 1
-MEND = "bring it back, or fit it again (ensemble.temperature=fit)"
+FIX_HINT = "bring it back, or fit it again (ensemble.temperature=fit)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ def temperature_in(path: str) -> EnsembleTemperature | None:
     file = optional_file(path, FILE)
     if file is None:
         return None
-    content = read_mark(file, MEND)
+    content = read_mark(file, FIX_HINT)
     names = EnsembleTemperature.__dataclass_fields__.keys()
     if content.get("format") != FORMAT or not names <= content.keys():
-        raise UserError(f"{file} is no temperature of format {FORMAT}; {MEND}")
+        raise UserError(f"{file} is no temperature of format {FORMAT}; {FIX_HINT}")
     try:
         return EnsembleTemperature(**{name: content[name] for name in names})
     except (TypeError, ValueError) as error:
-        raise UserError(f"{file}: {error}; {MEND}") from error
+        raise UserError(f"{file}: {error}; {FIX_HINT}") from error
