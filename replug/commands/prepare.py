@@ -82,6 +82,7 @@ def make_index(config: Config) -> None:
     from replug.index_workers.build import build_version, require_same_index
     from replug.index_workers.build_plan import IndexState, check_faiss
     from replug.index_workers.service import IndexService
+    from replug.index_workers.version_store import VersionStore
     from replug.models.build import load_encoder
     from replug.models.hardware import check_gpus, multiplies_bfloat16
     from replug.models.preparing import corpus_to_index
@@ -96,8 +97,8 @@ def make_index(config: Config) -> None:
         encoder = load_encoder(config.retriever, dims=config.index.dims)
         sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
         with ray_cluster(config, roles=["index"], sizes=sizes) as laid_out:
+            require_same_index(laid_out, encoder, data, VersionStore(run.index.absolute()))
             service = IndexService(run.index)
-            require_same_index(laid_out, encoder, data, service.store)
             build_version(laid_out, encoder, data, service, IndexState(0, 0))
             service.close()
     print(json.dumps({"index": str(run.index), "documents": len(data.corpus), "kind": config.index.kind}))

@@ -181,7 +181,7 @@ def test_two_versions_that_no_memory_holds_are_refused(kind):
 def test_what_a_gpu_does_not_hold_is_refused_with_gigabytes_and_keys():
     config, sizes = paper("resources.train=1")
     reason = refused(config, gpus(8, num_bytes=24e9), sizes)
-    assert "trainer rank 35.0 GB need 35.0 GB of a GPU, which has 22.1 GB to give (92%" in reason
+    assert reason.startswith("trainer rank 35") and "of a GPU, which has 22.1 GB to give (92%" in reason
     assert "train.gradient_checkpointing=true" in reason
 
 
