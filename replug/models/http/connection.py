@@ -6,8 +6,7 @@ attempts, and what will come again is a `ServerError` at once, with the server's
 reached is given up within seconds. Waits are random and growing, up to a minute, or as long as the server asks.
 
 Answers have bounds. The key travels in a header to `lm.url` alone and is shown nowhere, not even where the server
-quotes it. An answer that cannot be compared with its request comes on a connection of its own: on one that is kept,
-what a server or a proxy had sent too much is taken for the answer to the next request.
+quotes it.
 """
 
 import asyncio
@@ -90,7 +89,7 @@ class ServerError(RunError):
 class ServerConnection:
     """Connections to the server at `url` that stay open, for at most `max_concurrency` exchanges at once.
 
-    `on_retry` is called before each further attempt. `is_reached`: it has answered, if only to refuse. Raises UserError
+    `on_retry` is called before each further attempt. `is_reached`: it has taken a connection. Raises UserError
     for an `lm.url` that is none, and for a key that no header can hold.
     """
 
@@ -102,13 +101,12 @@ class ServerConnection:
             require_header_value(self._key, lm.api_key_env)
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._clients = _clients(self.url, headers, api_version(lm), lm.max_concurrency)
-        self._free = [clients for clients in self._clients for _ in range(CONNECTIONS_PER_CLIENT)]
+        self._free = [client for client in self._clients for _ in range(CONNECTIONS_PER_CLIENT)]
         self._answered_at, self._told_until = 0.0, 0.0  # monotonic times: of the last good answer, of the last line
 
     async def close(self) -> None:
-        for keeping, closing in self._clients:
-            await keeping.aclose()
-            await closing.aclose()
+        for client in self._clients:
+            await client.aclose()
 
     async def retrying(self, what: str, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of the first attempt without a ServerFault. Raises ServerError with `what` was asked."""
@@ -165,14 +163,9 @@ class ServerConnection:
         path: str,
         payload: dict[str, Any] | None = None,
         most_bytes: int = MOST_LIST_BYTES,
-        is_compared: bool = False,
     ) -> Any:
-        """Return the answer's JSON. Raises ServerFault for what may pass and ServerError for what will not.
-
-        `is_compared`: the caller can tell this request's answer from another's, so its connection may be kept.
-        """
-        clients = self._free.pop()  # of which there are as many as the caller opens exchanges
-        client = clients[0 if is_compared else 1]
+        """Return the answer's JSON. Raises ServerFault for what may pass and ServerError for what will not."""
+        client = self._free.pop()  # there are as many as the caller opens exchanges
         patience = self._lm.timeout_seconds
         seconds = patience if payload else min(patience, SECONDS_TO_LIST_MODELS)
         try:
@@ -186,15 +179,17 @@ class ServerConnection:
                 finally:
                     await response.aclose()
         except TimeoutError as error:
+            self.is_reached = True  # a connection has a shorter time of its own
             raise ServerFault(f"no answer within {seconds:g} s") from error
         except httpx.RequestError as error:
             unread = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            self.is_reached = self.is_reached or not unread
             is_cut = isinstance(error, httpx.NetworkError) or str(error).startswith("Server disconnected")
             kind = ServerAway if unread or is_cut else ServerFault
             # Not the error itself, which quotes the server.
             raise kind(f"{type(error).__name__}: {self.words(str(error).rstrip('.'))}", unread=unread) from None
         finally:
-            self._free.append(clients)
+            self._free.append(client)
 
     def words(self, said: str) -> str:
         """Return the server's words without the key."""
@@ -253,27 +248,22 @@ def _origin(request: httpx.Request) -> tuple[str, str, int | None]:
     return request.url.scheme, request.url.host, request.url.port
 
 
-def _clients(
-    url: str, headers: dict[str, str], params: dict[str, str], number: int
-) -> list[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
-    """Return pairs of clients: one keeps its connections for the next request, one sends each over its own.
-
-    Several pairs, since httpx looks at all pairs of a client's connections for each request that it sends.
-    """
+def _clients(url: str, headers: dict[str, str], params: dict[str, str], number: int) -> list[httpx.AsyncClient]:
+    """Return several clients, since httpx looks at all pairs of a client's connections for each request."""
     trust_env = not is_loopback(httpx.URL(url).host)  # no proxy reaches this machine's own servers
     certificates = httpx.create_ssl_context(trust_env=trust_env)  # slow to read, so shared
 
-    def client(num_kept: int) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
+    return [
+        httpx.AsyncClient(
             headers={"Accept-Encoding": "identity", **headers},
             params=params,
-            limits=httpx.Limits(max_connections=CONNECTIONS_PER_CLIENT, max_keepalive_connections=num_kept),
+            limits=httpx.Limits(max_connections=CONNECTIONS_PER_CLIENT),
             timeout=httpx.Timeout(None, connect=SECONDS_TO_CONNECT),  # `exchange` bounds the whole
             trust_env=trust_env,
             verify=certificates,
         )
-
-    return [(client(CONNECTIONS_PER_CLIENT), client(0)) for _ in range(0, number, CONNECTIONS_PER_CLIENT)]
+        for _ in range(0, number, CONNECTIONS_PER_CLIENT)
+    ]
 
 
 def _backoff(number: int) -> float:

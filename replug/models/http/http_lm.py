@@ -18,7 +18,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-import httpx
 import numpy as np
 
 from replug.config.choices import ServerAPI, Teacher
@@ -40,7 +39,7 @@ from replug.models.generation import Generated, GenerationOptions, Stop, before_
 from replug.models.http import completions_api as api
 from replug.models.http import wire
 from replug.models.http.completions_api import Pair, ServerText, TokenForms
-from replug.models.http.connection import IllFormed, ServerAway, ServerConnection, ServerError, ServerFault
+from replug.models.http.connection import IllFormed, ServerConnection, ServerError, ServerFault
 from replug.models.http.mixed_answer import likeliest_answer
 from replug.models.http.request_budget import RequestBudget
 from replug.models.packaged import resolve_lm_path
@@ -56,13 +55,12 @@ REQUESTS_BETWEEN_LOOKS = 256  # at the probed model: such a short request costs 
 
 
 class HttpLM(AsyncLM):
-    """An `AsyncLM` at `lm.url`; a server that does not answer, or does not take the key, is a UserError at once.
+    """An `AsyncLM` at `lm.url`. `budget` is this LM's alone.
 
-    `max_tokens` leaves room for the one token that every request must generate, and is None where the server
-    does not say. `others_listed` names the models that it lists where `lm.model` is not one of them. `identity` is the
-    model's name until a probe has given a `fingerprint` (`models.http.server_source.connect`). `budget` is this LM's
-    alone.
+    `models.http.server_source.connect` probes it. Until then `identity` is the model's name, and `max_tokens` is None.
     """
+
+    max_tokens: int | None = None
 
     def __init__(self, lm: LMConfig, budget: RequestBudget) -> None:
         self.model, self.api, self._is_chat = str(lm.model), lm.api.value, lm.api is ServerAPI.chat
@@ -86,16 +84,11 @@ class HttpLM(AsyncLM):
         self._meter, self._max_concurrency, self._num_retries, self._num_filtered = Meter(), lm.max_concurrency, 0, 0
         self._extra_body, self._accepted = dict(lm.extra_body), wire.Accepted(lm.url or "")
         self._connection = ServerConnection(lm, self._count_retry)
-        self.url, self.others_listed = self._connection.url, ""
+        self.url = self._connection.url
         self._lock, self._closed = threading.Lock(), False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="http-lm", daemon=True)
         self._thread.start()
-        try:
-            self.max_tokens = self._run(self._longest_input()).result()
-        except (UserError, RunError):
-            self.close()
-            raise
 
     def look_again_at(self, prefix: str, continuation: str, is_same: Callable[[np.ndarray], bool]) -> None:
         """Check from now on by the pair's log-probs, float32 [T], whether the server still is the probed one."""
@@ -187,45 +180,20 @@ class HttpLM(AsyncLM):
         await asyncio.gather(*others, return_exceptions=True)
         await self._connection.close()
 
-    async def _longest_input(self) -> int | None:
-        """Return the longest input in tokens that `GET /models` tells, or None.
+    def listed_models(self) -> dict[str, int | None]:
+        """Return the models that `GET /models` lists, with their context lengths; none if it gives no such list."""
 
-        Whether the server can be used is for the probe to say: many have no such list, or one of other names. Raises
-        UserError where nobody serves, or the key is refused.
-        """
-        try:
-            lengths = api.context_lengths(await self._connection.retrying("GET /models", self._list_models))
-        except ServerError as error:
-            raise UserError(f"lm.url: {error}") from error
-        if self.model not in lengths:
-            self.others_listed = self._connection.words(", ".join(lengths))
-        length = lengths.get(self.model)
-        return length - 1 if length is not None else None
+        async def listed() -> dict[str, int | None]:
+            try:
+                return api.context_lengths(await self._connection.exchange("GET", "/models"))
+            except (ServerFault, ServerError):
+                return {}
 
-    async def _list_models(self) -> Any:
-        """Return what `GET /models` answers; None for a server that has no answer to that, but to other requests."""
-        try:
-            return await self._connection.exchange("GET", "/models")
-        except ServerAway:
-            if not self._connection.is_reached or await self._is_away():
-                raise
-        except ServerFault:
-            pass
-        except ServerError as error:
-            if error.status == httpx.codes.UNAUTHORIZED:
-                raise
-        return None
+        return self._run(listed()).result()
 
-    async def _is_away(self) -> bool:
-        """Return whether the server does not look at a request for one token."""
-        shortest = api.generate_payload(self.api, Pair(0, "a", "", None), 1, None)
-        try:
-            await self._attempt({"model": self.model, **shortest}, lambda body: None, is_compared=False)
-        except ServerAway:
-            return True
-        except (ServerFault, ServerError):
-            pass
-        return False
+    def words(self, said: str) -> str:
+        """Return the server's words without the key."""
+        return self._connection.words(said)
 
     async def score_pairs(self, pairs: list[Pair]) -> list[ContinuationScore]:
         scores = await _all(self._score_request(chunk) for chunk in self._chunks(pairs))
@@ -246,7 +214,7 @@ class HttpLM(AsyncLM):
     async def _score_request(self, pairs: list[Pair]) -> list[ServerText]:
         payload = api.score_payload(self.api, pairs)
         read = partial(api.read_scores, self.api, pairs, forms=self._forms)
-        return await self._ask(pairs, payload, read, is_compared=True)
+        return await self._ask(pairs, payload, read)
 
     async def _sample(self, pairs: list[Pair], options: GenerationOptions) -> list[list[Generated]]:
         async def ask(pair: Pair) -> list[list[Generated]]:
@@ -307,10 +275,8 @@ class HttpLM(AsyncLM):
                 "the cache of scores stays there: move that file away before you go on"
             )
 
-    async def _ask(
-        self, pairs: list[Pair], payload: dict[str, Any], read: Callable[[Any], T], is_compared: bool = False
-    ) -> T:
-        """Send one request until `read` accepts its answer, which by `is_compared` tells it from others'."""
+    async def _ask(self, pairs: list[Pair], payload: dict[str, Any], read: Callable[[Any], T]) -> T:
+        """Send one request until `read` accepts its answer."""
         payload = {"model": self.model, **payload}
         if not self._wants_logprobs:  # many hosted models refuse the key
             payload.pop("logprobs", None)
@@ -321,9 +287,9 @@ class HttpLM(AsyncLM):
         async with self._slots:
             self._meter.add(waits=1, waited_seconds=time.monotonic() - begun)
             what = f"rows {pairs[0].row} to {pairs[-1].row} of a call"
-            return await self._connection.retrying(what, partial(self._attempt, payload, read, is_compared))
+            return await self._connection.retrying(what, partial(self._attempt, payload, read))
 
-    async def _attempt(self, payload: dict[str, Any], read: Callable[[Any], T], is_compared: bool) -> T:
+    async def _attempt(self, payload: dict[str, Any], read: Callable[[Any], T]) -> T:
         """Send once: reserved in the budget before, settled after. What breaks off half-way counts in full."""
         most = spent = api.most_tokens(self.api, payload)
         while not self._budget.reserve(most):
@@ -333,7 +299,7 @@ class HttpLM(AsyncLM):
         begun = time.monotonic()
         try:
             most_bytes = api.MOST_OTHER_ANSWER_BYTES + api.MOST_ANSWER_BYTES_PER_TOKEN * most
-            said = await self._exchange(payload, most_bytes, is_compared)
+            said = await self._exchange(payload, most_bytes)
             body = api.well_formed(lambda: wire.completion(self.api, said, payload))
             spent = api.tokens_used(self.api, body, payload)
             if any(choice.get("finish_reason") == wire.FILTERED for choice in body["choices"]):
@@ -348,14 +314,14 @@ class HttpLM(AsyncLM):
             self._meter.add(tokens=spent, busy_seconds=time.monotonic() - begun)
             self._settled.set()
 
-    async def _exchange(self, payload: dict[str, Any], most_bytes: int, is_compared: bool) -> Any:
+    async def _exchange(self, payload: dict[str, Any], most_bytes: int) -> Any:
         """Return the server's answer to a payload, in what it has been found to take of it."""
         path, whole = wire.request(self.api, payload)
         whole |= self._extra_body
         while True:
             sent = self._accepted.fit(whole)
             try:
-                return await self._connection.exchange("POST", path, sent, most_bytes, is_compared)
+                return await self._connection.exchange("POST", path, sent, most_bytes)
             except ServerError as error:
                 if error.is_filtered and self._is_chat:
                     return wire.refused_by_filter(payload)

@@ -59,23 +59,32 @@ YES_OR_NO = "Paris is the capital of France.\nIs Paris in France? Answer yes or 
 def connect(config: LMConfig, budget: RequestBudget) -> HttpLM:
     """Return the LM of a server that passed the probe, with its fingerprint and an identity made of it.
 
-    Raises UserError for a server that does not pass, and BudgetSpent.
+    Its `max_tokens` leaves room for the one token that every request generates; None if the server does not list a
+    length. Raises UserError for a server that does not pass, and BudgetSpent.
     """
     lm = HttpLM(config, budget)
     try:
-        if config.score is not Teacher.logprob:
+        if config.score is Teacher.logprob:
+            lm.fingerprint = probe(lm)
+            lm.look_again_at(HELPFUL, TEXT, lambda again: len(again) > 0 and agree(lm.fingerprint[: len(again)], again))
+            lm.identity = f"{lm.model}#{hashlib.blake2b(lm.fingerprint.tobytes(), digest_size=4).hexdigest()}"
+        else:  # the fingerprint of a server that shows log-probs covers what is added here
             probe_teacher(lm, config.score)
-            lm.identity += " chat" if config.api is ServerAPI.chat else ""  # which reads another prompt
-            # The fingerprint of a server that shows log-probs covers these.
+            lm.identity += " chat" if config.api is ServerAPI.chat else ""
             lm.identity += f" {json_sha256(config.extra_body)[:8]}" if config.extra_body else ""
-            return lm
-        lm.fingerprint = probe(lm)
+        length = lm.listed_models().get(lm.model)
+        lm.max_tokens = length - 1 if length is not None else None
     except (UserError, RunError):
         lm.close()
         raise
-    lm.look_again_at(HELPFUL, TEXT, lambda again: len(again) > 0 and agree(lm.fingerprint[: len(again)], again))
-    lm.identity = f"{lm.model}#{hashlib.blake2b(lm.fingerprint.tobytes(), digest_size=4).hexdigest()}"
     return lm
+
+
+def _refused(lm: HttpLM, error: Exception) -> UserError:
+    """Return the error of a server that answers no request of the probe, with the models that it lists."""
+    others = lm.listed_models()
+    listed = f"; lm.model is {lm.model}, the server lists {lm.words(', '.join(others))}"
+    return UserError(f"lm.url: {error}{listed if others and lm.model not in others else ''}")
 
 
 def probe(lm: HttpLM) -> np.ndarray:
@@ -89,8 +98,7 @@ def probe(lm: HttpLM) -> np.ndarray:
         shortcoming = find_shortcoming(short, long, others, [answer.token_logprobs for _, answer in said], echoed)
     except (ServerError, ValueError) as error:
         if not isinstance(error.__cause__, NoPromptLogprobs):
-            listed = f"; lm.model is {lm.model}, the server lists {lm.others_listed}" if lm.others_listed else ""
-            raise UserError(f"lm.url: {lm.url} does not pass the first look: {error}{listed}") from error
+            raise _refused(lm, error) from error
         raise UserError(
             f"lm.url: {lm.url} gives no log-probs of the prompt ({error.__cause__}); expected completions with "
             "echo and logprobs, vLLM and lm.api=prompt_logprobs; llama.cpp's own "
@@ -119,7 +127,7 @@ def probe_teacher(lm: HttpLM, score: Teacher) -> None:
     try:
         [answer] = lm.generate([YES_OR_NO], options)
     except (ServerError, ValueError) as error:
-        raise UserError(f"lm.url: {lm.url} does not pass the first look: {error}") from error
+        raise _refused(lm, error) from error
     if score is Teacher.yes and not any(map(says_yes, answer.tops)):
         shown = f"{', '.join(map(repr, answer.tops))} and no yes" if answer.tops else "no likely tokens"
         raise UserError(
