@@ -112,7 +112,7 @@ def call_keys(identity: str, call: Call) -> list[Key]:
         return pair_keys(identity, call.prefixes, call.continuations, call.read)
     options = repr(replace(call.options, opening=""))
     if call.draws:
-        return [hashed(identity, "sample", options, prompt, size=16) for prompt in call.prompts]
+        return [hashed(identity, "sample", options, prompt, size=16) for prompt in call.texts]
     keys = []
     for one in as_mixtures(call.prompts):
         numbers = [*one.weights, one.share, one.prune, *([one.read] if one.read else [])]
