@@ -79,10 +79,6 @@ def test_the_command_that_a_configuration_tells_is_one_that_passes_its_rules(nam
             "bm25/posterior; an answer of mmlu is one letter, .* expected ensemble.read above 0",
         ),
         (
-            ["ensemble.share=0.1"],
-            "ensemble.share is set, but no method's weights follow the text; expected such as replug/posterior",
-        ),
-        (
             [*INTERNET, "questions.dataset=popqa"],
             "questions.dataset is popqa; evaluation=internet_qa expects one of nq, hotpotqa, fever, strategyqa, situ",
         ),
