@@ -125,8 +125,7 @@ def test_a_token_that_is_not_the_clusters(tmp_path):
 
 def test_a_cluster_without_the_gpus_or_the_cpus_that_are_asked_for(ray_address):
     line = refused(f"ray.address={ray_address}", "lm.gpus_per_replica=1")
-    assert "0 GPUs" in line
-    assert "lm.num_replicas, each 1 GPU" in line
+    assert "lm.gpus_per_replica is 1, but there is no GPU" in line
     line = refused(f"ray.address={ray_address}", "resources.train=8")
     assert "the cluster has 8 CPUs" in line
     assert "resources.train" in line

@@ -137,7 +137,7 @@ def test_an_actor_that_hangs_is_replaced_and_one_that_works_long_is_not(ray_sess
     hung, busy = (ray.get(actor.work.remote(0)) for actor in actors)
     looks = Liveness(actors)
     answers = [actors[0].work.remote(0.5), actors[1].work.remote(16)]
-    while not looks._asked.get(0) or looks._asked[0][1] is None:
+    while not looks._pings.get(0) or looks._pings[0][1] is None:
         assert looks.replace_silent() == []
         time.sleep(0.1)
     os.kill(hung, signal.SIGSTOP)
