@@ -1,4 +1,4 @@
-"""Which sides and weights of the retriever learn; what of them is in a checkpoint, and in the tuned retriever's folder.
+"""The sides and weights of the retriever that learn, in memory, in a checkpoint and in the tuned folder.
 
 All weights learn, or adapters alone (`lora`). Checkpoints hold only the trainable weights
 and a hash of the others, which a resumed run has from `retriever.path`.

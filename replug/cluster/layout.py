@@ -41,7 +41,7 @@ class IndexActors:
 
 @dataclass(frozen=True)
 class Layout:
-    """Who runs where. `config` has a number for each of `resources` and of the scorers."""
+    """Places of all actors. `config` has a number for each of `resources` and of the scorers."""
 
     config: Config
     index: IndexActors

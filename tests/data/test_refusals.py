@@ -1,4 +1,4 @@
-"""What cannot be read, by key: each refusal names the file, its line or row, and the field or format that is wrong."""
+"""Refused data, by key: each refusal names the file, its line or row, and the field or format that is wrong."""
 
 import gzip
 import json

@@ -40,7 +40,7 @@ def documents_of(module: LSRModule) -> Encoder:
 
 
 def encoded_queries(module: LSRModule, texts: Sequence[str], autocast: bool = False) -> np.ndarray:
-    """By the weights as they are, without gradient or dropout."""
+    """Return vectors by the current weights, without gradient or dropout."""
     module.encoder.eval()
     return module.encoder.encode_query(texts, autocast=autocast).numpy()
 

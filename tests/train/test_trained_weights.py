@@ -1,4 +1,4 @@
-"""What of the retriever learns: gradients, moments and checkpoints of adapters and of sides."""
+"""The weights that learn: gradients, moments and checkpoints of adapters and of sides."""
 
 from dataclasses import replace
 from pathlib import Path
