@@ -110,13 +110,13 @@ class Searcher:
 
 
 def _yield_to_searches() -> None:
-    """For a thread of its own, since it may not raise its priority again: loading reads and compares everything.
+    """Lower the priority of a thread that loads a version, since loading reads and compares everything.
 
-    Counted from the process' own priority, which Ray lowers to 15: only root may raise it again. Not far below it:
-    where LMs keep all cores busy, a refresh must come to its end too.
+    Call in a thread of its own: only root may raise the priority again. Not far below that of searches: where LMs keep
+    all cores busy, a refresh must come to its end too.
     """
     here = threading.get_native_id()
-    os.setpriority(os.PRIO_PROCESS, here, os.getpriority(os.PRIO_PROCESS, here) + 4)  # 19, the lowest, beyond
+    os.setpriority(os.PRIO_PROCESS, here, min(19, os.getpriority(os.PRIO_PROCESS, here) + 4))
 
 
 def open_shard(store: VersionStore, plan: BuildPlan, shard: int, num_shards: int, device: str = "cpu") -> Shard:

@@ -248,7 +248,8 @@ def _start(config: Config, roles: Collection[str], sizes: Sizes, num_tasks: int)
         object_store_memory=layout.OBJECT_STORE_BYTES,
         _temp_dir=str(private_folder() / "r"),  # which Ray opens to everybody; the folder round it stays closed
         runtime_env=quoted_python(),
-        _system_config={"agent_register_timeout_ms": 1000 * SECONDS_FOR_AGENTS},
+        # Workers do all the work: at Ray's niceness of 15, any other program on the machine would starve them.
+        _system_config={"agent_register_timeout_ms": 1000 * SECONDS_FOR_AGENTS, "worker_niceness": 0},
     )
     global _is_over
     _is_over = threading.Event()

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import ray
 from filelock import FileLock
 
 from replug.cluster.background import start_ray_thread, wait_for_ray_threads
@@ -105,6 +106,8 @@ def test_a_cluster_that_ends_leaves_the_agents_of_another_of_this_process_alone(
             with ray_cluster(debug_config, roles=()):
                 started = [child for child in ray_children() if child not in before]
                 assert started
+                nice = ray.get(ray.remote(lambda: os.nice(0)).remote(), timeout=100)
+                assert nice == os.nice(0), "workers are no slower than the command beside other programs"
             _, alive = psutil.wait_procs(started, timeout=60)  # a killed process takes a moment to go
             assert not alive
             assert other.poll() is None
