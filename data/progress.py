@@ -5,10 +5,12 @@ A run has numbered stages, and its lines speak of the whole:
     stage 3 of 6, training: step 12/30 · all of it: 2:40 left
 
 Only work that was timed has a time: a stage's own after its first units, and that of all stages once each kind of work
-that is left was timed in one before. Work of less than a second says nothing.
+that is left was timed in one before. Work of less than a second says nothing. A stage that finishes nothing for a
+minute, as on a machine that others keep busy, logs it.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ FIRST_LINE, MOST_BETWEEN = 15.0, 600.0  # seconds between lines of a log, at fir
 REWRITE = 0.2  # seconds between two changes of a terminal's line
 # Seconds and units of work before its pace is told. The first unit, which loads what it needs, does not count.
 SETTLED, ENOUGH = 10.0, 2
+STANDSTILL = 60.0  # seconds without a finished unit before a stage logs them, twice as long each further time
 
 _rewrite: Callable[[str], None] | None = None
 _stages: "Stages | None" = None
@@ -51,6 +54,7 @@ class Stages:
         self._at = -1
         self._seconds: dict[str, float] = {}  # of a unit of each kind of work, as last measured
         self.leader: Progress | None = None  # began first in the stage and is not done; others beside it are silent
+        self.num_advances = 0  # of all progress in the stages
 
     @property
     def are_planned(self) -> bool:
@@ -71,11 +75,26 @@ class Stages:
         self._at, self.leader = following[0], None
         log.info(self.title)
         before, _stages = _stages, self
+        is_over = threading.Event()
+        watch = threading.Thread(target=self._report_standstill, args=(is_over,), daemon=True, name="standstill")
+        watch.start()
         try:
             yield
         finally:
+            is_over.set()
             _stages = before
             erase()
+
+    def _report_standstill(self, is_over: threading.Event) -> None:
+        """Log how long the stage has finished nothing, until it is over."""
+        advances, still, wait = self.num_advances, 0.0, STANDSTILL
+        while not is_over.wait(wait):
+            if self.num_advances == advances:
+                still += wait
+                log.info(f"{self.title}: nothing was finished for {format_duration(still)}; other programs may be busy")
+                wait = still
+            else:
+                advances, still, wait = self.num_advances, 0.0, STANDSTILL
 
     @property
     def title(self) -> str:
@@ -116,8 +135,10 @@ class Progress:
         """Count finished units, which took `seconds` of work where that is known; says so when it is time."""
         self.done += units
         self._worked += seconds
-        if self._stages is not None and self._stages.leader is not self:
-            return
+        if self._stages is not None:
+            self._stages.num_advances += 1
+            if self._stages.leader is not self:
+                return
         now = time.monotonic()
         elapsed = now - self._start
         pace = self._pace(now)

@@ -1,5 +1,6 @@
 """Lines of progress: few in a log, one that is rewritten on a terminal, and in a run of the whole."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -102,3 +103,15 @@ def test_short_work_times_its_kind_by_the_whole(clock: Clock, shown: list[str]) 
     with stages.stage("training"):
         work(clock, Progress("step", 9), (1, 1), (10, 5))
     assert shown[-2] == "stage 2 of 3, training: step 6/9 · all of it: 0:26 left"  # 3 steps of 2 s, 50 of 0.4 s
+
+
+def test_a_stage_that_stands_still_says_so_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "STANDSTILL", 0.05)
+    stages = Stages()
+    stages.plan([("index", {"documents": 50})])
+    with stages.stage("index"):
+        time.sleep(0.5)
+    lines = capsys.readouterr().err.splitlines()[1:]
+    assert 2 <= len(lines) <= 4 and all("stage 1 of 1, index: nothing was finished for" in line for line in lines)
