@@ -58,37 +58,64 @@ class DevResult:
     kl: float | None = None
     scored_share: float | None = None
 
+    def is_better(self, other: "DevResult") -> bool:
+        return self.bpb < other.bpb
 
-class Watch(pl.Callback):
-    """Keeps the weights that did best on the development texts in `folder`. Without such texts it does nothing.
 
-    Training ends after `patience` results without a better one. A checkpoint holds the first result, the best and the
-    last. The folder holds the result of its weights: a killed run may find later weights there, and finds them again.
+@dataclass(frozen=True, slots=True)
+class QuestionResult:
+    """How development questions are answered by weights that went a `share` of the way to those of `step`.
+
+    `mrr` is the mean reciprocal rank of the first right document. `gain` is its difference from that of the untuned
+    weights, at least `low` by its 95% interval. Weights are better only where that is higher: a gain by luck is none.
     """
 
-    def __init__(self, folder: Path, patience: int | None = None) -> None:
-        self.folder, self._patience = folder, patience
-        self.first: DevResult | None = None
-        self.best: DevResult | None = None
-        self.last: DevResult | None = None
+    step: int
+    mrr: float
+    success_at_1: float
+    share: float = 1.0
+    gain: float = 0.0
+    low: float = 0.0
+
+    def is_better(self, other: "QuestionResult") -> bool:
+        return self.low > other.low
+
+
+Measured = DevResult | QuestionResult
+
+
+class Watch(pl.Callback):
+    """Keeps the weights that did best on the development split in `folder`. Without one it does nothing.
+
+    Training ends after `patience` results without a better one, or where the untuned weights leave `nothing_to_gain`.
+    A checkpoint holds the first result, the best and the last. The folder holds the result of its weights: a killed
+    run may find later weights there, and finds them again.
+    """
+
+    def __init__(self, folder: Path, patience: int | None = None, kind: type[Measured] = DevResult) -> None:
+        self.folder, self._patience, self._kind = folder, patience, kind
+        self.first: Measured | None = None
+        self.best: Measured | None = None
+        self.last: Measured | None = None
+        self.nothing_to_gain = False
         self._in_vain = 0  # results since the best
 
-    def chosen(self) -> DevResult | None:
+    def chosen(self) -> Measured | None:
         """Return the result of the weights in `folder`. None means that it has none."""
         path = self.folder / RESULT
-        return DevResult(**json.loads(path.read_text())) if path.is_file() else None
+        return self._kind(**json.loads(path.read_text())) if path.is_file() else None
 
     @property
     def is_over(self) -> bool:
-        """Return whether patience has ended."""
-        return self._patience is not None and self._in_vain >= self._patience
+        """Return whether patience has ended, or there is nothing to gain."""
+        return self.nothing_to_gain or (self._patience is not None and self._in_vain >= self._patience)
 
-    def record(self, result: DevResult, save: Callable[[Path], object]) -> None:
+    def record(self, result: Measured, save: Callable[[Path], object]) -> None:
         """Remember a result. `save` writes its weights into a folder if they are the best."""
         if self.last is not None and self.last.step == result.step:
             return  # the step of a checkpoint, at which an interrupted run goes on
         self.first, self.last = self.first or result, result
-        if self.best is not None and self.best.bpb <= result.bpb:
+        if self.best is not None and not result.is_better(self.best):  # type: ignore[arg-type]
             self._in_vain += 1
             return
         new = self.folder.with_name(f"{self.folder.name}.partial")
@@ -118,7 +145,7 @@ class Watch(pl.Callback):
         return known | {"in_vain": self._in_vain}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        measured = {name: DevResult(**result) for name, result in state_dict.items() if name != "in_vain"}
+        measured = {name: self._kind(**result) for name, result in state_dict.items() if name != "in_vain"}
         self.first, self.best, self.last = (measured.get(name) for name in ("first", "best", "last"))
         self._in_vain = state_dict["in_vain"]
 
@@ -127,7 +154,10 @@ def describe_weights(weights: Mapping[str, Any]) -> str:
     """Say which weights a tuned retriever has, by what `fitted.json` holds of them."""
     if weights["best"] is None:
         return f"step {weights['step']}, the last"
-    return f"step {weights['step']}, the best of {weights['steps']} on development texts"
+    judged = "questions" if "mrr" in weights["best"] else "texts"
+    share = weights["best"].get("share", 1.0)
+    part = "" if share == 1 else f" ({share:.0%} of the way to it)"
+    return f"step {weights['step']}{part}, the best of {weights['steps']} on development {judged}"
 
 
 def _ensemble_result(config: Config, step: int, scores: Sequence[DocumentScores], num_bytes: int) -> DevResult:

@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ir_measures import RR, Success
 
 from replug.config.choices import TrainedSide
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import POSTERIOR, Method, parse_methods
 from replug.config.rules import FIT
 from replug.config.schema import Config
+from replug.data.answers import has_answer
 from replug.data.files import write_json
 from replug.data.records import Example
 from replug.data.store import PreparedSet
@@ -35,8 +37,9 @@ from replug.evals.language_modelling import LanguageModelling, items_of, token_t
 from replug.evals.loop import Task, run_task
 from replug.evals.outcomes import Row, outcomes_of
 from replug.evals.outcomes import write_examples as write_outcomes
-from replug.evals.results import Results, add_effective_documents, add_temperatures, compare
-from replug.evals.retrieval import RECALL_DEPTH, Retrieval, gold_rows
+from replug.evals.questions import OpenQuestion
+from replug.evals.results import Measurements, Results, add_effective_documents, add_temperatures, compare
+from replug.evals.retrieval import RECALL_AT, RECALL_DEPTH, Retrieval, gold_rows
 from replug.index_workers.build import build_version
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import IndexService
@@ -49,7 +52,7 @@ from replug.train.workers import Workers
 
 log = logging.getLogger(__name__)
 
-LANGUAGE_MODELLING, RETRIEVAL = "language_modelling", "retrieval"
+LANGUAGE_MODELLING, RETRIEVAL, QUESTIONS = "language_modelling", "retrieval", "questions"
 PICTURE, MOST_TOKENS = "document_weights.json", 48  # of a text that the picture shows
 NUM_EXAMPLES = 6  # held-out texts shown in the report with what each retriever finds
 QUESTION = "replug", "lsr"  # what a run is made to answer: does the tuned retriever help more than the untuned one?
@@ -173,6 +176,48 @@ def _retrieve(config: Config, data: PreparedSet, examples: Sequence[Example], fo
     return compare(task, rows, book.methods, PaperConfig(), config.evaluate.num_resamples, config.seed)
 
 
+def search_questions(
+    data: PreparedSet, index: IndexService, encoder: Encoder, version: int, questions: Sequence[OpenQuestion]
+) -> RetrievedDocuments:
+    """Return the nearest documents of every question in an index version, as many as the measures need."""
+    examples = [question.example for question in questions]
+    vectors = encoder.encode_query([example.query for example in examples]).numpy()
+    require_finite_vectors(vectors, [example.id for example in examples])
+    retrieved = index.search(version, vectors, min(len(data.corpus), RECALL_DEPTH), None)
+    return RetrievedDocuments(retrieved.doc_rows, retrieved.similarities)
+
+
+def judge_by_questions(
+    config: Config, data: PreparedSet, questions: Sequence[OpenQuestion], found: Found, folder: Path
+) -> Results:
+    """Measure at which rank each retriever finds what answers held-out questions.
+
+    A question's gold documents count; without any, passages that hold an answer (DPR, Karpukhin et al. 2020).
+    """
+    corpus, examples = data.corpus, [question.example for question in questions]
+    rows_of = corpus.rows_of(document for example in examples for document in example.gold)
+    gold = gold_rows((dict.fromkeys(example.gold, 1) for example in examples), rows_of)
+    for row, question in enumerate(questions):
+        if not question.example.gold:
+            among = np.unique(np.concatenate([of.doc_rows[row] for of in found.values()]))
+            texts = zip(among.tolist(), corpus.texts(among), strict=True)
+            gold[row] = {doc: 1 for doc, text in texts if has_answer(text, question.answers)}
+    k = min(of.doc_rows.shape[1] for of in found.values())
+    book = EvidenceBook(_methods([*found], k), corpus, found, [True] * len(examples))
+    task = Retrieval(examples, gold, [RR @ RECALL_DEPTH, *(Success @ depth for depth in RECALL_AT)])
+    asked = json.dumps([[example.query, sorted(of)] for example, of in zip(examples, gold, strict=True)])
+    measured = {"questions": hashlib.sha256(asked.encode()).hexdigest(), "documents": book.digest()}
+    rows = _rows(task, book, folder, {**measured, "corpus": data.corpus_sha256}, "questions")
+    num, seed, (before, after) = config.evaluate.num_resamples, config.seed, QUESTION
+    results = compare(task, rows, book.methods, PaperConfig(), num, seed, question=QUESTION)
+    if after in results:
+        measurements = Measurements(rows, num, seed)
+        for name, metric in list(task.metrics.items())[1:]:
+            difference = measurements.difference(after, before, metric, measurements.all)
+            results[after][f"{name} - {before}"] = {key: value for key, value in difference.items() if key != "p"}
+    return results
+
+
 def _methods(names: list[str], k: int) -> list[Method]:
     return parse_methods(names, k, dict.fromkeys(("replug", "lsr"), ""))
 
@@ -223,10 +268,10 @@ def search_heldout(
     the development texts and their documents, becomes the encoder's, and is saved with the index version's encoder.
     `name` names the encoder in messages.
     """
-    is_built = config.retriever.train is not TrainedSide.query or index.version == 0
+    version, k = searched_version(config, index.version), min(len(data.corpus), config.evaluate.k)
+    is_built = version == index.version
     if is_built:
         build_version(config, encoder, data, workers.index, index)
-    version, k = index.version if is_built else 0, min(len(data.corpus), config.evaluate.k)
     if config.ensemble.temperature == FIT and not can_fit(len(data.require_dev())):
         encoder.temperature = PAPER
     elif config.ensemble.temperature == FIT:
@@ -239,6 +284,11 @@ def search_heldout(
     most = min(len(data.corpus), max(config.evaluate.k, RECALL_DEPTH))  # as many as any measurement needs
     retrieved = search_examples(config, data, workers.index, encoder, version, data.heldout.examples(), most)
     return replace(retrieved, temperature=own_temperature(encoder))
+
+
+def searched_version(config: Config, version: int) -> int:
+    """Return the index version that an encoder searches: version 0 if documents stay as they are."""
+    return 0 if config.retriever.train is TrainedSide.query else version
 
 
 def write_examples(run: RunDirectory, data: PreparedSet, before: RetrievedDocuments, after: RetrievedDocuments) -> None:

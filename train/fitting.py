@@ -24,8 +24,9 @@ from replug.cluster.environment import VARIABLES
 from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.interruption import Interruption, ignore_signals
 from replug.cluster.layout import num_ranks
-from replug.config.choices import LMScore
+from replug.config.choices import Examples, LMScore
 from replug.config.errors import RunError, UserError
+from replug.config.rules import is_live
 from replug.config.schema import Config
 from replug.data.datamodule import StepDataModule
 from replug.data.store import PreparedSet
@@ -34,8 +35,8 @@ from replug.models.encoder import Encoder
 from replug.models.hardware import available_cores
 from replug.train.callbacks import OwnSettings, StepBoundary, TemperatureCheck
 from replug.train.checkpoints import KEPT_CHECKPOINTS, Checkpointer, CheckpointWriter
-from replug.train.development import Watch
-from replug.train.module import Batches, LSRModule
+from replug.train.development import DevResult, QuestionResult, Watch
+from replug.train.module import Batches, LSRModule, Queries
 from replug.train.ranks import COLLECTIVE_PATIENCE, BatchChannel, OtherRanks, RankEnvironment, other_ranks
 from replug.train.run_dir import CheckpointMark, RunDirectory
 from replug.train.sources import BatchSource, uses_bf16
@@ -60,13 +61,19 @@ class Fit:
         interruption: Interruption,
         callbacks: Sequence[pl.Callback] = (),
         loggers: Sequence[Logger] = (),
+        queries: Queries | None = None,
+        kind: type[DevResult] | type[QuestionResult] = DevResult,
     ) -> None:
-        """Make `encoder` ready for training. `callbacks` are a user's own."""
+        """Make `encoder` ready for training on `queries`, by default the set's texts.
+
+        `kind` is what the development split is measured by. `callbacks` are a user's own.
+        """
         require_one_batch(config)
         self._config, self._run, self._data, self.encoder = config, run, data, encoder
+        self._queries = queries
         self.interruption, self._callbacks, self._loggers = interruption, callbacks, loggers
         self.frozen = prepare_encoder(config, encoder, data.corpus)
-        self.watch = Watch(run.best_weights, config.train.patience)
+        self.watch = Watch(run.best_weights, config.train.patience, kind)
         self.newest, self.clock, self.steps = run.newest_checkpoint(), StepClock(), 0
 
     def run(self, source: BatchSource, check: Callable[[], None], others: OtherRanks | None = None) -> None:
@@ -78,7 +85,7 @@ class Fit:
         with CheckpointWriter(self._run, KEPT_CHECKPOINTS, done) as writer:
             channel = BatchChannel(source) if others and others.num_others else None
             trainer = self._trainer(source, check, others, writer, channel)
-            module = lsr_module(self._config, self.encoder, self._data, channel or source, self.frozen)
+            module = lsr_module(self._config, self.encoder, self._data, channel or source, self.frozen, self._queries)
             self._run.forget_after(done)
             if self.newest:
                 log.info(f"resuming at step {done}")
@@ -98,13 +105,13 @@ class Fit:
         channel: BatchChannel | None,
     ) -> pl.Trainer:
         train, run = self._config.train, self._run
-        pairs = 0 if train.labels else train.batch_size * self._config.retrieve.k
+        pairs = train.batch_size * self._config.retrieve.k if is_live(self._config) else 0
         callbacks = [  # in the order they act
             OwnSettings(self.interruption.install, available_cores()),
             StepBoundary(source, self.clock, check, pairs),
             self.watch,
             *([DeviceShares(run.device_use, train.max_steps, others.devices)] if others else []),
-            TemperatureCheck(self._config.loss),
+            *([] if train.examples is Examples.questions else [TemperatureCheck(self._config.loss)]),
             *self._callbacks,
             Checkpointer(writer, source, self._config.checkpoint.every_steps, self.clock),
             *([channel] if channel else []),
@@ -153,7 +160,12 @@ def fit_as_other_rank(
 
 
 def lsr_module(
-    config: Config, encoder: Encoder, data: PreparedSet, batches: Batches, frozen: FrozenDocuments | None
+    config: Config,
+    encoder: Encoder,
+    data: PreparedSet,
+    batches: Batches,
+    frozen: FrozenDocuments | None,
+    queries: Queries | None = None,
 ) -> LSRModule:
     """Return the module that trains an encoder which `prepare_encoder` made ready.
 
@@ -161,7 +173,8 @@ def lsr_module(
     """
     first = config.index.dims or encoder.dims
     dims = sorted(config.retriever.dims, reverse=True) or ([] if first is None else [first])
-    return LSRModule(encoder, batches, data.queries, data.corpus, config.loss, config.train, dims, config.seed, frozen)
+    queries = queries or data.queries
+    return LSRModule(encoder, batches, queries, data.corpus, config.loss, config.train, dims, config.seed, frozen)
 
 
 def require_one_batch(config: Config) -> None:

@@ -18,8 +18,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from replug.config.errors import NotFiniteError
 from replug.config.schema import LossConfig, TrainConfig
 from replug.data.datamodule import Position
-from replug.data.records import RetrievedBatch, ScoredBatch
-from replug.data.store import CorpusStore, ExampleStore
+from replug.data.records import Example, RetrievedBatch, ScoredBatch
+from replug.data.store import CorpusStore
+from replug.evals.loop import Item
 from replug.models.encoder import Encoder, first_numbers
 from replug.models.hardware import to_device
 from replug.train.loss import contrastive_losses, entropy, kl_lm_retriever, lm_scores, log_likelihood, text_losses
@@ -34,6 +35,14 @@ class Batches(Protocol):
         ...
 
 
+class Queries(Protocol):
+    """Gives training examples by row: what documents are searched by, and ids for errors."""
+
+    def examples(self, rows: np.ndarray) -> Sequence[Example] | Sequence[Item]:
+        """Return examples in the requested order."""
+        ...
+
+
 class LSRModule(pl.LightningModule):
     """Trains `encoder` on what `batches` delivers."""
 
@@ -41,7 +50,7 @@ class LSRModule(pl.LightningModule):
         self,
         encoder: Encoder,
         batches: Batches,
-        queries: ExampleStore,
+        queries: Queries,
         corpus: CorpusStore,
         loss: LossConfig,
         train: TrainConfig,
@@ -255,9 +264,7 @@ def rank_correlation(log_q: Tensor, log_p: Tensor) -> Tensor:
 CAUSES = "expected a finite number: is train.lr too high, or are loss.gamma and loss.beta too low?"
 
 
-def require_finite_losses(
-    losses: np.ndarray, batch: RetrievedBatch, queries: ExampleStore, corpus: CorpusStore
-) -> None:
+def require_finite_losses(losses: np.ndarray, batch: RetrievedBatch, queries: Queries, corpus: CorpusStore) -> None:
     """Raise NotFiniteError if losses [B] are not finite, with their texts and the documents of the first."""
     bad = np.flatnonzero(~np.isfinite(losses))
     if len(bad):

@@ -34,13 +34,18 @@ from replug.evals.tables import (
     print_blocks,
     result_blocks,
 )
-from replug.train.evaluation import LANGUAGE_MODELLING, RETRIEVAL
+from replug.train.development import describe_weights
+from replug.train.evaluation import LANGUAGE_MODELLING, QUESTIONS, RETRIEVAL
 from replug.train.verdict import HARMED, HELPED, verdict_of
 
 Rows = Sequence[Mapping[str, Any]]
 METHODS_LINE = (
     "none: the LM alone; replug: with documents of the retriever as it was; lsr: with those of the tuned one; "
     "/posterior: the same documents by weights that follow the text."
+)
+QUESTIONS_LINE = (
+    "Success@k: the share of questions with a right document among the first k; MRR@20: the mean of 1 / the rank of "
+    "the first right one. Right are a question's gold documents, or where it names none those that hold an answer."
 )
 SYMBOLS = (
     "bpb, bits per byte: how many bits the LM needs on average for a byte of a held-out text; lower is better.",
@@ -61,6 +66,7 @@ CURVES = (
     ("rank correlation of LM and retriever (Kendall's tau)", {"retriever/rank_correlation": "rank correlation"}),
     ("bits per byte of development texts", {"dev/bpb": "bpb"}),
     ("KL of development texts (nats)", {"dev/kl": "KL"}),
+    ("mean reciprocal rank of development questions", {"dev/mrr": "chosen weights"}),
     ("age of the index (steps); dotted: hot swap", {"index/age_steps": "age"}),
     (
         "seconds of a step",
@@ -119,6 +125,7 @@ def write_report(
     sections: dict[str, Sequence[Block]] = {
         "": [*_verdict_blocks(results), *weights_lines(results)],
         "Held-out texts": _heldout_blocks(heldout, with_figures=True) if heldout else [],
+        "Questions": _question_blocks(results[QUESTIONS]) if QUESTIONS in results else [],
         "How to read this": [SYMBOLS] if heldout else [],
         "How weights follow a text": _picture_blocks(document_weights) if document_weights else [],
         "Gold documents": result_blocks(results[RETRIEVAL], RETRIEVAL) if RETRIEVAL in results else [],
@@ -144,6 +151,8 @@ def run_blocks(results: Mapping[str, Any]) -> list[Block]:
     blocks += weights_lines(results)
     if LANGUAGE_MODELLING in results:
         blocks += _heldout_blocks(results[LANGUAGE_MODELLING])
+    if QUESTIONS in results:
+        blocks += _question_blocks(results[QUESTIONS])
     if RETRIEVAL in results:
         blocks += result_blocks(results[RETRIEVAL], RETRIEVAL)
     return blocks
@@ -172,6 +181,10 @@ def _heldout_blocks(results: Results, with_figures: bool = False) -> list[Block]
     return blocks
 
 
+def _question_blocks(results: Results) -> list[Block]:
+    return [QUESTIONS_LINE, *result_blocks(results, "held-out questions")]
+
+
 # The weights of the tuned retriever --------------------------------------------------------------------------------
 
 
@@ -183,6 +196,12 @@ def weights_lines(results: Mapping[str, Any]) -> list[str]:
     first, best = weights["first"], weights["best"]
     if best is None:
         return [f"lsr: the weights of step {weights['step']}, the last, in retriever/"]
+    if "mrr" in best:
+        return [
+            f"lsr: the weights of {describe_weights(weights)}, in retriever/",
+            f"development questions, mean reciprocal rank: {best['mrr']:.4f}, before {first['mrr']:.4f} "
+            f"(a gain of {best['low']:.4f} at least, by its 95% interval)",
+        ]
     about = "labelled candidates of the development texts" if best["kl"] is not None else "development texts"
     more = "" if weights["alone"] is None else f"; without documents {weights['alone']:.4f}"
     more += "" if best["kl"] is None else f"; KL {best['kl']:.4f}, before {first['kl']:.4f}"

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ import pytorch_lightning as pl
 from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
-from replug.config.choices import Accelerator, TrainedSide
+from replug.config.choices import Accelerator, Examples, Teacher, TrainedSide
 from replug.config.errors import UserError
-from replug.config.rules import FIT, OWN_LABELS, chooses_by_dev, is_live, require_logprobs
+from replug.config.rules import BY_LM, FIT, OWN_LABELS, chooses_by_dev, is_live, require_logprobs
 from replug.config.schema import Config
 from replug.data.files import read_json, write_json, writing
 from replug.data.folder import sole_writer
@@ -30,6 +31,7 @@ from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
 from replug.index_workers.build import build_version, index_kind
 from replug.index_workers.build_plan import IndexState, check_faiss
+from replug.index_workers.service import IndexService
 from replug.index_workers.store_shard import require_store_of
 from replug.models.build import lm_source, load_encoder
 from replug.models.encoder import Encoder
@@ -38,15 +40,19 @@ from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, write
 from replug.models.hardware import check_gpus
 from replug.models.preparing import data_folder, prepared_set
 from replug.models.unknown_tokens import query_sample, require_known
-from replug.planning.stages import HELDOUT, INDEX, TRAINING, TUNED
+from replug.planning.stages import HELDOUT, INDEX, QUESTIONS_MADE, TRAINING, TUNED
 from replug.train.data_checks import check_data, check_texts
-from replug.train.development import Watch, describe_weights
+from replug.train.development import DevResult, QuestionResult, Watch, describe_weights
 from replug.train.evaluation import (
     LANGUAGE_MODELLING,
     PICTURE,
+    QUESTIONS,
     evaluate_heldout,
+    judge_by_questions,
     measured_encoder,
     search_heldout,
+    search_questions,
+    searched_version,
     untuned_retrieval,
     write_examples,
 )
@@ -54,13 +60,22 @@ from replug.train.fitting import Fit, own_globals, started_ranks
 from replug.train.labels import label, label_origin
 from replug.train.model_card import write_model_card
 from replug.train.outlook import RunStages
+from replug.train.questions import (
+    DevQuestions,
+    QuestionChooser,
+    Questions,
+    TrainingQuestions,
+    make_questions,
+    questions_folder,
+)
 from replug.train.report import print_results, write_picture, write_report
 from replug.train.run_dir import LM, MEND, SET, RunDirectory, manifest_sha256
-from replug.train.sources import LabelledBatches, LiveBatches, version_after
+from replug.train.sources import LabelledBatches, LiveBatches, QuestionBatches, version_after
 from replug.train.step_metrics import loggers_of, publish_results, require_wandb
 from replug.train.trained_weights import check_training, save_retriever
 from replug.train.verdict import HARMED, verdict_of
-from replug.train.workers import Workers, start_workers
+from replug.train.workers import Workers, start_index, start_workers
+from replug.train.written_questions import write_questions
 
 log = logging.getLogger(__name__)
 
@@ -143,15 +158,20 @@ class _Run:
         # Claim last: correcting a refused key must not look like changing a started run.
         run.claim(config, self._lm_identity, self._data.folder, labels.folder if labels else None)
         self._loggers = [*loggers_of(config, run), *loggers]
+        self._questions: Questions | None = None
 
     def train(self) -> None:
         """Run every stage and finish the run. Stages whose results exist are skipped."""
         self._stages.say(self._data)
         results: dict[str, Any] = {}
+        if self._config.data.questions:
+            with self._stages.stage(QUESTIONS_MADE):
+                self._questions = self._make_questions()
         if is_live(self._config):
             with self._workers("train", "index") as (laid_out, workers):
                 with self._stages.stage(INDEX):  # version 0, which the first steps search
                     untuned_retrieval(laid_out, self._run, self._data, workers)
+                    self._search_untuned(laid_out, workers.index)
                 with self._stages.stage(TRAINING):
                     weights = self._tune(laid_out, workers)
                 if self._config.evaluate.heldout:
@@ -162,12 +182,25 @@ class _Run:
             if self._config.evaluate.heldout:
                 with self._workers("index") as (laid_out, workers):
                     results = self._measure(laid_out, workers, weights["step"])
+            elif self._questions is not None:
+                with start_index(self._config, ("index",), self._data, self._run.index, self._interruption) as started:
+                    results = self._judge(*started, weights["step"])
         results["weights"] = weights
         results["verdict"] = verdict_of(results)
         made_by = self._run.provenance(is_public=True)
         write_model_card(self._run.retriever, self._config, describe_weights(weights), made_by, results)
         self._run.finish(results)
         publish_results(self._loggers, self._run, results)
+
+    def _make_questions(self) -> Questions:
+        config, run = self._config, self._run
+        if config.data.questions != BY_LM or questions_folder(run.questions).is_finished:
+            return make_questions(config, self._data, run.questions, self._lm_identity)
+        with self._workers("index") as (_, workers):
+            has_logprobs = config.lm.score is Teacher.logprob
+            write = partial(write_questions, workers.lm, seed=config.seed, has_logprobs=has_logprobs)
+            write = partial(write, check=self._interruption.check)
+            return make_questions(config, self._data, run.questions, self._lm_identity, write)
 
     def _workers(self, *roles: str) -> AbstractContextManager[tuple[Config, Workers]]:
         assert self._lm is not None
@@ -182,9 +215,16 @@ class _Run:
         run, data = self._run, self._data
         if run.fitted.is_file():
             return read_json(run.fitted, MEND)
-        fit = Fit(config, run, data, self._encoder, self._interruption, self._callbacks, self._loggers)
-        alone = None
-        if workers is None:
+        on_questions = config.train.examples is Examples.questions
+        assert not on_questions or self._questions is not None
+        training = TrainingQuestions(self._questions.train, data.corpus) if on_questions and self._questions else None
+        chooses = bool(workers is None and self._questions and self._questions.dev)
+        kind = QuestionResult if chooses else DevResult
+        arguments = (config, run, data, self._encoder, self._interruption, self._callbacks, self._loggers)
+        fit, alone = Fit(*arguments, queries=training, kind=kind), None
+        if training is not None:
+            fit.run(QuestionBatches(config, training, self._chooser(fit)), self._interruption.check)
+        elif workers is None:
             labelled = self._labelled(config, fit, fit.watch)
             assert labelled is not None
             alone = labelled.dev.bpb_alone if labelled.dev else None
@@ -209,7 +249,13 @@ class _Run:
     def _labelled(self, config: Config, fit: Fit, watch: Watch | None = None) -> LabelledBatches | None:
         if self._labels is None:
             return None
-        return LabelledBatches(config, self._labels, self._data, fit.encoder, fit.frozen, watch)
+        chooser = self._chooser(fit) if watch is not None and self._questions and self._questions.dev else None
+        return LabelledBatches(config, self._labels, self._data, fit.encoder, fit.frozen, watch, chooser)
+
+    def _chooser(self, fit: Fit) -> QuestionChooser:
+        assert self._questions is not None
+        dev = DevQuestions(self._questions.dev, self._data.corpus, self._config.seed)
+        return QuestionChooser(self._config, dev, fit.encoder, fit.frozen, fit.watch)
 
     def _export(self, config: Config, fit: Fit) -> dict[str, Any]:
         """Save the tuned retriever; of a pair, both encoders."""
@@ -218,7 +264,7 @@ class _Run:
             tuned = fit.encoder.cpu().eval()
         else:
             tuned = load_encoder(config.retriever, run.best_weights, config.index.dims)
-            if config.ensemble.temperature == FIT:
+            if config.ensemble.temperature == FIT and isinstance(best, DevResult):
                 num = len(self._data.require_dev())
                 fitted = EnsembleTemperature(best.temperature, self._lm_identity, config.evaluate.k, num)
                 tuned.temperature = fitted if can_fit(num) else PAPER
@@ -236,13 +282,55 @@ class _Run:
                 build_version(config, measured_encoder(config), data, workers.index, IndexState(0, 0))
         with self._stages.stage(TUNED):
             before = untuned_retrieval(config, run, data, workers)
-            after = _tuned_retrieval(config, run, data, workers, step)
+            self._search_untuned(config, workers.index)
+            after = _tuned_retrieval(config, run, data, workers, step, before)
+            self._search_tuned(config, workers.index, step)
+            kept = searched_version(config, version_after(workers.index.store, step)) if step else 0
+            workers.index.store.remove_all_but({kept})  # only now: a checkpoint may need others until then
         with self._stages.stage(HELDOUT):
             results = evaluate_heldout(config, data, workers, {"replug": before, "lsr": after}, run.evaluation)
         picture = run.evaluation / LANGUAGE_MODELLING / PICTURE
         shutil.copyfile(picture, run.document_weights)  # `evaluate` writes another
         write_examples(run, data, before, after)
-        return results
+        return {**results, **self._by_questions(config)}
+
+    def _judge(self, config: Config, index: IndexService, step: int) -> dict[str, Any]:
+        """Return what held-out questions say of the untuned retriever and of the tuned one, without an LM."""
+        with self._stages.stage(INDEX):
+            self._search_untuned(config, index)
+        with self._stages.stage(TUNED):
+            self._search_tuned(config, index, step)
+        return self._by_questions(config)
+
+    def _search_untuned(self, config: Config, index: IndexService) -> None:
+        """Search the held-out questions by the untuned retriever, in index version 0."""
+        if self._questions is not None and not self._run.questions_before.exists():
+            encoder = measured_encoder(config)
+            build_version(config, encoder, self._data, index, IndexState(0, 0))
+            retrieved = search_questions(self._data, index, encoder, 0, self._questions.heldout)
+            retrieved.save(self._run.questions_before)
+
+    def _search_tuned(self, config: Config, index: IndexService, step: int) -> None:
+        """Search the held-out questions by the tuned retriever, whose weights are of `step`."""
+        run, data = self._run, self._data
+        if self._questions is None or run.questions_after.exists():
+            return
+        if step == 0:
+            shutil.copyfile(run.questions_before, run.questions_after)
+            return
+        version = searched_version(config, version_after(index.store, step))
+        encoder = load_encoder(config.retriever, run.retriever, config.index.dims)
+        if version:
+            build_version(config, encoder, data, index, IndexState(version, step))
+        search_questions(data, index, encoder, version, self._questions.heldout).save(run.questions_after)
+
+    def _by_questions(self, config: Config) -> dict[str, Any]:
+        if self._questions is None:
+            return {}
+        paths = {"replug": self._run.questions_before, "lsr": self._run.questions_after}
+        found = {name: RetrievedDocuments.load(path) for name, path in paths.items()}
+        folder = self._run.evaluation / QUESTIONS
+        return {QUESTIONS: judge_by_questions(config, self._data, self._questions.heldout, found, folder)}
 
 
 def _require_trainable(config: Config, data: PreparedSet, encoder: Encoder) -> None:
@@ -266,19 +354,21 @@ def _require_dev_texts(config: Config, data: PreparedSet) -> None:
 
 
 def _tuned_retrieval(
-    config: Config, run: RunDirectory, data: PreparedSet, workers: Workers, step: int
+    config: Config, run: RunDirectory, data: PreparedSet, workers: Workers, step: int, before: RetrievedDocuments
 ) -> RetrievedDocuments:
-    """Search the held-out texts by the tuned retriever, in an index of its own."""
+    """Search the held-out texts by the tuned retriever, in an index of its own. Weights of step 0 are untuned."""
     if run.tuned_retrieval.exists():
         return RetrievedDocuments.load(run.tuned_retrieval)
-    version = version_after(workers.index.store, step)
-    tuned = load_encoder(config.retriever, run.retriever, config.index.dims)
-    retrieved = search_heldout(config, data, workers, tuned, IndexState(version, step))
-    if tuned.temperature is not None:  # fitted again, to what a search of the whole corpus finds
-        write_temperature(run.retriever, tuned.temperature)
+    if step == 0:
+        retrieved, temperature = before, before.temperature if config.ensemble.temperature is not None else None
+    else:
+        version = version_after(workers.index.store, step)
+        tuned = load_encoder(config.retriever, run.retriever, config.index.dims)
+        retrieved = search_heldout(config, data, workers, tuned, IndexState(version, step))
+        temperature = tuned.temperature
+    if temperature is not None:  # fitted again, to what a search of the whole corpus finds
+        write_temperature(run.retriever, temperature)
     retrieved.save(run.tuned_retrieval)
-    kept = 0 if config.retriever.train is TrainedSide.query else version
-    workers.index.store.remove_all_but({kept})  # only now: a checkpoint may need others until then
     return retrieved
 
 

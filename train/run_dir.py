@@ -9,6 +9,7 @@ data/              the prepared set (unless `data.prepared` names another)
 index/             index versions
 checkpoints/       step-000100.ckpt with its mark step-000100.json, which holds its checksum; removed at the end
 best_weights/      the weights that do best on development texts, with their result; removed at the end
+questions/         about the documents, where data.questions asks for some (`train/questions.py`)
 labels/            of train.labels=auto, what `replug prepare --labels` writes
 metrics.jsonl      one object for every logged step
 device_use.jsonl   seconds that each device was busy, by role; one object for some steps
@@ -51,9 +52,9 @@ CHECKPOINT_FORMAT = 4  # of what the callbacks put into a checkpoint
 MEND = "bring it back, or run `replug train` in another run_dir"
 # What a run directory holds beside its finished files, and what other commands leave where a run is to begin.
 OTHERS = (
-    *("given", "data", "labels", "index", "checkpoints", "best_weights*", "evaluation", "retriever", "wandb*"),
-    *("submitted", "logs", "*scores.sqlite*", "*lm_spent.json*", "environment.json", "heldout_*.npz"),
-    *("report.html", "weights.png"),
+    *("given", "data", "labels", "questions", "index", "checkpoints", "best_weights*", "evaluation", "retriever"),
+    *("wandb*", "submitted", "logs", "*scores.sqlite*", "*lm_spent.json*", "environment.json"),
+    *("heldout_*.npz", "questions_*.npz", "report.html", "weights.png"),
 )
 PACKAGES = [
     *("torch", "pytorch-lightning", "transformers", "ray", "datasets", "wandb", "omegaconf", "numpy"),
@@ -89,8 +90,11 @@ class RunDirectory:
         self.retriever = path / "retriever"
         self.best_weights = path / "best_weights"
         self.labels = path / "labels"
+        self.questions = path / "questions"
         self.untuned_retrieval = path / "heldout_before.npz"
         self.tuned_retrieval = path / "heldout_after.npz"
+        self.questions_before = path / "questions_before.npz"
+        self.questions_after = path / "questions_after.npz"
         self.fitted = path / "fitted.json"
         self.results = path / "results.json"
         self.examples = path / "examples.json"

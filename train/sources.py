@@ -21,7 +21,7 @@ from replug.config.choices import Precision, TrainedSide
 from replug.config.refresh_policy import refresh_policy
 from replug.config.schema import Config
 from replug.data.labels import Labels
-from replug.data.records import RetrievedBatch, ScoredBatch
+from replug.data.records import NO_INDEX, RetrievedBatch, ScoredBatch
 from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet, StoredCorpus
 from replug.index_workers.build import build_version, publish_snapshot
@@ -32,6 +32,7 @@ from replug.models.encoder import Encoder
 from replug.models.hardware import multiplies_bfloat16
 from replug.train.development import DevResult, LabelledDevTexts, SearchedDevTexts, Watch
 from replug.train.pipeline import BatchPipeline
+from replug.train.questions import QuestionChooser, TrainingQuestions
 from replug.train.refresh import RefreshController
 from replug.train.step_metrics import StepClock
 from replug.train.trained_weights import FrozenDocuments
@@ -78,7 +79,8 @@ class BatchSource:
 class LabelledBatches(BatchSource):
     """Batches of labelled texts, in the order of texts that live batches have. Neither an index nor an LM is used.
 
-    With a `watch`, development texts are measured before the first step, after each epoch and after the last step.
+    With a `watch`, development texts are measured before the first step, after each epoch and after the last step; with
+    a `chooser`, development questions in their place.
     """
 
     def __init__(
@@ -89,22 +91,28 @@ class LabelledBatches(BatchSource):
         encoder: Encoder,
         frozen: FrozenDocuments | None = None,
         watch: Watch | None = None,
+        chooser: QuestionChooser | None = None,
     ) -> None:
-        self._scores, self._encoder, self._frozen, self._watch = labels.scores("queries"), encoder, frozen, watch
+        self._scores, self._chooser, self._encoder = labels.scores("queries"), chooser, encoder
+        self._frozen, self._watch = frozen, None if chooser else watch
         self._sampler = QuerySampler(len(data.queries), config.train.batch_size, config.seed)
         self._max_steps = config.train.max_steps
         self._every = math.ceil(len(data.queries) / config.train.batch_size)
-        self.dev = LabelledDevTexts(config, labels, data) if watch is not None and labels.counts.get("dev") else None
+        has_dev = self._watch is not None and labels.counts.get("dev")
+        self.dev = LabelledDevTexts(config, labels, data) if has_dev else None
         if isinstance(data.corpus, StoredCorpus):
             data.corpus.rows_of(
                 {doc for split in labels.counts for row in labels.rows(split) for doc in row["doc_ids"]}
             )
         if frozen is not None:
-            frozen.remember(np.union1d(self._scores.retrieved.doc_rows, self.dev.rows if self.dev else []))
+            measured: Sequence[int] | np.ndarray = chooser.dev.rows if chooser else self.dev.rows if self.dev else []
+            frozen.remember(np.union1d(self._scores.retrieved.doc_rows, measured))
 
     def start(self, state: dict[str, Any] | None) -> None:
-        """Measure the development texts, unless the run is resumed."""
-        if self._watch is not None and self._watch.first is None:
+        """Measure the development texts, unless the run is resumed, or questions."""
+        if self._chooser is not None:
+            self._chooser.start()
+        elif self._watch is not None and self._watch.first is None:
             self._measure(0)
 
     def take(self, step: int) -> ScoredBatch:
@@ -113,15 +121,44 @@ class LabelledBatches(BatchSource):
         return replace(batch, retrieved=replace(batch.retrieved, step=step, query_step=step))
 
     def end(self, step: int) -> dict[str, float]:
-        """Measure the development texts if that is due."""
+        """Measure the development texts or questions if that is due."""
         done = step + 1
-        if done % self._every == 0 or done == self._max_steps:
+        if self._chooser is not None:
+            self._chooser.end(step)
+        elif done % self._every == 0 or done == self._max_steps:
             self._measure(done)
         return {}
 
     def _measure(self, step: int) -> None:
         if self.dev is not None and self._watch is not None:
             self._watch.record(self.dev.measure(step, self._encoder, self._frozen), self._encoder.save)
+
+
+class QuestionBatches(BatchSource):
+    """Batches of questions, each with the document that it was made from. Neither an index nor an LM is used.
+
+    The contrastive loss has the batch's other documents as negatives.
+    """
+
+    def __init__(self, config: Config, questions: TrainingQuestions, chooser: QuestionChooser) -> None:
+        self._questions, self._chooser = questions, chooser
+        self._sampler = QuerySampler(len(questions), config.train.batch_size, config.seed)
+
+    def start(self, state: dict[str, Any] | None) -> None:
+        """Measure the development questions by the untuned weights."""
+        self._chooser.start()
+
+    def take(self, step: int) -> ScoredBatch:
+        """Return the batch of a step. Which questions it has follows from the step's number."""
+        rows = self._sampler.rows(step)
+        doc_rows = self._questions.doc_rows[rows]
+        batch = RetrievedBatch(step, step, NO_INDEX, 0, rows, doc_rows, np.zeros(doc_rows.shape, np.float32))
+        return ScoredBatch(batch, np.zeros(doc_rows.shape), np.ones(len(rows)))
+
+    def end(self, step: int) -> dict[str, float]:
+        """Measure the development questions if that is due."""
+        self._chooser.end(step)
+        return {}
 
 
 class LiveBatches(BatchSource):

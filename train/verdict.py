@@ -1,8 +1,9 @@
 """The verdict of a run in plain words: did the tuned retriever help?
 
-It compares the ensemble of the tuned retriever with that of the untuned one on the held-out texts (lsr − replug, with
-the paper's weights). This is the question that a run is made to answer, so it is tested alone at 5%, and the verdict
-is what its 95% interval says. Weights that follow the text are a second sentence, corrected as in the table.
+It compares the tuned retriever with the untuned one in two ways. On held-out texts it compares their ensembles in bits
+per byte (lsr − replug, with the paper's weights), on held-out questions at which rank they find what answers them.
+Each is tested alone at 5%, and a verdict is what its 95% interval says: a retriever may predict texts better and find
+answers worse. Weights that follow the text are a further sentence, corrected as in the table.
 """
 
 from collections.abc import Mapping
@@ -11,10 +12,12 @@ from typing import Any
 from replug.config.methods import POSTERIOR
 from replug.evals.intervals import FEW_CLUSTERS, LEVEL
 from replug.evals.results import Entry
-from replug.train.evaluation import LANGUAGE_MODELLING, QUESTION
+from replug.train.evaluation import LANGUAGE_MODELLING, QUESTION, QUESTIONS
 
 HELPED, HARMED, NOT_SHOWN = "HELPED", "HARMED", "NO DIFFERENCE SHOWN"
 UNIT = "bits per byte"
+MRR = "MRR@20"
+FEW_QUESTIONS = 50
 AFTER_HARM = (
     "Keep the retriever as it was. Try a smaller train.lr or fewer steps, more training texts, or development texts "
     "(data.num_dev), which choose the weights that do best."
@@ -23,35 +26,67 @@ AFTER_NOTHING = (
     "Try more training texts or steps (data.num_queries, train.max_steps, train.epochs) for a larger difference, more "
     "held-out texts (data.num_heldout, evaluate.max_examples) for a narrower interval."
 )
-AS_IT_WAS = "Development texts chose the weights of step 0: the tuned retriever is the one as it was."
+AS_IT_WAS = "The development split chose the weights of step 0: the tuned retriever is the one as it was."
 
 
 def verdict_of(results: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the verdict on what results.json holds; None where no held-out text was measured by both retrievers.
+    """Return the verdict on what results.json holds; None where nothing was measured by both retrievers.
 
-    `verdict` is HELPED, HARMED or NO DIFFERENCE SHOWN. `sentence` says it with the interval, `more` has further
-    sentences: posterior weights, few sources, and what to try. `value` and `interval` are lsr − replug in bits per
-    byte, below 0 where tuning helped.
+    `verdict` is HELPED, HARMED or NO DIFFERENCE SHOWN: harm by texts or by questions is harm, help by either is help.
+    `texts` and `questions` are the verdicts by each, None where it was not measured. `sentence` says it with the
+    intervals, `more` has further sentences: posterior weights, few sources, and what to try. `value` and `interval` are
+    lsr − replug in bits per byte, below 0 where tuning helped; without texts, in mean reciprocal ranks, above 0.
     """
     before, after = QUESTION
-    entry = results.get(LANGUAGE_MODELLING, {}).get(after, {}).get(f"bpb - {before}")
+    by_texts = results.get(LANGUAGE_MODELLING, {}).get(after, {}).get(f"bpb - {before}")
+    by_questions = results.get(QUESTIONS, {}).get(after, {}).get(f"{MRR} - {before}")
+    entry = by_texts or by_questions
     if entry is None:
         return None
-    low, high = entry["interval"]
-    outcome = HELPED if high < 0 else HARMED if low > 0 else NOT_SHOWN
-    text = difference_words(entry, " than before")
-    sentence = {
-        HELPED: f"Tuned retriever: {text}. It helped.",
-        HARMED: f"HARMED: tuned retriever {text}.",
-        NOT_SHOWN: f"No difference shown: tuned retriever {text}.",
-    }[outcome]
+    texts, questions = _outcome(by_texts, -1), _outcome(by_questions, 1)
+    outcome = next((one for one in (HARMED, HELPED) if one in (texts, questions)), NOT_SHOWN)
+    sentences = [_sentence(texts, difference_words(by_texts, " than before"))] if by_texts else []
+    sentences += [_question_sentence(questions, results[QUESTIONS])] if by_questions else []
+    more = _posterior_sentence(results[LANGUAGE_MODELLING]) if by_texts else []
     return {
         "verdict": outcome,
-        "sentence": sentence,
-        "more": [*_posterior_sentence(results[LANGUAGE_MODELLING]), *_caveats(results, entry, outcome)],
+        "texts": texts,
+        "questions": questions,
+        "sentence": " ".join(sentences),
+        "more": [*more, *_caveats(results, entry, outcome)],
         "value": entry["value"],
         "interval": entry["interval"],
     }
+
+
+def _outcome(entry: Entry | None, better: int) -> str | None:
+    """Return what an interval says, where values of the sign `better` are gains; None without one."""
+    if entry is None:
+        return None
+    low, high = sorted(better * end for end in entry["interval"])
+    return HELPED if low > 0 else HARMED if high < 0 else NOT_SHOWN
+
+
+def _sentence(outcome: str | None, text: str) -> str:
+    if outcome == HELPED:
+        return f"Tuned retriever: {text}. It helped."
+    return f"HARMED: tuned retriever {text}." if outcome == HARMED else f"No difference shown: tuned retriever {text}."
+
+
+def _question_sentence(outcome: str | None, results: Mapping[str, Mapping[str, Entry]]) -> str:
+    """Say how the tuned retriever answers questions, and what so few of them could show."""
+    before, after = QUESTION
+    entry, (old, new) = results[after][f"{MRR} - {before}"], (results[name]["Success@1"] for name in QUESTION)
+    low, high = entry["interval"]
+    said = {HELPED: "By questions it helped", HARMED: "HARMED by questions"}.get(
+        str(outcome), "By questions no difference is shown"
+    )
+    few = f" So few show only differences above {(high - low) / 2:.2f}." if entry["n"] < FEW_QUESTIONS else ""
+    return (
+        f"{said}: of {entry['n']} held-out questions a right document is first for {new['value']:.1%} "
+        f"({old['value']:.1%} before), mean reciprocal rank {entry['value']:+.3f} (95% interval {low:+.3f} to "
+        f"{high:+.3f}).{few}"
+    )
 
 
 def _posterior_sentence(heldout: Mapping[str, Mapping[str, Entry]]) -> list[str]:

@@ -32,6 +32,25 @@ class Workers:
 
 
 @contextmanager
+def start_index(
+    config: Config,
+    roles: tuple[str, ...],
+    data: PreparedSet,
+    index_root: Path,
+    interruption: Interruption | None = None,
+) -> Iterator[tuple[Config, IndexService]]:
+    """Start Ray for these roles and the index service; see `start_workers`."""
+    sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
+    with ray_cluster(config, roles, interruption, sizes) as laid_out:
+        require_seen_by_all(index_root, [data.folder, data.corpus_path, *local_models(laid_out)])
+        with (
+            sole_writer(index_root),
+            closing(IndexService(index_root, watched_texts(data), laid_out.retrieve.k)) as index,
+        ):
+            yield laid_out, index
+
+
+@contextmanager
 def start_workers(
     config: Config,
     roles: tuple[str, ...],
@@ -46,14 +65,10 @@ def start_workers(
     Yields the configuration with the resources that they have. All are stopped at the end. Raises UserError where a
     node of the cluster does not see the files.
     """
-    sizes = run_sizes(config, len(data.corpus), multiplies_bfloat16())
-    with ray_cluster(config, (*roles, *source.roles), interruption, sizes) as laid_out:
-        require_seen_by_all(index_root, [data.folder, data.corpus_path, *local_models(laid_out)])
-        with sole_writer(index_root):
-            # First: scorers may wait for room, its actors may not.
-            index = IndexService(index_root, watched_texts(data), laid_out.retrieve.k)
-            with closing(index), opened_lm(laid_out.lm, source, scores) as lm:
-                yield laid_out, Workers(lm, index, prompt_template(laid_out.lm, source))
+    # The index first: scorers may wait for room, its actors may not.
+    with start_index(config, (*roles, *source.roles), data, index_root, interruption) as (laid_out, index):  # noqa: SIM117
+        with opened_lm(laid_out.lm, source, scores) as lm:
+            yield laid_out, Workers(lm, index, prompt_template(laid_out.lm, source))
 
 
 def local_models(config: Config) -> list[Path]:

@@ -13,7 +13,7 @@ from itertools import chain
 from operator import attrgetter
 from urllib.parse import urlsplit
 
-from replug.config.choices import EnsembleWeights, LMScore, ServerAPI, Teacher, TooLong
+from replug.config.choices import EnsembleWeights, Examples, LMScore, ServerAPI, Teacher, TooLong
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AnsweringConfig, AnyConfig, AskConfig, EvaluationConfig, WebConfig
 from replug.config.keys import keys_of
@@ -39,6 +39,7 @@ READS_TOKENS = (
     "ensemble.read counts tokens of prompts, and a server without lm.tokenizer, or with lm.api=chat, does not tell "
     "them; expected that, or ensemble.read=0"
 )
+RULE, BY_LM = "rule", "lm"  # of data.questions; anything else is a file
 OWN_LABELS = "auto"  # of train.labels: made in the run directory
 # Of requests to a server: those on which scores rest, and those that only change what the LM answers.
 REQUEST_FIELDS = (
@@ -107,7 +108,11 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
     yield from refresh_problems(config.refresh)
     yield from _resource_problems(config)
     yield from _training_problems(config)
-    yield from _with_labels(config) if config.train.labels else _without_labels(config)
+    if config.train.examples is Examples.questions:
+        yield from _on_questions(config)
+    else:
+        yield from _with_labels(config) if config.train.labels else _without_labels(config)
+    yield from _question_problems(config)
     yield from _dev_problems(config)
     yield from _teacher_problems(config)
     yield from _ensemble_problems(config.ensemble, config.lm)
@@ -385,7 +390,8 @@ def require_logprobs(lm: LMConfig) -> None:
 
 def chooses_by_dev(config: Config) -> bool:
     """Return whether development texts choose weights or the temperature."""
-    return config.ensemble.temperature == FIT or config.train.patience is not None
+    by_questions = bool(config.data.questions) and not is_live(config)
+    return config.ensemble.temperature == FIT or (config.train.patience is not None and not by_questions)
 
 
 def _index_problems(config: Config | EvaluationConfig) -> Iterator[str]:
@@ -451,7 +457,36 @@ def _without_labels(config: Config) -> Iterator[str]:
 
 def is_live(config: Config) -> bool:
     """Return whether the LM scores batches during training."""
-    return config.train.labels is None or config.train.label_steps is not None
+    labelled = config.train.labels is not None and config.train.label_steps is None
+    return config.train.examples is Examples.texts and not labelled
+
+
+def _on_questions(config: Config) -> Iterator[str]:
+    """Refuse keys that a training on questions does not read."""
+    train = config.train
+    if not config.data.questions:
+        yield "train.examples is questions, but data.questions is not set; expected data.questions=rule, lm or a file"
+    for name in ("labels", "label_steps", "epochs"):
+        if (value := getattr(train, name)) is not None:
+            instead = "train.max_steps instead" if name == "epochs" else "null, since no LM is asked"
+            yield f"train.{name} is {value} with train.examples=questions; expected {instead}"
+    if not (config.loss.contrastive and config.loss.in_batch):
+        yield (
+            "train.examples is questions, which learn from the batch's other documents; expected loss.in_batch=true "
+            "and loss.contrastive above 0"
+        )
+    if train.batch_size < 2:
+        yield f"train.batch_size is {train.batch_size} with train.examples=questions; expected at least 2"
+    if isinstance(train_ranks := config.resources.train, int) and train_ranks > 1:
+        yield f"resources.train is {train_ranks} with train.examples=questions; expected 1 or auto"
+
+
+def _question_problems(config: Config) -> Iterator[str]:
+    if config.data.questions in (RULE, BY_LM) and names_store(config.data.corpus):
+        yield (
+            f"data.questions is {config.data.questions}, and the documents stay in a store; expected a file of "
+            "questions with gold documents"
+        )
 
 
 def _with_labels(config: Config) -> Iterator[str]:

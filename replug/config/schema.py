@@ -13,6 +13,7 @@ from replug.config.choices import (
     Accelerator,
     Direction,
     DType,
+    Examples,
     LMScore,
     Precision,
     ServerAPI,
@@ -41,6 +42,11 @@ class DataConfig:
     heldout: str | None = key(None, "Held-out examples in the format of data.train. They are never trained on.")
     dev: str | None = key(None, "Development examples in the format of data.train, for choosing weights and settings.")
     fields: dict[str, str] = key({}, "Other names of fields in rows and raw texts: {contents: text, meta.pid: id}.")
+    questions: str | None = key(
+        None,
+        "Questions about the documents that judge the retriever: rule (made from them), lm (written by the LM), or a "
+        "file of rows (question, answers, optional gold). Default: none.",
+    )
     # Raw texts, which `replug prepare` cuts into documents and examples.
     source: str | None = key(
         None, "Raw texts to prepare: file, folder, glob (JSONL, TSV, Parquet, text), package:NAME or hub dataset."
@@ -244,6 +250,10 @@ class ResourcesConfig:
 
 @dataclass
 class TrainConfig:
+    examples: Examples = key(
+        Examples.texts,
+        "What is trained on: texts (LSR by the LM's scores), or questions made from the documents (contrast, no LM).",
+    )
     max_steps: int = key(1000, "Optimizer steps (paper: 25,000).", ABOVE_0)
     batch_size: int = key(64, "Training examples per step, over all ranks (paper: 64).", ABOVE_0)
     micro_batches: int = key(

@@ -20,7 +20,7 @@ from replug.evals.loop import Item
 
 BETWEEN_BLOCKS = "\n\n"
 STOP = "\n"
-QUESTION_FIELDS = ("id", "question", "answers", "domain", "gold", "candidates")
+QUESTION_FIELDS = ("id", "question", "answers", "domain", "source", "gold", "candidates")
 
 
 def knowledge_line(document: str | None) -> str:
@@ -109,6 +109,7 @@ def open_question(
         query=text_of(row, "question", where),
         group=name_of(row, ("domain",), where) or "all",
         gold=ids_of(row, "gold", where),
+        source=name_of(row, ("source",), where),
     )
     return OpenQuestion(example, texts_of(row, answers, where) if needs_answers else ())
 

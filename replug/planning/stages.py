@@ -7,11 +7,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from replug.config.choices import TrainedSide
+from replug.config.choices import Examples, TrainedSide
 from replug.config.errors import UserError
 from replug.config.paths import names_store
 from replug.config.refresh_policy import RefreshPolicy, refresh_policy
-from replug.config.rules import CONTEXT, DOCUMENT, FIT, OWN_LABELS, is_live
+from replug.config.rules import BY_LM, CONTEXT, DOCUMENT, FIT, OWN_LABELS, RULE, is_live
 from replug.config.schema import DEV_SHARE, Config, DataConfig, LMConfig, RetrieverConfig
 from replug.data.folder import MANIFEST
 from replug.data.row_files import SPLIT_OF_BEIR, count_rows, row_files
@@ -23,6 +23,7 @@ from replug.models.batching import padded_length
 from replug.models.ensemble import can_fit
 
 INDEX, LABELS, TRAINING, TUNED, HELDOUT = "index", "labels", "training", "tuned retriever's search", "held-out texts"
+QUESTIONS_MADE = "questions"
 BYTES_PER_TOKEN = 4.0  # of English prose; program code has about 3
 SPECIAL_TOKENS = 2  # the retriever's, round a text's own
 LONGEST = 512  # tokens that most encoders read
@@ -95,10 +96,22 @@ def template_tokens(lm: LMConfig) -> int:
 
 def run_stages(config: Config, counts: Counts) -> list[Stage]:
     """Return the stages in order."""
+    stages = _stages_of_texts(config, counts)
+    if not config.data.questions:
+        return stages
+    by = {RULE: "by a rule", BY_LM: "by the LM"}.get(config.data.questions, f"from {config.data.questions}")
+    place = 2 if config.train.labels == OWN_LABELS else 0  # behind the index and the labels
+    return [*stages[:place], Stage(QUESTIONS_MADE, f"make questions about the documents {by}"), *stages[place:]]
+
+
+def _stages_of_texts(config: Config, counts: Counts) -> list[Stage]:
     has_store = names_store(config.data.corpus)
     text = "ask the store of the documents" if has_store else f"embed {counts.documents:,} documents"
     index = Stage(INDEX, text, documents=0 if has_store else counts.documents)
     labels, measuring = list(_label_stages(config, counts)), _measuring(config, counts)
+    if config.train.examples is Examples.questions:
+        work = f"{config.train.max_steps:,} steps of {config.train.batch_size} questions"
+        return [Stage(TRAINING, work, steps=config.train.max_steps), *([index] if measuring else []), *measuring]
     if is_live(config):
         steps, pairs = config.train.max_steps, config.train.batch_size * config.retrieve.k
         development = counts.dev * config.evaluate.k * (refreshes(config).num_starts + 2)
@@ -147,18 +160,19 @@ def _label_stages(config: Config, counts: Counts) -> Iterator[Stage]:
 
 def _measuring(config: Config, counts: Counts) -> list[Stage]:
     """Return the stages after training: each held-out text alone, and with the documents of both retrievers."""
+    is_embedded = trains_documents(config)
+    documents = counts.documents if is_embedded and not names_store(config.data.corpus) else 0
+    work = "embed the documents anew" if is_embedded else "find documents for the held-out texts"
     if not config.evaluate.heldout:
-        return []
+        return [Stage(TUNED, work, documents=documents)] if config.data.questions else []
     k, most, fitting = config.evaluate.k, config.evaluate.max_examples, 0
     if config.ensemble.temperature == FIT and can_fit(counts.dev):
         # Once before and once after; labels hold the nearest documents already.
         known = min(k, config.label.dense) if config.train.labels == OWN_LABELS else 0
         fitting = counts.dev * (2 * k - known)
-    is_embedded = trains_documents(config)
-    work = "embed the documents anew" if is_embedded else "find documents for the held-out texts"
     texts = counts.heldout if most is None else min(most, counts.heldout)
     return [
-        Stage(TUNED, work, fitting, counts.documents if is_embedded and not names_store(config.data.corpus) else 0),
+        Stage(TUNED, work, fitting, documents),
         Stage(HELDOUT, "compare with and without tuning", texts * (1 + 2 * k)),
     ]
 

@@ -1,0 +1,274 @@
+"""Questions about the documents: how they are made and dealt, judge a run, train it, and choose its weights."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replug.config.errors import UserError
+from replug.config.load import load_config
+from replug.data.records import Document
+from replug.data.sources.built_in_texts import stand_in_vocabulary
+from replug.data.store import PreparedSet
+from replug.evals.evidence import RetrievedDocuments
+from replug.evals.loop import Item
+from replug.evals.questions import OpenQuestion
+from replug.models.build import load_encoder
+from replug.models.generation import Generated
+from replug.models.local.stand_in_lm import StandInLM
+from replug.train.development import QuestionResult, Watch
+from replug.train.evaluation import judge_by_questions
+from replug.train.questions import DevQuestions, QuestionChooser, Untuned, make_questions
+from replug.train.run_dir import RunDirectory
+from replug.train.verdict import verdict_of
+from replug.train.written_questions import write_questions
+from tests.support.command_line import ROOT
+from tests.support.made_once import made_once
+from tests.support.runs import metrics
+
+DEBUG = ROOT / "configs/debug.yaml"
+NUM_DOCUMENTS = 240
+ON_QUESTIONS = (
+    *("train.examples=questions", "data.questions=rule", "loss.contrastive=1", "loss.in_batch=true"),
+    *("train.max_steps=30", "train.batch_size=16", "train.lr=0.003", "loss.gamma=0.05", "evaluate.heldout=false"),
+    *("data.source=null", "data.num_queries=1000", "data.num_heldout=100", "refresh.every_steps=3000"),
+    "refresh.lag_steps=null",
+)
+
+
+def text_of(words: list[str], year: int) -> str:
+    return f"{' '.join(words).capitalize()} were built in {year}."
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The keys that name a corpus of made-up sentences, each with a year, and texts that nothing reads."""
+    folder, rng = tmp_path_factory.mktemp("rows"), np.random.default_rng(4)
+    vocabulary = [word for topic in stand_in_vocabulary() for word in topic]
+    documents = [
+        {"id": f"d{number}", "text": text_of(rng.choice(vocabulary, 8).tolist(), 1500 + number), "source": f"s{number}"}
+        for number in range(NUM_DOCUMENTS)
+    ]
+    texts = {
+        split: [
+            {"id": f"{split}{number}", "context": f"{split} {number}", "continuation": " x"} for number in range(20)
+        ]
+        for split in ("train", "heldout")
+    }
+    for name, content in {"corpus": documents, **texts}.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    return [f"data.{name}={folder / name}.jsonl" for name in ("corpus", "train", "heldout")]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, finish: Callable[..., str], rows: list[str]) -> Path:
+    """A run on questions alone, for which no LM is named."""
+    return made_once(tmp_path_factory, "on-questions", lambda run: finish(run, *ON_QUESTIONS, *rows, "lm.path=null"))
+
+
+def read(run: Path, split: str) -> list[dict]:
+    return [json.loads(line) for line in (run / f"questions/{split}.jsonl").read_text().splitlines()]
+
+
+def test_training_on_questions_asks_no_lm_and_finds_documents_that_it_was_not_trained_on(trained: Path) -> None:
+    results = json.loads((trained / "results.json").read_text())
+    assert not (trained / "scores.sqlite").exists() and "language_modelling" not in results
+    before, after = (results["questions"][name] for name in ("replug", "lsr"))
+    assert after["MRR@20"]["value"] > before["MRR@20"]["value"] + 0.1
+    assert {f"Success@{k} - replug" for k in (1, 5, 20)} < after.keys()
+    assert results["verdict"]["verdict"] == results["verdict"]["questions"] == "HELPED"
+    assert (
+        results["weights"]["best"]["low"] > 0 and metrics(trained)[-1]["train/loss"] < metrics(trained)[0]["train/loss"]
+    )
+    assert "held-out questions" in (trained / "report.html").read_text()
+
+
+def test_the_splits_share_no_source_and_their_answers_stand_in_their_documents(trained: Path) -> None:
+    data, splits = PreparedSet(trained / "data"), {name: read(trained, name) for name in ("train", "dev", "heldout")}
+    sources = [{row["source"] for row in questions} for questions in splits.values()]
+    assert all(sources) and len(set.union(*sources)) == sum(map(len, sources))
+    texts = {document.id: document.text for document in data.corpus.iterate()}
+    for row in (row for questions in splits.values() for row in questions):
+        assert row["answers"][0] in texts[row["gold"][0]] and row["answers"][0] not in row["question"]
+
+
+def test_harm_by_questions_is_harm_whatever_the_texts_say(trained: Path) -> None:
+    results = json.loads((trained / "results.json").read_text())
+    worse = {**results["questions"]["lsr"]["MRR@20 - replug"], "value": -0.1, "interval": [-0.2, -0.01]}
+    results["questions"]["lsr"]["MRR@20 - replug"] = worse
+    lower = {"value": -0.1, "interval": [-0.2, -0.01], "n": 40}
+    verdict = verdict_of({**results, "language_modelling": {"replug": {}, "lsr": {"bpb - replug": lower}}})
+    assert verdict is not None and verdict["verdict"] == verdict["questions"] == "HARMED"
+    assert verdict["texts"] == "HELPED" and "HARMED by questions" in verdict["sentence"]
+
+
+def test_own_questions_judge_by_the_passages_that_hold_an_answer(trained: Path, tmp_path: Path) -> None:
+    file, data = tmp_path / "mine.jsonl", PreparedSet(trained / "data")
+    file.write_text('{"question": "when?", "answers": ["1501"]}\n{"question": "who?", "answers": ["nobody at all"]}\n')
+    config = load_config(DEBUG, ["run_dir=x", *ON_QUESTIONS, f"data.questions={file}"])
+    questions = make_questions(config, data, tmp_path / "questions")
+    assert len(questions.heldout) == 2 and questions.dev, "so few judge alone; the rule's choose"
+    found = {"replug": np.array([[5, 1, 2], [1, 2, 3]]), "lsr": np.array([[1, 2, 3], [1, 2, 3]])}
+    retrieved = {name: RetrievedDocuments(rows, np.zeros(rows.shape)) for name, rows in found.items()}
+    results = judge_by_questions(config, data, questions.heldout, retrieved, tmp_path / "outcomes")
+    assert [results[name]["MRR@20"]["value"] for name in ("replug", "lsr")] == [0.25, 0.5]
+    file.write_text('{"question": "when?"}\n')
+    with pytest.raises(UserError, match="neither answers nor gold"):
+        make_questions(config, data, tmp_path / "others")
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("data.questions=null", "data.questions"),
+        ("train.labels=auto", "train.labels"),
+        ("train.epochs=1", "train.epochs"),
+        ("loss.in_batch=false", "loss.in_batch"),
+        ("train.batch_size=1", "train.batch_size"),
+        ("resources.train=2", "resources.train"),
+    ],
+)
+def test_keys_that_do_not_go_with_questions_are_refused(override: str, named: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=named):
+        load_config(DEBUG, [f"run_dir={tmp_path}", *ON_QUESTIONS, override])
+
+
+# The choice of weights ------------------------------------------------------------------------------------------
+
+
+def test_reciprocal_ranks_are_those_of_a_naive_search(trained: Path) -> None:
+    corpus, encoder = PreparedSet(trained / "data").corpus, load_encoder(load_config(DEBUG).retriever)
+    questions = [
+        OpenQuestion(Item("a", "when were they built", "all", ("d3", "d7")), ()),
+        OpenQuestion(Item("b", "in which year", "all"), ("1511",)),
+        OpenQuestion(Item("c", "where", "all"), ("nowhere",)),
+    ]
+    ranks = DevQuestions(questions, corpus, seed=0).reciprocal_ranks(encoder)
+    documents = encoder.encode_document(corpus.texts(range(NUM_DOCUMENTS))).numpy()
+    similarities = encoder.encode_query([question.example.query for question in questions]).numpy() @ documents.T
+    order = [[corpus.documents([row])[0].id for row in np.argsort(-of, kind="stable")] for of in similarities]
+    best = min(order[0].index(name) for name in ("d3", "d7"))
+    assert ranks.tolist() == pytest.approx([1 / (best + 1), 1 / (order[1].index("d11") + 1), 0], rel=0.05)
+
+
+def test_interpolated_weights_lie_between_and_the_tuned_ones_come_back_to_the_bit() -> None:
+    encoder = load_encoder(load_config(DEBUG).retriever)
+    untuned, weight = Untuned(encoder), next(encoder.parameters())
+    before = weight.detach().clone()
+    with np.errstate(all="ignore"):
+        weight.data += 0.1
+    tuned = weight.detach().clone()
+    with untuned.interpolated(0.0):
+        assert (weight == before).all()
+    with untuned.interpolated(0.25):
+        assert np.allclose((weight - before).detach(), 0.025, atol=1e-6)
+    assert (weight == tuned).all()
+
+
+class Dev(DevQuestions):
+    """Questions whose ranks by share of the way to the tuned weights are told by a test."""
+
+    def __init__(self, ranks: dict[float, float], untuned: float, num: int = 100) -> None:
+        from replug.evals.intervals import Clusters
+
+        self.clusters, self._ranks, self._untuned, self._num = Clusters.by_name(range(num)), ranks, untuned, num
+        self.start: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return self._num
+
+    def reciprocal_ranks(self, encoder, frozen=None) -> np.ndarray:
+        weight = next(encoder.parameters()).detach().numpy()
+        if self.start is None:
+            self.start = weight.copy()
+        moved = float(np.abs(weight - self.start).mean())
+        mean = self._untuned if moved < 1e-6 else self._ranks[min(self._ranks, key=lambda share: abs(share - moved))]
+        return np.where(np.arange(self._num) < round(mean * self._num), 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "untuned", "step", "share"),
+    [
+        ({1.0: 0.9, 0.75: 0.8, 0.5: 0.7, 0.25: 0.6}, 0.5, 1, 1.0),
+        ({1.0: 0.3, 0.75: 0.5, 0.5: 0.7, 0.25: 0.6}, 0.5, 1, 0.5),
+        ({1.0: 0.3, 0.75: 0.4, 0.5: 0.5, 0.25: 0.52}, 0.5, 0, 1.0),  # a gain by luck is none
+        ({1.0: 0.1, 0.75: 0.2, 0.5: 0.3, 0.25: 0.4}, 0.5, 0, 1.0),
+    ],
+)
+def test_weights_are_chosen_that_are_better_by_more_than_luck(ranks, untuned, step, share, tmp_path: Path) -> None:
+    config = load_config(DEBUG, ["train.max_steps=1", "run_dir=x"])
+    encoder, watch = load_encoder(config.retriever), Watch(tmp_path / "best", None, QuestionResult)
+    chooser = QuestionChooser(config, Dev(ranks, untuned), encoder, None, watch)
+    chooser.start()
+    next(encoder.parameters()).data += 1.0
+    chooser.end(0)
+    chosen = watch.chosen()
+    assert isinstance(chosen, QuestionResult) and (chosen.step, chosen.share) == (step, share)
+    saved = next(load_encoder(config.retriever, tmp_path / "best").parameters())
+    assert float((next(encoder.parameters()) - saved).detach().mean()) == pytest.approx(
+        1 - (share if step else 0), abs=1e-3
+    )
+
+
+def test_where_questions_leave_nothing_to_gain_training_ends_before_its_first_step(tmp_path: Path) -> None:
+    config = load_config(DEBUG, ["train.max_steps=1", "run_dir=x"])
+    watch = Watch(tmp_path / "best", None, QuestionResult)
+    QuestionChooser(config, Dev({}, 0.97), load_encoder(config.retriever), None, watch).start()
+    assert watch.is_over and watch.chosen() == QuestionResult(0, 0.97, 0.97)
+
+
+# Questions by the LM --------------------------------------------------------------------------------------------
+
+
+class WritingLM(StandInLM):
+    """Words questions as it is told, and finds the answer likelier wherever `helps` stands before it."""
+
+    def __init__(self, worded: dict[str, str], helps: str) -> None:
+        super().__init__()
+        self._worded, self._helps = worded, helps
+
+    def submit_samples(self, prompts, options):
+        texts = [next(text for answer, text in self._worded.items() if f"Answer: {answer}\n" in of) for of in prompts]
+
+        class Done:
+            def result(self):
+                return [[Generated(text, np.zeros(1))] for text in texts]
+
+        return Done()
+
+    def score(self, prefixes, continuations, **more):
+        from replug.models.black_box_lm import ContinuationScore
+
+        return [ContinuationScore(np.array([-1.0 if self._helps in prefix else -3.0])) for prefix in prefixes]
+
+
+def test_written_questions_are_kept_by_their_form_by_bm25_and_by_what_the_document_adds() -> None:
+    worded = {
+        "1887": " when was the tower of Basel begun? More",
+        "1889": " it was finished.",  # no question
+        "1890": " was it in 1890?",  # holds its answer
+        "Nantes": " what does nobody here write about anything?",  # BM25 finds another
+    }
+    pairs = [
+        (
+            OpenQuestion(Item(answer, "", "all", (answer,), answer), (answer,)),
+            Document(answer, f"The tower of Basel and {answer} {place}", "all", answer),
+        )
+        for place, answer in enumerate(worded)
+    ]
+    others = ["nobody here ever does write about anything what"] * 30
+    kept = write_questions(WritingLM(worded, "The tower"), pairs, others, 5, 0, True, lambda: None)  # type: ignore[arg-type]
+    assert [(of.example.query, of.example.gold) for of in kept] == [("when was the tower of Basel begun?", ("1887",))]
+    without = write_questions(WritingLM(worded, "no such"), pairs, others, 5, 0, True, lambda: None)  # type: ignore[arg-type]
+    assert without == []
+
+
+def test_questions_are_made_once_and_others_are_refused_in_their_place(trained: Path, tmp_path: Path) -> None:
+    data, keys = PreparedSet(trained / "data"), ["run_dir=x", *ON_QUESTIONS]
+    made = make_questions(load_config(DEBUG, keys), data, tmp_path / "questions")
+    assert [of.example.id for of in made.train] == [row["id"] for row in read(trained, "train")]
+    with pytest.raises(UserError, match="seed"):
+        make_questions(load_config(DEBUG, [*keys, "seed=7"]), data, tmp_path / "questions")
+    assert RunDirectory(trained).is_finished

@@ -1,0 +1,306 @@
+"""Questions about a run's documents: they judge its retriever beside continuations of texts, and may train it.
+
+RUN_DIR/questions/train.jsonl     made by a rule (`data.questions`), for train.examples=questions
+RUN_DIR/questions/dev.jsonl       choose weights
+RUN_DIR/questions/heldout.jsonl   judge at the end, and nothing else
+RUN_DIR/questions/inputs.json, manifest.json
+
+Rows have question, answers, gold (ids of documents) and source, so they are read as any questions are. Splits share no
+source. With `data.questions=lm` the LM writes those that judge: a retriever that learned from questions made by a rule
+finds the sources of others made so, while it gets worse at what people ask (docs/experiments.md).
+"""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from replug.config.choices import Examples
+from replug.config.errors import UserError
+from replug.config.rules import BY_LM, RULE, is_live
+from replug.config.schema import Config
+from replug.data.answers import has_answer
+from replug.data.files import replace_file
+from replug.data.folder import Folder
+from replug.data.hashing import hash64
+from replug.data.questions import Question, questions_of
+from replug.data.records import Document
+from replug.data.row_files import rows_sha256
+from replug.data.store import CorpusStore, PreparedSet
+from replug.evals.intervals import Clusters, Ratio, difference_and_p
+from replug.evals.loop import Item
+from replug.evals.questions import OpenQuestion, read_questions
+from replug.index_workers.bm25 import search_bm25
+from replug.models.encoder import Encoder
+from replug.train.development import QuestionResult, Watch
+from replug.train.trained_weights import FrozenDocuments, embedded
+
+SPLITS = ("train", "dev", "heldout")
+SHARE = 10  # one in so many sources has development questions, one held-out ones
+MOST_JUDGED = {RULE: 200, BY_LM: 80}  # development questions, and as many held-out ones; the LM's cost tokens
+WRITTEN_FOR_ONE = 2  # questions that the LM writes for one that is wanted
+PER_DOCUMENT = 2  # training questions
+FEW_SOURCES, SAMPLED = 10 * SHARE, 5000  # in as many documents: below it, these are dealt to the splits one by one
+OWN_BOTH = 60  # questions of the user's: with as many, every second one develops
+ROWS_AT_A_TIME = 512
+SHARES = (1.0, 0.75, 0.5, 0.25)  # of the way from the untuned weights
+NUM_LOOKS = 3  # at development questions while training, each at all `SHARES`
+CEILING = 0.95  # a mean reciprocal rank of development questions that leaves nothing to gain
+NUM_RESAMPLES = 2000  # of the interval of a gain
+# Documents that BM25 searches, and finds for a question; as few as the last are all taken.
+SEARCHED, NEAREST, SMALL = 20_000, 10, 2_000
+
+log = logging.getLogger(__name__)
+
+Write = Callable[[Sequence[tuple[OpenQuestion, Document]], Sequence[str], int], list[OpenQuestion]]
+
+
+class Questions:
+    """Reads the questions of a run by split; a split that the run does not need is empty."""
+
+    def __init__(self, folder: Path) -> None:
+        questions_folder(folder).require()
+        paths = [folder / f"{split}.jsonl" for split in SPLITS]
+        self.train, self.dev, self.heldout = (read_questions(path) if path.is_file() else [] for path in paths)
+
+
+def questions_folder(path: Path) -> Folder:
+    """Return the folder of a run's questions."""
+    return Folder(path, "set of questions", key="run_dir", fix_hint="remove the folder to make the questions again")
+
+
+def make_questions(
+    config: Config, data: PreparedSet, path: Path, lm: str = "", write: Write | None = None
+) -> Questions:
+    """Make the questions of a run, or open those that are there.
+
+    `write` has the LM of the identity `lm` word at most N questions of documents; the texts beside are other documents.
+    Raises UserError where the documents give too few.
+    """
+    kind, folder = str(config.data.questions), questions_folder(path)
+    inputs: dict[str, Any] = {"data.questions": kind, "documents": data.corpus_sha256, "seed": config.seed}
+    if kind == BY_LM:
+        inputs["lm.identity"] = lm
+    elif kind != RULE:
+        inputs["data.questions (sha256)"] = rows_sha256(kind)
+    wanted = _wanted(config, data.corpus)
+    folder.claim({**inputs, **wanted})
+    if not folder.is_finished:
+        splits = {} if kind in (RULE, BY_LM) else _own(kind, wanted)
+        splits |= _from_documents(
+            config, data.corpus, {name: wanted[name] for name in wanted if name not in splits}, write
+        )
+        for split, questions in splits.items():
+            _write_rows(path / f"{split}.jsonl", questions)
+        counts = {split: len(questions) for split, questions in splits.items()}
+        log.info("questions about the documents: " + ", ".join(f"{count:,} {split}" for split, count in counts.items()))
+        folder.finish([f"{split}.jsonl" for split in splits], {"counts": counts})
+    return Questions(path)
+
+
+def _wanted(config: Config, corpus: CorpusStore) -> dict[str, int]:
+    """Return how many questions each split needs; development questions choose where no live training does."""
+    most, train = MOST_JUDGED.get(str(config.data.questions), MOST_JUDGED[RULE]), config.train
+    wanted = {"heldout": most}
+    if not is_live(config) and corpus.url is None:
+        wanted["dev"] = most
+    if train.examples is Examples.questions:
+        wanted["train"] = train.batch_size * train.max_steps
+    return wanted
+
+
+def _own(path: str, wanted: Mapping[str, int]) -> dict[str, list[OpenQuestion]]:
+    """Return the user's questions; of many, every second one develops."""
+    rows = read_questions(path, needs_answers=False)
+    if unknown := [row.example.id for row in rows if not (row.answers or row.example.gold)]:
+        raise UserError(
+            f"data.questions: question {unknown[0]} of {path} has neither answers nor gold documents; expected "
+            "answers, which some passage holds, or ids of documents as gold"
+        )
+    if "dev" in wanted and len(rows) >= OWN_BOTH:
+        return {"dev": rows[1::2], "heldout": rows[::2]}
+    log.info(f"{path}: all {len(rows)} questions judge at the end; of {OWN_BOTH} or more, half choose weights")
+    return {"heldout": rows}
+
+
+def _from_documents(
+    config: Config, corpus: CorpusStore, wanted: Mapping[str, int], write: Write | None
+) -> dict[str, list[OpenQuestion]]:
+    """Make questions of random documents until there are as many as each split needs, or no more documents."""
+    if not wanted:
+        return {}
+    by_lm = [split for split in wanted if write is not None and split != "train"]
+    most = {split: WRITTEN_FOR_ONE * count if split in by_lm else count for split, count in wanted.items()}
+    made: dict[str, list[tuple[OpenQuestion, Document]]] = {split: [] for split in wanted}
+    order = corpus.sample(np.random.default_rng([config.seed, 4]))
+    by_source = len(set(corpus.sources(order[:SAMPLED]))) >= FEW_SOURCES
+    for start in range(0, len(order), ROWS_AT_A_TIME):
+        if all(len(made[split]) >= count for split, count in most.items()):
+            break
+        for document in corpus.documents(order[start : start + ROWS_AT_A_TIME]):
+            split = _split_of(document.source if by_source else document.id, config.seed)
+            if len(made.get(split, ())) < most.get(split, 0):
+                num = PER_DOCUMENT if split == "train" else 1
+                made[split] += [(_opened(of), document) for of in questions_of(document, num, config.seed)]
+    splits = {split: [question for question, _ in of[: most[split]]] for split, of in made.items()}
+    if write is not None:
+        others = corpus.texts(order[:SEARCHED])
+        splits |= {split: write(made[split][: most[split]], others, wanted[split]) for split in by_lm}
+    if few := [split for split, questions in splits.items() if not questions]:
+        raise UserError(
+            f"data.questions: no question could be made of {len(corpus):,} documents for the {few[0]} split; expected "
+            "sentences with names, numbers or dates, or data.questions=FILE with your own questions"
+        )
+    return splits
+
+
+def _split_of(name: str, seed: int) -> str:
+    return {0: "heldout", 1: "dev"}.get(hash64(f"questions/{seed}/{name}") % SHARE, "train")
+
+
+def _opened(of: Question) -> OpenQuestion:
+    return OpenQuestion(Item(of.id, of.question, "all", (of.gold,), of.source), of.answers)
+
+
+def _write_rows(path: Path, questions: Sequence[OpenQuestion]) -> None:
+    def row(of: OpenQuestion) -> str:
+        fields: dict[str, Any] = {"id": of.example.id, "question": of.example.query, "answers": of.answers}
+        fields |= {"gold": of.example.gold, "source": of.example.source}
+        return json.dumps(fields, ensure_ascii=False) + "\n"
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, "".join(map(row, questions)).encode())
+
+
+# Training and development ---------------------------------------------------------------------------------------------
+
+
+class TrainingQuestions:
+    """The training questions by row, each with the row of the document that it was made from."""
+
+    def __init__(self, questions: Sequence[OpenQuestion], corpus: CorpusStore) -> None:
+        self._questions = [question.example for question in questions]
+        rows = corpus.rows_of(document for question in self._questions for document in question.gold[:1])
+        self.doc_rows = np.array([[rows[question.gold[0]]] for question in self._questions], np.int64)
+
+    def __len__(self) -> int:
+        return len(self._questions)
+
+    def examples(self, rows: Sequence[int] | np.ndarray) -> list[Item]:
+        """Return questions in the requested order."""
+        return [self._questions[row] for row in rows]
+
+
+class DevQuestions:
+    """Development questions among a few thousand documents: their own, and those that BM25 takes for them."""
+
+    def __init__(self, questions: Sequence[OpenQuestion], corpus: CorpusStore, seed: int) -> None:
+        self._corpus, self._queries = corpus, [question.example.query for question in questions]
+        self.clusters = Clusters.by_name([question.example.source or question.example.id for question in questions])
+        gold = corpus.rows_of({document for question in questions for document in question.example.gold})
+        among = np.union1d(corpus.sample(np.random.default_rng([seed, 5]))[:SEARCHED], [*gold.values()]).astype(
+            np.int64
+        )
+        nearest, _ = search_bm25(lambda: texts_of(corpus, among), self._queries, min(NEAREST, len(among)))
+        self.rows = among if len(among) <= SMALL else np.union1d(among[np.unique(nearest)], [*gold.values()])
+        texts = corpus.texts(self.rows)
+        self._is_right = np.zeros((len(questions), len(self.rows)), bool)
+        for place, question in enumerate(questions):
+            if question.example.gold:
+                self._is_right[place] = np.isin(self.rows, [gold.get(doc, -1) for doc in question.example.gold])
+            else:
+                self._is_right[place] = [has_answer(text, question.answers) for text in texts]
+
+    def __len__(self) -> int:
+        return len(self._queries)
+
+    def reciprocal_ranks(self, encoder: Encoder, frozen: FrozenDocuments | None = None) -> np.ndarray:
+        """Return 1 / the rank of the first right document [N], 0 for a question without one."""
+        encoder.eval()
+        documents = frozen(self.rows).cpu() if frozen else embedded(encoder, self._corpus, self.rows)
+        similarities = (encoder.encode_query(self._queries) @ documents.T).numpy()
+        best = np.where(self._is_right, similarities, -np.inf).max(1, keepdims=True)
+        ranks = 1 + ((similarities >= best) & ~self._is_right).sum(1)  # others of the same similarity come before
+        return np.where(self._is_right.any(1), 1 / ranks, 0.0)
+
+
+def texts_of(corpus: CorpusStore, rows: np.ndarray) -> Iterator[str]:
+    """Yield the texts of rows, some at a time in memory."""
+    for start in range(0, len(rows), ROWS_AT_A_TIME):
+        yield from corpus.texts(rows[start : start + ROWS_AT_A_TIME])
+
+
+class Untuned:
+    """The weights that training begins with, from which an encoder moves by a share of the way."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._weights = {name: weight.detach().clone() for name, weight in self._trained()}
+
+    def _trained(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return [(name, weight) for name, weight in self._encoder.named_parameters() if weight.requires_grad]
+
+    @contextmanager
+    def interpolated(self, share: float) -> Iterator[None]:
+        """Give the encoder (1 - share) * untuned + share * tuned weights in the block (Wortsman et al. 2022)."""
+        tuned = {name: weight.detach().clone() for name, weight in self._trained()}
+        try:
+            with torch.no_grad():
+                for name, weight in self._trained():
+                    weight.copy_(torch.lerp(self._weights[name].to(weight.device), tuned[name], share))
+            yield
+        finally:
+            with torch.no_grad():
+                for name, weight in self._trained():
+                    weight.copy_(tuned[name])
+
+
+class QuestionChooser:
+    """Chooses weights by development questions: those of each look, and those a part of the way from the untuned ones.
+
+    The untuned weights are among them. Others must be better by more than luck (`QuestionResult`).
+    """
+
+    def __init__(
+        self, config: Config, dev: DevQuestions, encoder: Encoder, frozen: FrozenDocuments | None, watch: Watch
+    ) -> None:
+        self.dev, self._encoder, self._frozen, self._watch = dev, encoder, frozen, watch
+        self._seed, self._max_steps = config.seed, config.train.max_steps
+        self._every = max(1, math.ceil(self._max_steps / NUM_LOOKS))
+        self._untuned, self._before = Untuned(encoder), np.empty(0)
+
+    def start(self) -> None:
+        """Measure the untuned weights, and end the training before its first step where they leave little to gain."""
+        with self._untuned.interpolated(0.0):
+            self._before = self.dev.reciprocal_ranks(self._encoder, self._frozen)
+            mrr, success = float(self._before.mean()), float((self._before == 1).mean())
+            if self._watch.first is None:
+                self._watch.record(QuestionResult(0, mrr, success), self._encoder.save)
+        if mrr >= CEILING:
+            log.info(
+                f"the untuned retriever has a mean reciprocal rank of {mrr:.3f} on {len(self.dev)} development "
+                f"questions: from {CEILING} on there is nothing to gain by training, and it stays as it is"
+            )
+            self._watch.nothing_to_gain = True
+
+    def end(self, step: int) -> None:
+        """Measure if that is due, and record the best of the weights and of those a part of the way to them."""
+        done = step + 1
+        if done % self._every and done != self._max_steps:
+            return
+        best = max((self._result(done, share) for share in SHARES), key=lambda result: result.low)
+        with self._untuned.interpolated(best.share):
+            self._watch.record(best, self._encoder.save)
+
+    def _result(self, step: int, share: float) -> QuestionResult:
+        with self._untuned.interpolated(share):
+            now = self.dev.reciprocal_ranks(self._encoder, self._frozen)
+        after, before = (Ratio(values, np.ones(len(values))) for values in (now, self._before))
+        gain, _ = difference_and_p(after, before, NUM_RESAMPLES, self._seed, self.dev.clusters)
+        return QuestionResult(step, float(now.mean()), float((now == 1).mean()), share, gain.value, gain.low)
