@@ -19,14 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ir_measures import RR, Success
 
 from replug.config.choices import TrainedSide
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import POSTERIOR, Method, parse_methods
 from replug.config.rules import FIT
 from replug.config.schema import Config
-from replug.data.answers import has_answer
 from replug.data.files import write_json
 from replug.data.records import Example
 from replug.data.store import PreparedSet
@@ -39,7 +37,7 @@ from replug.evals.outcomes import Row, outcomes_of
 from replug.evals.outcomes import write_examples as write_outcomes
 from replug.evals.questions import OpenQuestion
 from replug.evals.results import Measurements, Results, add_effective_documents, add_temperatures, compare
-from replug.evals.retrieval import RECALL_AT, RECALL_DEPTH, Retrieval, gold_rows
+from replug.evals.retrieval import FIRST_MEASURES, RECALL_DEPTH, Retrieval, gold_rows
 from replug.index_workers.build import build_version
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import IndexService
@@ -197,21 +195,16 @@ def judge_by_questions(
     corpus, examples = data.corpus, [question.example for question in questions]
     rows_of = corpus.rows_of(document for example in examples for document in example.gold)
     gold = gold_rows((dict.fromkeys(example.gold, 1) for example in examples), rows_of)
-    for row, question in enumerate(questions):
-        if not question.example.gold:
-            among = np.unique(np.concatenate([of.doc_rows[row] for of in found.values()]))
-            texts = zip(among.tolist(), corpus.texts(among), strict=True)
-            gold[row] = {doc: 1 for doc, text in texts if has_answer(text, question.answers)}
     k = min(of.doc_rows.shape[1] for of in found.values())
     book = EvidenceBook(_methods([*found], k), corpus, found, [True] * len(examples))
-    task = Retrieval(examples, gold, [RR @ RECALL_DEPTH, *(Success @ depth for depth in RECALL_AT)])
-    asked = json.dumps([[example.query, sorted(of)] for example, of in zip(examples, gold, strict=True)])
-    measured = {"questions": hashlib.sha256(asked.encode()).hexdigest(), "documents": book.digest()}
-    rows = _rows(task, book, folder, {**measured, "corpus": data.corpus_sha256}, "questions")
+    task = Retrieval(examples, gold, FIRST_MEASURES, [question.answers for question in questions])
+    rows = json.dumps([[of.example.query, of.example.gold, of.answers] for of in questions])
+    measured = {"questions": hashlib.sha256(rows.encode()).hexdigest(), "documents": book.digest()}
+    outcomes = _rows(task, book, folder, {**measured, "corpus": data.corpus_sha256}, "questions")
     num, seed, (before, after) = config.evaluate.num_resamples, config.seed, QUESTION
-    results = compare(task, rows, book.methods, PaperConfig(), num, seed, question=QUESTION)
+    results = compare(task, outcomes, book.methods, PaperConfig(), num, seed, question=QUESTION)
     if after in results:
-        measurements = Measurements(rows, num, seed)
+        measurements = Measurements(outcomes, num, seed)
         for name, metric in list(task.metrics.items())[1:]:
             difference = measurements.difference(after, before, metric, measurements.all)
             results[after][f"{name} - {before}"] = {key: value for key, value in difference.items() if key != "p"}

@@ -3,6 +3,7 @@
 Two recalls go by the name R@k. Here `Success@k` is whether any gold document is among the first k (DPR's top-k
 accuracy); `R@k` is the share of a query's gold documents that are among the first k, as in trec_eval. They are equal
 where every query has one gold document. Judgements (`questions.qrels`, BEIR) may have grades, which nDCG weighs.
+Questions with answers alone are measured by the passages that hold one (DPR, Karpukhin et al. 2020).
 
 OUT/runs/METHOD.trec is what each method found, in TREC's form: `ir-measures` gives the same figures for it.
 """
@@ -19,6 +20,7 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
 from replug.config.rules import evaluation_methods
+from replug.data.answers import has_answer
 from replug.data.judgements import Grades, read_qrels, write_run
 from replug.data.row_files import TEST, beir_folder, qrels_file
 from replug.data.store import Corpus, CorpusStore, StoredCorpus
@@ -36,46 +38,63 @@ RECALL_DEPTH = max(RECALL_AT)  # documents that recall needs
 DEEP = 100  # documents that BEIR's measures need
 MEASURES = [*(measure @ k for measure in (Success, R) for k in RECALL_AT), RR @ RANKED_AT, nDCG @ RANKED_AT]
 DEEP_MEASURES = [R @ DEEP, AP @ DEEP]
+FIRST_MEASURES = [RR @ RECALL_DEPTH, *(Success @ k for k in RECALL_AT)]  # which only the first right document decides
 
 
 class Retrieval(Task):
-    """Measures what was found by `gold`, the grades of each example's documents by their rows."""
+    """Measures what was found by `gold`, the grades of each example's documents by their rows.
+
+    An example without them has `answers`: documents that hold one of these are right.
+    """
 
     def __init__(
-        self, examples: Sequence[Item], gold: Sequence[Mapping[int, int]], measures: Sequence = MEASURES
+        self,
+        examples: Sequence[Item],
+        gold: Sequence[Mapping[int, int]],
+        measures: Sequence = MEASURES,
+        answers: Sequence[Sequence[str]] = (),
     ) -> None:
-        self.examples, self._gold, self._measures = list(examples), gold, measures
+        self.examples, self._gold, self._measures, self._answers = list(examples), gold, measures, answers
         self.metrics: Mapping[str, Metric] = {
             ("M" if name.startswith(("RR", "AP")) else "") + name: Metric(name) for name in map(str, measures)
         }
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
-        outcomes = {}
+        outcomes, gold = {}, self._gold[row]
+        if not gold and self._answers:
+            found = (pair for one in evidence.values() for pair in zip(one.doc_rows, one.texts, strict=True))
+            gold = {doc: 1 for doc, text in found if has_answer(text or "", self._answers[row])}
         for name, one in evidence.items():
-            values = retrieval_metrics(np.array([one.doc_rows]), [self._gold[row]], self._measures)
+            values = retrieval_metrics(np.array([one.doc_rows]), [gold], self._measures)
             outcomes[name] = Outcome({metric: float(of[0]) for metric, of in values.items()})
         return lambda: outcomes
 
 
 def retrieval_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
-    """Draw questions among those that have judgements, or name gold documents."""
+    """Draw questions among those that have judgements or gold documents; if none has, among those with answers."""
     assert corpus is not None
     if len(corpus.corpus) < RECALL_DEPTH:
         raise UserError(f"data: {len(corpus.corpus)} documents; evaluation=retrieval expects {RECALL_DEPTH} or more")
     questions = read_questions(str(config.questions.path), config.data.fields, needs_answers=False)
     is_judged, grades = _grades(config, [question.example for question in questions])
     pool = [question for question in questions if grades.get(question.example.id)]
+    by_answers = not pool
+    pool = pool or [question for question in questions if question.answers]
     if not pool:
-        raise UserError(f"questions.path: no question of {config.questions.path} names gold documents")
-    drawn = [question.example for question in draw_questions(pool, config.questions.max_questions, config.seed)]
-    judged = [grades[example.id] for example in drawn]
+        raise UserError(f"questions.path: no question of {config.questions.path} has gold documents or answers")
+    chosen = draw_questions(pool, config.questions.max_questions, config.seed)
+    drawn = [question.example for question in chosen]
+    judged: list[Mapping[str, int]] = [grades.get(example.id, {}) for example in drawn]
     right = (tuple(doc for doc, grade in of.items() if grade > 0) for of in judged)
     examples = [replace(example, gold=gold) for example, gold in zip(drawn, right, strict=True)]
     rows_of = corpus.corpus.rows_of(doc for of in judged for doc in of)
     _say_unknown("documents", {doc for of in judged for doc in of}, rows_of.keys(), "they count as never found")
     depth = min(method.k for method in evaluation_methods(config))
     measures = MEASURES + (DEEP_MEASURES if depth >= min(DEEP, len(corpus.corpus)) else [])
-    if is_judged:  # methods are compared by the first
+    if by_answers:
+        log.info(f"{config.questions.path} names no gold documents: documents that hold an answer are right")
+        measures = FIRST_MEASURES
+    elif is_judged:  # methods are compared by the first
         measures = [nDCG @ RANKED_AT, *(measure for measure in measures if measure != nDCG @ RANKED_AT)]
     gold = gold_rows(judged, rows_of)
     own = own_documents(corpus.corpus, examples)
@@ -83,7 +102,7 @@ def retrieval_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDa
         log.info(f"questions that are documents themselves, by id and words: {count}; none finds itself, as in MTEB")
 
     def make_task(asked: object, book: object) -> Retrieval:
-        return Retrieval(examples, gold, measures)
+        return Retrieval(examples, gold, measures, [question.answers for question in chosen])
 
     return EvalDataset(queries_of(config, examples), make_task, sources=own)
 

@@ -19,7 +19,7 @@ from replug.evals.open_qa import FORM as OPEN_QA_FORM
 from replug.evals.open_qa import OpenQa
 from replug.evals.questions import OpenQuestion
 from replug.evals.results import compare
-from replug.evals.retrieval import gold_rows, retrieval_metrics
+from replug.evals.retrieval import FIRST_MEASURES, Retrieval, gold_rows, retrieval_metrics
 from replug.models.ensemble import Weighting
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownLM, outcome_rows
@@ -157,3 +157,14 @@ def test_gold_documents_that_are_not_in_the_corpus_count_and_are_never_found_amo
     values = retrieval_metrics(np.array([[3], [5], [3]]), gold)
     assert values["R@1"] == pytest.approx([1 / 3, 0, 0])
     assert values["Success@20"].tolist() == [1, 0, 0]
+
+
+def test_without_gold_documents_those_that_hold_an_answer_are_right() -> None:
+    examples = [Item(name, "when?", "all") for name in ("a", "b", "c")]
+    task = Retrieval(examples, [{}, {}, {3: 1}], FIRST_MEASURES, [("1501",), ("nowhere",), ("1501",)])
+    evidence = {
+        "one": Evidence(("built in 1499", "built in 1501."), np.zeros(2), (3, 4)),
+        "two": Evidence(("in 1501", "1501"), np.zeros(2), (7, 8)),
+    }
+    ranks = [{name: of.numbers["RR@20"] for name, of in task.submit(row, evidence)().items()} for row in range(3)]
+    assert ranks == [{"one": 0.5, "two": 1.0}, {"one": 0.0, "two": 0.0}, {"one": 1.0, "two": 0.0}]
