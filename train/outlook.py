@@ -3,7 +3,7 @@
 import logging
 from dataclasses import replace
 
-from replug.config.choices import TrainedSide
+from replug.config.choices import Examples, TrainedSide
 from replug.config.rules import OWN_LABELS
 from replug.config.schema import Config
 from replug.data.progress import Stages
@@ -36,12 +36,18 @@ class RunStages(Stages):
         stages = self._left(stages, config.train.max_steps)
         self.plan([(stage.name, self._usual_work(stage)) for stage in stages])
         lm = config.lm.path or f"{config.lm.model} at {config.lm.url}"
-        pairs = sum(stage.pairs for stage in stages)
-        log.info(
-            f"tuning {SIDES[config.retriever.train]} of {config.retriever.path} to {lm}, which stays as it is, on "
-            f"{len(data.queries):,} training, {dev:,} development and {len(data.heldout):,} held-out texts with "
-            f"{len(data.corpus):,} documents\n{len(stages)} stages, at most {pairs:,} LM calls:"
+        tuned, pairs = (
+            f"tuning {SIDES[config.retriever.train]} of {config.retriever.path}",
+            sum(of.pairs for of in stages),
         )
+        if config.train.examples is Examples.questions:
+            what = f"{tuned} on questions about {len(data.corpus):,} documents"
+        else:
+            what = (
+                f"{tuned} to {lm}, which stays as it is, on {len(data.queries):,} training, {dev:,} development and "
+                f"{len(data.heldout):,} held-out texts with {len(data.corpus):,} documents"
+            )
+        log.info(f"{what}\n{len(stages)} stages, at most {pairs:,} LM calls:")
         for number, stage in enumerate(stages, 1):
             calls = f" · at most {stage.pairs:,} LM calls" if stage.pairs else ""
             log.info(f"  {number} {stage.name}: {stage.work}{calls}")

@@ -24,9 +24,9 @@ from replug.train.questions import DevQuestions, QuestionChooser, Untuned, make_
 from replug.train.run_dir import RunDirectory
 from replug.train.verdict import verdict_of
 from replug.train.written_questions import write_questions
-from tests.support.command_line import ROOT
+from tests.support.command_line import ROOT, start_process, wait_for
 from tests.support.made_once import made_once
-from tests.support.runs import metrics
+from tests.support.runs import metrics, wait_for_step, what_must_be_equal
 
 DEBUG = ROOT / "configs/debug.yaml"
 NUM_DOCUMENTS = 240
@@ -272,3 +272,17 @@ def test_questions_are_made_once_and_others_are_refused_in_their_place(trained: 
     with pytest.raises(UserError, match="seed"):
         make_questions(load_config(DEBUG, [*keys, "seed=7"]), data, tmp_path / "questions")
     assert RunDirectory(trained).is_finished
+
+
+@pytest.mark.slow
+def test_a_killed_training_on_questions_goes_on_to_the_last_bit(trained: Path, tmp_path: Path, rows: list[str]) -> None:
+    run = tmp_path / "run"
+    command = ["train", str(DEBUG), f"run_dir={run}", *ON_QUESTIONS, *rows, "lm.path=null", "checkpoint.every_steps=4"]
+    process = start_process(*command)
+    wait_for_step(run, 14, process)
+    process.kill()
+    process.wait()
+    wait_for(start_process(*command))
+    assert what_must_be_equal(run) == what_must_be_equal(trained)
+    outcomes = [(path / "evaluation/questions/outcomes.jsonl").read_text() for path in (run, trained)]
+    assert outcomes[0] == outcomes[1]
