@@ -27,6 +27,7 @@ from replug.config.rules import FIT
 from replug.config.schema import Config
 from replug.data.files import write_json
 from replug.data.records import Example
+from replug.data.rows import one_line, question_prompt
 from replug.data.store import PreparedSet
 from replug.evals.ensemble_temperatures import fit_ensemble
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
@@ -50,7 +51,7 @@ from replug.train.workers import Workers
 
 log = logging.getLogger(__name__)
 
-LANGUAGE_MODELLING, RETRIEVAL, QUESTIONS = "language_modelling", "retrieval", "questions"
+LANGUAGE_MODELLING, RETRIEVAL, QUESTIONS, ANSWERS = "language_modelling", "retrieval", "questions", "answers"
 PICTURE, MOST_TOKENS = "document_weights.json", 48  # of a text that the picture shows
 NUM_EXAMPLES = 6  # held-out texts shown in the report with what each retriever finds
 QUESTION = "replug", "lsr"  # what a run is made to answer: does the tuned retriever help more than the untuned one?
@@ -96,13 +97,45 @@ def search_examples(
     return RetrievedDocuments(found.doc_rows, found.similarities)
 
 
+def evaluate_answers(
+    config: Config,
+    data: PreparedSet,
+    workers: Workers,
+    questions: Sequence[OpenQuestion],
+    found: Found,
+    folder: Path,
+) -> Results:
+    """Return bits per byte of the first answer to each held-out question that has one, after the retrievers' documents.
+
+    They are the log-likelihood of the answers through REPLUG. Weights that follow the text have read the question.
+    """
+    rows = [row for row, question in enumerate(questions) if question.answers]
+    examples = [question_example(questions[row]) for row in rows]
+    retrieved = {name: of.of(rows) for name, of in found.items()}
+    return _predict(config, data, workers, examples, retrieved, folder / ANSWERS, is_asked=True)
+
+
+def question_example(question: OpenQuestion) -> Example:
+    """Return a question with its first answer as the text that the LM predicts after the question."""
+    of = question.example
+    return Example(
+        of.id, question_prompt(of.query), f" {one_line(question.answers[0])}", of.group, of.source, query=of.query
+    )
+
+
 def _predict(
-    config: Config, data: PreparedSet, workers: Workers, examples: Sequence[Example], found: Found, folder: Path
+    config: Config,
+    data: PreparedSet,
+    workers: Workers,
+    examples: Sequence[Example],
+    found: Found,
+    folder: Path,
+    is_asked: bool = False,
 ) -> Results:
     """Measure every method's prediction of every text. The LM and how it is prompted are part of what was measured."""
     k, lm = config.evaluate.k, config.lm
     methods = _methods(["none", *found, *(f"{name}/{POSTERIOR}" for name in found)], k)
-    weighting = posterior_weighting(config.ensemble, config.lm, is_asked=False)
+    weighting = posterior_weighting(config.ensemble, config.lm, is_asked=is_asked)
     book = EvidenceBook(methods, data.corpus, found, [True] * len(examples), posterior=weighting)
     task = LanguageModelling(workers.lm, workers.template, examples, beta=config.loss.beta)
     measured = {
@@ -117,7 +150,8 @@ def _predict(
     results = compare(task, rows, methods, paper, num, seed, question=QUESTION)
     add_temperatures(results, book, len(examples))
     add_effective_documents(results, book, rows)
-    write_json(folder / PICTURE, document_weights_picture(config, workers, examples, book, rows, list(found)[-1]))
+    if not is_asked:
+        write_json(folder / PICTURE, document_weights_picture(config, workers, examples, book, rows, list(found)[-1]))
     return results
 
 
@@ -294,6 +328,21 @@ def write_examples(run: RunDirectory, data: PreparedSet, before: RetrievedDocume
         own = {name: value for name, value in example.as_row().items() if name in ("query", "context", "continuation")}
         examples.append({**own, **found})
     write_json(run.examples, examples)
+
+
+def write_question_examples(
+    run: RunDirectory, data: PreparedSet, questions: Sequence[OpenQuestion], found: Found
+) -> None:
+    """Write a few held-out questions, those of the rows first that changed, with what each retriever ranks first."""
+    before, after = (found[name] for name in QUESTION)
+    rows = np.argsort(before.doc_rows[:, 0] == after.doc_rows[:, 0], kind="stable")[:NUM_EXAMPLES].tolist()
+    examples = []
+    for row in rows:
+        question = questions[row]
+        shown = {"before": _shown(data, before, row, 1), "after": _shown(data, after, row, 1)}
+        answer = f"\n{', '.join(question.answers)}" if question.answers else ""
+        examples.append({"context": question.example.query, "continuation": answer, **shown})
+    write_json(run.question_examples, examples)
 
 
 def _shown(data: PreparedSet, found: RetrievedDocuments, row: int, k: int = 3) -> list[dict]:

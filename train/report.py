@@ -35,7 +35,7 @@ from replug.evals.tables import (
     result_blocks,
 )
 from replug.train.development import describe_weights
-from replug.train.evaluation import LANGUAGE_MODELLING, QUESTIONS, RETRIEVAL
+from replug.train.evaluation import ANSWERS, LANGUAGE_MODELLING, QUESTIONS, RETRIEVAL
 from replug.train.verdict import HARMED, HELPED, verdict_of
 
 Rows = Sequence[Mapping[str, Any]]
@@ -47,6 +47,9 @@ QUESTIONS_LINE = (
     "Success@k: the share of questions with a right document among the first k; MRR@20: the mean of 1 / the rank of "
     "the first right one. Right are a question's gold documents, or where it names none those that hold an answer."
 )
+ANSWERS_LINE = "Answers: the bits that the LM needs for a byte of a question's first answer, after its documents."
+TEXTS_MARKED = "The marked continuation is what the LM must predict; neither retriever sees it."
+ANSWERS_MARKED = "The marked answer is right; neither retriever sees it."
 SYMBOLS = (
     "bpb, bits per byte: how many bits the LM needs on average for a byte of a held-out text; lower is better.",
     "a − b: bits per byte of a minus those of b on the same texts; below 0 a is better.",
@@ -109,6 +112,7 @@ def write_report(
     metrics: Rows,
     device_use: Rows = (),
     examples_path: Path,
+    questions_path: Path,
     config_path: Path,
     made_by: Sequence[str] = (),
     document_weights: Mapping[str, Any] | None = None,
@@ -118,14 +122,15 @@ def write_report(
     `metrics` and `device_use` are the rows of these files. `made_by` are lines that say how the run was made.
     `document_weights` says how the weights of documents follow one text (`train.evaluation`).
     """
-    examples = json.loads(examples_path.read_text()) if examples_path.exists() else []
+    paths = (examples_path, questions_path)
+    examples, questions = (json.loads(path.read_text()) if path.exists() else [] for path in paths)
     config = Html("<details><summary>resolved</summary><pre>{}</pre></details>").format(config_path.read_text())
     shares = [[name, *(f"{share:.1%}" for share in of.values())] for name, of in device_shares(device_use).items()]
     heldout = results.get(LANGUAGE_MODELLING)
     sections: dict[str, Sequence[Block]] = {
         "": [*_verdict_blocks(results), *weights_lines(results)],
         "Held-out texts": _heldout_blocks(heldout, with_figures=True) if heldout else [],
-        "Questions": _question_blocks(results[QUESTIONS]) if QUESTIONS in results else [],
+        "Questions": [*_question_blocks(results), *_example_blocks(questions, ANSWERS_MARKED)],
         "How to read this": [SYMBOLS] if heldout else [],
         "How weights follow a text": _picture_blocks(document_weights) if document_weights else [],
         "Gold documents": result_blocks(results[RETRIEVAL], RETRIEVAL) if RETRIEVAL in results else [],
@@ -151,8 +156,7 @@ def run_blocks(results: Mapping[str, Any]) -> list[Block]:
     blocks += weights_lines(results)
     if LANGUAGE_MODELLING in results:
         blocks += _heldout_blocks(results[LANGUAGE_MODELLING])
-    if QUESTIONS in results:
-        blocks += _question_blocks(results[QUESTIONS])
+    blocks += _question_blocks(results)
     if RETRIEVAL in results:
         blocks += result_blocks(results[RETRIEVAL], RETRIEVAL)
     return blocks
@@ -181,8 +185,13 @@ def _heldout_blocks(results: Results, with_figures: bool = False) -> list[Block]
     return blocks
 
 
-def _question_blocks(results: Results) -> list[Block]:
-    return [QUESTIONS_LINE, *result_blocks(results, "held-out questions")]
+def _question_blocks(results: Mapping[str, Any]) -> list[Block]:
+    blocks: list[Block] = []
+    if QUESTIONS in results:
+        blocks += [QUESTIONS_LINE, *result_blocks(results[QUESTIONS], "held-out questions")]
+    if ANSWERS in results:
+        blocks += [ANSWERS_LINE, *result_blocks(results[ANSWERS], "answers to held-out questions")]
+    return blocks
 
 
 # The weights of the tuned retriever --------------------------------------------------------------------------------
@@ -359,10 +368,10 @@ def _index_blocks(metrics: Rows) -> list[Block]:
     ]
 
 
-def _example_blocks(examples: Sequence[dict]) -> list[Block]:
+def _example_blocks(examples: Sequence[dict], marked: str = TEXTS_MARKED) -> list[Block]:
     if not examples:
         return []
-    blocks: list[Block] = ["The marked continuation is what the LM must predict; neither retriever sees it."]
+    blocks: list[Block] = [marked]
     document = Html("<pre><span class=muted>{id} · {similarity:.3f}</span>\n{text}</pre>")
     for example in examples:
         columns = [

@@ -9,7 +9,7 @@ import logging
 import math
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import partial
@@ -44,9 +44,11 @@ from replug.planning.stages import HELDOUT, INDEX, QUESTIONS_MADE, TRAINING, TUN
 from replug.train.data_checks import check_data, check_texts
 from replug.train.development import DevResult, QuestionResult, Watch, describe_weights
 from replug.train.evaluation import (
+    ANSWERS,
     LANGUAGE_MODELLING,
     PICTURE,
     QUESTIONS,
+    evaluate_answers,
     evaluate_heldout,
     judge_by_questions,
     measured_encoder,
@@ -55,6 +57,7 @@ from replug.train.evaluation import (
     searched_version,
     untuned_retrieval,
     write_examples,
+    write_question_examples,
 )
 from replug.train.fitting import Fit, own_globals, started_ranks
 from replug.train.labels import label, label_origin
@@ -292,7 +295,7 @@ class _Run:
         picture = run.evaluation / LANGUAGE_MODELLING / PICTURE
         shutil.copyfile(picture, run.document_weights)  # `evaluate` writes another
         write_examples(run, data, before, after)
-        return {**results, **self._by_questions(config)}
+        return {**results, **self._by_questions(config, workers, {"replug": before, "lsr": after})}
 
     def _judge(self, config: Config, index: IndexService, step: int) -> dict[str, Any]:
         """Return what held-out questions say of the untuned retriever and of the tuned one, without an LM."""
@@ -324,13 +327,24 @@ class _Run:
             build_version(config, encoder, data, index, IndexState(version, step))
         search_questions(data, index, encoder, version, self._questions.heldout).save(run.questions_after)
 
-    def _by_questions(self, config: Config) -> dict[str, Any]:
+    def _by_questions(
+        self, config: Config, workers: Workers | None = None, texts: Mapping[str, RetrievedDocuments] | None = None
+    ) -> dict[str, Any]:
+        """Return the results of held-out questions, and of their answers where `workers` have an LM.
+
+        The ensembles' temperatures are those of the retrievals of held-out `texts`.
+        """
         if self._questions is None:
             return {}
-        paths = {"replug": self._run.questions_before, "lsr": self._run.questions_after}
+        run, data, questions = self._run, self._data, self._questions.heldout
+        paths = {"replug": run.questions_before, "lsr": run.questions_after}
         found = {name: RetrievedDocuments.load(path) for name, path in paths.items()}
-        folder = self._run.evaluation / QUESTIONS
-        return {QUESTIONS: judge_by_questions(config, self._data, self._questions.heldout, found, folder)}
+        write_question_examples(run, data, questions, found)
+        results = {QUESTIONS: judge_by_questions(config, data, questions, found, run.evaluation / QUESTIONS)}
+        if workers is not None and texts is not None and any(question.answers for question in questions):
+            found = {name: replace(of, temperature=texts[name].temperature) for name, of in found.items()}
+            results[ANSWERS] = evaluate_answers(config, data, workers, questions, found, run.evaluation)
+        return results
 
 
 def _require_trainable(config: Config, data: PreparedSet, encoder: Encoder) -> None:
@@ -419,6 +433,7 @@ def show_results(run: RunDirectory) -> dict:
         metrics=run.read_metrics(),
         device_use=run.read_device_use(),
         examples_path=run.examples,
+        questions_path=run.question_examples,
         config_path=run.path / "config.yaml",
         made_by=run.provenance(),
     )

@@ -97,6 +97,7 @@ class RunDirectory:
         self.questions_after = path / "questions_after.npz"
         self.fitted = path / "fitted.json"
         self.results = path / "results.json"
+        self.question_examples = path / "question_examples.json"
         self.examples = path / "examples.json"
         self.report = path / "report.html"
         self.document_weights = path / "document_weights.json"
@@ -142,7 +143,7 @@ class RunDirectory:
         write_json(self.results, results)
         names = ("config.yaml", "environment.json", "fitted.json")
         files = [*(self.path / name for name in names), self.metrics, self.device_use, self.examples, self.results]
-        files.append(self.document_weights)
+        files += [self.document_weights, self.question_examples]
         self.folder.finish([path.name for path in files if path.is_file()])
         for folder in (self.checkpoints, self.best_weights):
             shutil.rmtree(folder, ignore_errors=True)

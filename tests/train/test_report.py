@@ -76,6 +76,7 @@ def write(
         metrics=metrics,
         device_use=device_use or [],
         examples_path=folder / "examples.json",
+        questions_path=folder / "question_examples.json",
         config_path=folder / "config.yaml",
         document_weights=PICTURE,
     )
