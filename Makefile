@@ -1,14 +1,10 @@
 # The two commands of a newcomer: `make quickstart` and `make test`. Both make .venv/ first where it is missing.
-# Another build of torch, and FAISS for GPUs (docs/clusters.md says which drivers want which):
-#   make install FAISS=gpu TORCH="torch==2.13.0+cu126 --index-url https://download.pytorch.org/whl/cu126"
-# What was asked for last holds, until another is asked for.
--include .venv/asked.mk
+# Another build of torch (docs/clusters.md says which drivers want which):
+#   make install TORCH="torch==2.13.0+cu126 --index-url https://download.pytorch.org/whl/cu126"
+# The last TORCH given holds until another is given.
+-include .venv/torch.mk
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
-FAISS ?= cpu
-ifeq ($(filter cpu gpu,$(FAISS)),)
-$(error FAISS is $(FAISS); expected cpu or gpu)
-endif
 # Processes of the tests, each with a Ray of its own; files stay whole, since their tests share what was made once.
 TEST_PROCESSES ?= 2
 PYTEST := .venv/bin/python -m pytest
@@ -30,27 +26,23 @@ install: .venv/.installed
 	@rm -f $@
 	@echo "installing into .venv (about a minute) ..."
 	@$(PIP) 'pip>=26'  # installs in half the processor's time that the pip of Python 3.11 takes
-	@# Another build of the same version would count as installed. Both FAISS write the same files, so both go.
+	@# Another build of the same version would count as installed.
 	@test -z "$(REPLACED)" || $(BIN)/pip uninstall -y -qq $(REPLACED)
-	@! $(BIN)/pip show -qq faiss-$(OTHER_FAISS) 2> /dev/null || $(BIN)/pip uninstall -y -qq faiss-cpu faiss-gpu
 	@$(PIP) $(TORCH)
-	@$(PIP) --editable '.[$(FAISS),gguf]'
+	@$(PIP) --editable '.[gguf]'
 	@$(PIP) --no-deps $(QUICKSTART)
-	@printf '%s\n' 'TORCH ?= $(TORCH)' 'FAISS ?= $(FAISS)' 'INSTALLED_TORCH := $(TORCH)' 'INSTALLED_FAISS := $(FAISS)' > .venv/asked.mk
+	@printf '%s\n' 'TORCH ?= $(TORCH)' 'INSTALLED_TORCH := $(TORCH)' > .venv/torch.mk
 	@touch $@
 
-OTHER_FAISS := $(if $(filter gpu,$(FAISS)),cpu,gpu)
 ifdef INSTALLED_TORCH
-ifneq ($(TORCH) $(FAISS),$(INSTALLED_TORCH) $(INSTALLED_FAISS))
-.venv/.installed: FORCE
-endif
 ifneq ($(TORCH),$(INSTALLED_TORCH))
+.venv/.installed: FORCE
 REPLACED := torch
 endif
 endif
 
 .venv/.installed-dev: .venv/.installed
-	@$(PIP) --editable '.[$(FAISS),dev]'
+	@$(PIP) --editable '.[dev]'
 	@touch $@
 
 quickstart: .venv/.installed
@@ -93,7 +85,7 @@ FAMILIES := tests/models/test_architectures.py::test_nearly_every_family_is_trie
 	@$(if $(filter lowest,$*),$(PYTHON) .ci/lowest.py,:) > .venv-$*/constraints.txt
 	@$(PIP_OF_$*) 'pip>=26'
 	@$(PIP_OF_$*) torch $(TORCH_INDEX)  # such as --index-url https://download.pytorch.org/whl/cpu
-	@$(PIP_OF_$*) --editable '.[$(FAISS),test]'
+	@$(PIP_OF_$*) --editable '.[test]'
 	@$(PIP_OF_$*) --no-deps $(QUICKSTART)
 	@touch $@
 
@@ -144,7 +136,7 @@ packages: .venv/.installed-dev
 	$(BIN)/python -m build
 	$(PYTHON) -m venv dist/try
 	dist/try/bin/pip install -qq --no-compile --constraint constraints.txt $(TORCH)
-	dist/try/bin/pip install -qq --no-compile --constraint constraints.txt "$$(echo dist/*.whl)[$(FAISS)]"
+	dist/try/bin/pip install -qq --no-compile --constraint constraints.txt "$$(echo dist/*.whl)"
 	cd dist/try && bin/replug train debug train.max_steps=3 run_dir=run
 	rm -rf dist/try
 

@@ -4,10 +4,8 @@ Two equal plans give the same bytes. A builder embeds a file of vectors at a tim
 corpus has many files of one block, which share out evenly; 36 million documents make 550 files.
 """
 
-import importlib.metadata
 import re
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -177,14 +175,3 @@ def reading_identity(modules: str, query_prompt: str, document_prompt: str) -> s
     """Return how an encoder reads texts besides its weights, to end an identity. Empty for a mean without prompts."""
     reading = [modules, query_prompt, document_prompt]
     return "" if reading == ["mean", "", ""] else f":{json_sha256({'reading': reading})[:8]}"
-
-
-def check_faiss() -> None:
-    """Raise UserError unless exactly one of faiss-cpu and faiss-gpu is there: both write the same files."""
-    found = []
-    for name in ("faiss-cpu", "faiss-gpu"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found.append(importlib.metadata.version(name))
-    if len(found) != 1:
-        what = "both faiss-cpu and faiss-gpu are" if found else "neither faiss-cpu nor faiss-gpu is"
-        raise UserError(f"{what} installed; expected one: pip uninstall -y faiss-cpu faiss-gpu; pip install faiss-cpu")

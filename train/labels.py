@@ -44,7 +44,7 @@ from replug.data.row_files import rows_sha256
 from replug.data.store import CorpusStore, ExampleStore, PreparedSet, StoredCorpus
 from replug.index_workers.bm25 import search_bm25, without_words
 from replug.index_workers.build import build_version
-from replug.index_workers.build_plan import IndexState, check_faiss, reading_identity
+from replug.index_workers.build_plan import IndexState, reading_identity
 from replug.index_workers.service import IndexService
 from replug.index_workers.store_shard import require_store_of
 from replug.index_workers.vectors import BlockVectors
@@ -85,7 +85,6 @@ def label(config: Config, out: Path, index: Path | None = None, stages: RunStage
     """
     for problem in labelling_problems(config):
         raise UserError(problem)
-    check_faiss()
     check_gpus()
     with sole_writer(out):
         return _label(config, out, index or out / "index", stages)

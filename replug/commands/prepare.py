@@ -80,7 +80,7 @@ def make_index(config: Config) -> None:
     from replug.cluster.ray_cluster import ray_cluster
     from replug.data.folder import sole_writer
     from replug.index_workers.build import build_version, require_same_index
-    from replug.index_workers.build_plan import IndexState, check_faiss
+    from replug.index_workers.build_plan import IndexState
     from replug.index_workers.service import IndexService
     from replug.index_workers.version_store import VersionStore
     from replug.models.build import load_encoder
@@ -89,7 +89,6 @@ def make_index(config: Config) -> None:
     from replug.planning.memory import run_sizes
     from replug.train.run_dir import RunDirectory
 
-    check_faiss()
     check_gpus()
     run = RunDirectory(Path(config.run_dir).expanduser())
     with sole_writer(run.path, run.index):

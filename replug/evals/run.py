@@ -40,7 +40,6 @@ from replug.evals.results import (
 )
 from replug.evals.search import find_all, needs_building
 from replug.evals.tables import result_blocks, to_markdown
-from replug.index_workers.build_plan import check_faiss
 from replug.models import build
 from replug.models.build import cache_path, counting_template, lm_source, posterior_weighting, prompt_template
 from replug.models.caching_lm import CachingLM
@@ -82,7 +81,6 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
             few_shot.require(name, prompt)
     asked_for = [*dataset.questions, *dataset.predicted]
     folder.claim(config, identity, dataset.queries, asked_for, corpus.corpus_sha256 if corpus else None)
-    check_faiss()
     check_gpus()
     num_documents = len(corpus.corpus) if corpus else None
     with evaluation_cluster(config, methods, source, reranker, num_documents) as run_config:

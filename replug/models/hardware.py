@@ -22,7 +22,7 @@ DRIVER_OF_CUDA = {"12": 525, "13": 580}  # the first driver that runs a CUDA of 
 HIDDEN = ("", "-1", "NoDevFiles")  # in CUDA_VISIBLE_DEVICES
 OLDER_CUDA = (
     "for drivers from 525 on "
-    "make install FAISS=gpu TORCH='torch==2.13.0+cu126 --index-url https://download.pytorch.org/whl/cu126'"
+    "make install TORCH='torch==2.13.0+cu126 --index-url https://download.pytorch.org/whl/cu126'"
 )
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

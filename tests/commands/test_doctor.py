@@ -37,7 +37,7 @@ def states(path: Path | None, *overrides: str, capsys) -> tuple[int, dict[str, d
 def test_the_debug_configuration_is_well_here(tmp_path, capsys):
     status, found = states(DEBUG, f"run_dir={tmp_path / 'run'}", capsys=capsys)
     assert status == 0, found
-    assert {"FAISS", "configuration", "retriever", "LM", "run_dir", "disk", "layout"} <= set(found)
+    assert {"CUDA", "configuration", "retriever", "LM", "run_dir", "disk", "layout"} <= set(found)
     assert not (tmp_path / "run").exists()
 
 
@@ -45,7 +45,7 @@ def test_a_configuration_that_does_not_load_is_wrong_and_named(capsys):
     status, found = states(DEBUG, "train.max_stepz=3", capsys=capsys)
     assert status == 1
     assert "train.max_stepz" in found["configuration"]["found"]
-    assert found["FAISS"]["state"] == "ok"  # the machine is looked at nevertheless
+    assert found["CUDA"]["state"] == "ok"  # the machine is looked at nevertheless
 
 
 def test_the_command_starts_no_ray_and_is_quick():
@@ -62,14 +62,6 @@ def test_a_check_that_hangs_is_left_after_its_time():
     found = run_checks([("stuck", lambda: time.sleep(20)), ("well", lambda: well)], limit_seconds=0.2)
     assert found[0].state is State.warning and "no answer" in found[0].found
     assert found[1] is well
-
-
-@pytest.mark.parametrize(
-    ("there", "state"), [((), "wrong"), (("faiss-cpu", "faiss-gpu"), "wrong"), (("faiss-gpu",), "ok")]
-)
-def test_faiss_must_be_there_once(monkeypatch, there, state):
-    monkeypatch.setattr(doctor, "_version", lambda name: "1.15" if name in there else None)
-    assert doctor.faiss().state.value == state
 
 
 def test_a_token_that_others_can_read_is_wrong(monkeypatch, tmp_path):

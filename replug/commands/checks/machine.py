@@ -4,7 +4,6 @@ A check returns a `Check`, or None if it has nothing to say. Checks start no Ray
 and each ends within `LIMIT_SECONDS`, even if a file system hangs.
 """
 
-import importlib.metadata
 import os
 import shutil
 import stat
@@ -69,7 +68,6 @@ def machine_checks() -> Checks:
     """Return the checks that do not depend on a configuration."""
     return [
         ("CUDA", cuda),
-        ("FAISS", faiss),
         ("Ray token", ray_token),
         ("Ray here", running_ray),
         ("shared memory", shared_memory),
@@ -88,15 +86,6 @@ def cuda() -> Check:
     if problem := unusable_gpus():
         return Check("CUDA", State.wrong, problem, "or hide the GPUs, to run on the CPU: CUDA_VISIBLE_DEVICES=")
     return Check("CUDA", State.ok, "no GPU for this process: everything runs on the CPU")
-
-
-def faiss() -> Check:
-    """Check that exactly one of faiss-cpu and faiss-gpu is installed."""
-    found = {name: version for name in ("faiss-cpu", "faiss-gpu") if (version := _version(name))}
-    fix = "pip uninstall -y faiss-cpu faiss-gpu; pip install faiss-cpu (or faiss-gpu)"
-    if len(found) != 1:
-        return Check("FAISS", State.wrong, "both faiss-cpu and faiss-gpu" if found else "neither is installed", fix)
-    return Check("FAISS", State.ok, " ".join(next(iter(found.items()))))
 
 
 def ray_token() -> Check:
@@ -136,10 +125,3 @@ def shared_memory() -> Check:
     return Check(
         "shared memory", State.wrong if free < OBJECT_STORE_BYTES else State.ok, found, "a container takes --shm-size"
     )
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
