@@ -28,7 +28,7 @@ from replug.cluster.actor_pool import ActorPool
 from replug.cluster.gpus import Busy
 from replug.cluster.ray_cluster import own_ray
 from replug.data.records import Example
-from replug.index_workers.searcher_group import SearcherGroup
+from replug.index_workers.service import SearcherGroup
 from replug.models import scorer_pool
 from replug.models.black_box_lm import ScoreCall
 from replug.models.caching_lm import CachingLM
@@ -98,9 +98,6 @@ class Shard:
     def search_timed(self, version: int, queries: np.ndarray, k: int) -> tuple[tuple[np.ndarray, np.ndarray], Pickled]:
         return (np.zeros((len(queries), k), np.int64), np.zeros((len(queries), k), np.float32)), self._busy
 
-    def ping(self) -> None:
-        """Answer."""
-
 
 def milliseconds(steps: int, step: Callable[[int], object]) -> float:
     """Return the mean of a step, without the first ones, which find nothing to wait for."""
@@ -133,7 +130,7 @@ def scoring(lm: CachingLM, pairs: int, steps: int) -> float:
 
 def searched(arguments: argparse.Namespace, shards: int) -> dict[int, float]:
     """Return the milliseconds of searching every shard, by pairs."""
-    actor, busy = ray.remote(num_cpus=0, concurrency_groups={"ping": 1})(Shard), pickle.dumps(Busy(0.0, ("0:0",)))
+    actor, busy = ray.remote(num_cpus=0)(Shard), pickle.dumps(Busy(0.0, ("0:0",)))
     processes = [actor.remote(busy) for _ in range(PROCESSES)]
     with closing(SearcherGroup(lambda shard: processes[shard % PROCESSES], shards, 300)) as group:
         found = {}

@@ -87,9 +87,6 @@ class Searcher:
         with self._loading:
             self._versions = {version: loaded for version, loaded in self._versions.items() if version in keep}
 
-    def ping(self) -> None:
-        """Answer beside searches and loading, as long as the process runs."""
-
     def held(self) -> list[int]:
         """Return versions in memory."""
         return sorted(self._versions)

@@ -34,7 +34,6 @@ from replug.index_workers.answers import Measures, merge_top_k, search_excluding
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder
 from replug.index_workers.searcher import Searcher
-from replug.index_workers.searcher_group import PING_GROUP, SearcherGroup
 from replug.index_workers.version_store import Missing, VersionStore
 from replug.models.hardware import available_cores
 
@@ -44,11 +43,64 @@ Result = TypeVar("Result")
 
 TIMEOUT_SECONDS = 3600.0  # of a file of vectors, a step of a lossy kind's build, loading a version
 MAX_ATTEMPTS = 3
+SEARCHER_CALLS, SEARCH_ATTEMPTS = 8, 5  # of one searcher at once: searches go on while a version is loaded
 BUILDER_CALLS = 2  # of one builder at once: while one file is computed, the next is read and the last written
 
 # What a dropped version and a search took goes back to the system, whichever thread it was of: else the C library
 # keeps a heap for each thread, and memory grows with the swaps.
 RETURN_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
+
+
+class SearcherGroup:
+    """One searcher actor for each shard, asked together: an answer comes from all of them or not at all.
+
+    `make_actor(shard)` gives the actor of each. A pool of one replaces an actor that dies or whose GPU fails, and asks
+    the new one again, which loads its shard before it answers: every answer has the time that loading has.
+    """
+
+    def __init__(self, make_actor: Callable[[int], Any], num_shards: int, timeout_seconds: float) -> None:
+        self._pools = [
+            ActorPool(
+                lambda _, shard=shard: make_actor(shard),  # type: ignore[misc]
+                size=1,
+                name=f"index.num_shards: searcher {shard}, replica",
+                max_in_flight=SEARCHER_CALLS,
+                max_attempts=SEARCH_ATTEMPTS,
+                timeout_seconds=timeout_seconds,
+                start_timeout_seconds=timeout_seconds,
+            )
+            for shard in range(num_shards)
+        ]
+
+    @property
+    def actors(self) -> list[Any]:
+        return [actor for pool in self._pools for actor in pool.handles()]
+
+    def load(self, version: int, num_documents: int) -> None:
+        """Load a published version on every shard, beside those already there."""
+        total = sum(self._ask("load", version))
+        if total != num_documents:
+            raise RunError(f"index version {version}: shards hold {total} documents, expected {num_documents}")
+
+    def search(self, version: int, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows and similarities [B, k], best first, merged from every shard."""
+        shipped = ray.put(queries)  # once: an array among the arguments is copied for every shard
+        parts = self._ask("search_timed", version, shipped, k)
+        for _, busy in parts:
+            USE.note("search", busy)
+        return merge_top_k([results for results, _ in parts], k)
+
+    def release(self, keep: list[int]) -> None:
+        """Free the memory of the other versions."""
+        self._ask("release", keep)
+
+    def close(self) -> None:
+        for pool in self._pools:
+            pool.close()
+
+    def _ask(self, method: str, *arguments: Any) -> list[Any]:
+        answers = [pool.submit(method, *arguments) for pool in self._pools]
+        return [answer.result() for answer in answers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,12 +295,7 @@ class IndexService:
 
     def _make_searcher(self, shard: int) -> Any:
         env = {**thread_env(self._threads)["env_vars"], **RETURN_MEMORY}
-        actor = ray.remote(concurrency_groups=dict(PING_GROUP))(Searcher).options(  # type: ignore[call-overload] # as documented
-            **place(SEARCHER, shard, 0.0, env),
-            max_restarts=-1,
-            max_task_retries=-1,
-            max_concurrency=8,  # searches go on while a version is loaded
-        )
+        actor = ray.remote(Searcher).options(**place(SEARCHER, shard, 0.0, env), max_concurrency=SEARCHER_CALLS)
         device = "cuda" if self._actors.search_on_gpu else "cpu"
         return actor.remote(self.store.root, shard, self._actors.num_shards, self._threads, device)
 
