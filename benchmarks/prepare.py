@@ -27,10 +27,10 @@ import numpy as np
 import psutil
 
 from benchmarks.machine import describe_machine
-from replug.data.hashing import normalise
 from replug.data.sampling import Shares, split_of
 from replug.data.shards import read_documents_of, shard_paths, write_documents
 from replug.data.store import CorpusStore, PreparedSet
+from replug.data.words import normalise
 
 SIZES = (50, 200, 1000)  # MB
 TOKENS = 128

@@ -67,10 +67,13 @@ class Folder:
         """
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.key}: {self.path} is a file; expected a folder")
-        before = self.inputs
-        if before is None:
-            self._require_ours()
-            return
+        if self.inputs is None:
+            for name in sorted(path.name for path in self.path.iterdir()) if self.path.exists() else ():
+                if not self._is_other(name):
+                    raise UserError(
+                        f"{self.key}: {self.path} holds {name}, which is not part of {_a(self.kind)}; give another "
+                        f"{self.key}"
+                    )
         for name, (old, new) in self.changed(inputs, are_all).items():
             if name not in may_change:
                 state = "" if self.is_finished else "unfinished "
@@ -172,15 +175,6 @@ class Folder:
                 f"{path} was written by another version of replug; remove {self.path} or give another {self.key}"
             )
         return content
-
-    def _require_ours(self) -> None:
-        """Raise UserError if the folder, which nobody claimed, holds files of somebody else."""
-        for name in sorted(path.name for path in self.path.iterdir()) if self.path.exists() else ():
-            if not self._is_other(name):
-                kind = _a(self.kind)
-                raise UserError(
-                    f"{self.key}: {self.path} holds {name}, which is not part of {kind}; give another {self.key}"
-                )
 
     def _is_other(self, name: str) -> bool:
         return any(fnmatch(Path(name).parts[0], pattern) for pattern in self._others)
@@ -302,9 +296,11 @@ def _locked(what: Path, record: Path) -> Iterator[None]:
             lock.release()
             lock.acquire()
     except Timeout as error:
-        raise UserError(
-            f"{what} is being written by {_holder(record)}: wait for its end, or give another one"
-        ) from error
+        holder = "another process"  # unless it has written the record already
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            known = json.loads(record.read_text())
+            holder = "process {pid} on {host} since {since} (`{command}`)".format(**known)
+        raise UserError(f"{what} is being written by {holder}: wait for its end, or give another one") from error
     except (OSError, NotImplementedError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{what} cannot be written: {reason}; give another one") from error
@@ -332,10 +328,3 @@ def _is_locked(record: Path) -> bool:
             return False
     except Timeout:
         return True
-
-
-def _holder(record: Path) -> str:
-    try:
-        return "process {pid} on {host} since {since} (`{command}`)".format(**json.loads(record.read_text()))
-    except (OSError, ValueError, KeyError, TypeError):  # it has not written the record yet
-        return "another process"

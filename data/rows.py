@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from replug.config.errors import UserError
-from replug.data.hashing import content_hash
-from replug.data.judgements import read_qrels
 from replug.data.records import Document, Example
-from replug.data.row_files import TRAIN, PlacedRow, beir_folder, count_rows, list_in, qrels_file, read_rows
+from replug.data.row_files import TRAIN, PlacedRow, beir_folder, count_rows, list_in, qrels_file, read_qrels, read_rows
 from replug.data.sources.records import names_in, say_unread
+from replug.data.words import content_hash
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +83,12 @@ def read_documents(source: str | Path, fields: Mapping[str, str] | None = None) 
         )
     if not hashes:
         raise UserError(f"{source} holds no documents")
-    _require_unique(hashes, source, fields)
+    ordered = np.sort(np.frombuffer(hashes, np.int64))
+    if twice := set(ordered[1:][ordered[1:] == ordered[:-1]].tolist()):  # read again: two ids may have one hash
+        seen: set[str] = set()
+        for where, row, is_passage in document_rows(source, fields):
+            if not is_passage and hash(doc_id := _identifier(row, where)) in twice:
+                require_new(doc_id, seen, where)
     if empty > MOST_EMPTY * len(hashes):
         raise UserError(
             f"{first_empty}: field 'text' is empty, as in {empty:,} of {len(hashes):,} documents; expected texts: "
@@ -100,16 +104,6 @@ def count_documents(source: str | Path, fields: Mapping[str, str] | None = None)
     rows = count_rows(source)
     _, _, has_passages = next(document_rows(source, fields), ("", {}, False))
     return sum(1 for _ in read_documents(source, fields)) if has_passages else rows
-
-
-def _require_unique(hashes: array, source: str | Path, fields: Mapping[str, str] | None) -> None:
-    """Raise UserError for the first id that occurs twice; the rows are read again only where a hash does."""
-    ordered = np.sort(np.frombuffer(hashes, np.int64))
-    if twice := set(ordered[1:][ordered[1:] == ordered[:-1]].tolist()):
-        seen: set[str] = set()
-        for where, row, is_passage in document_rows(source, fields):
-            if not is_passage and hash(doc_id := _identifier(row, where)) in twice:
-                require_new(doc_id, seen, where)
 
 
 def read_examples(source: str | Path, fields: Mapping[str, str] | None = None, split: str = TRAIN) -> list[Example]:

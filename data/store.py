@@ -26,7 +26,6 @@ from datasets import Dataset, concatenate_datasets
 
 from replug.config.errors import UserError
 from replug.data.files import read_json, reading, write_json
-from replug.data.hashing import hash64
 from replug.data.records import Document, Example
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
@@ -44,6 +43,7 @@ from replug.data.shards import (
     token_paths,
 )
 from replug.data.vector_stores import CandidateSource, StoredDocument, open_source
+from replug.data.words import hash64
 
 TEXTS = ("queries.arrow", "heldout.arrow")
 DEV = "dev.arrow"

@@ -49,15 +49,15 @@ class TokenIds:
     @property
     def fingerprint(self) -> str:
         """Hash of what the ids follow from besides the text."""
-        return _fingerprint(self.tokenizer, self.max_tokens, self.prompt)
+        return _fingerprint(self)
 
 
 @lru_cache(4)  # a tokenizer's JSON is megabytes
-def _fingerprint(tokenizer: str, max_tokens: int, prompt: str) -> str:
-    rules = json.loads(tokenizer)
+def _fingerprint(rule: TokenIds) -> str:
+    rules = json.loads(rule.tokenizer)
     for of_the_last_call in ("truncation", "padding"):
         rules.pop(of_the_last_call, None)
-    return json_sha256([rules, max_tokens, *([prompt] if prompt else [])])[:16]
+    return json_sha256([rules, rule.max_tokens, *([rule.prompt] if rule.prompt else [])])[:16]
 
 
 def load_plain(tokenizer: str) -> Tokenizer:

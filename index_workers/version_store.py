@@ -30,7 +30,7 @@ import numpy as np
 from replug.config.errors import RunError, UserError
 from replug.data.files import file_sha256, json_sha256, read_json, reading, writing
 from replug.data.folder import INPUTS, MANIFEST, FileSum, Folder, file_sum
-from replug.data.shards import shard_paths
+from replug.data.shards import OWN_CORPUS, corpus_sha256, prepared_folder, shard_paths
 from replug.index_workers.build_plan import (
     ENCODER,
     BuildPlan,
@@ -39,7 +39,7 @@ from replug.index_workers.build_plan import (
     version_folder,
     version_numbers,
 )
-from replug.index_workers.vector_files import MEND, map_vectors, require_intact, write_vectors
+from replug.index_workers.vectors import MEND, map_vectors, require_intact, write_vectors
 
 FORMAT = 7
 WEIGHTS = "model.safetensors"
@@ -351,3 +351,50 @@ def _read_mark(path: Path) -> dict[str, Any]:
         raise RunError(f"{mark} is missing")
     with reading(mark):
         return read_json(mark, MEND)
+
+
+# What `replug doctor` compares --------------------------------------------------------------------------------------
+
+
+def verify_index(root: Path) -> tuple[list[str], list[str]]:
+    """Return a line for each version, and one for each file that is missing, damaged or surplus."""
+    store = VersionStore(root.absolute())
+    versions = store.versions()
+    lines: list[str] = []
+    missing = f"{root} holds no index; expected a run directory, as `replug prepare --index` writes it"
+    problems = [] if versions else [missing]
+    for version in versions:
+        if not store.is_published(version):
+            lines.append(f"v{version:06d}: unfinished, not searched")
+            continue
+        wrong = list(_problems(store, version))
+        lines.append(f"v{version:06d}: {_describe(store, version) if not wrong else f'wrong in {len(wrong)} places'}")
+        problems += wrong
+    own_corpus = prepared_folder(store.root / OWN_CORPUS)
+    problems += own_corpus.verify() if own_corpus.is_finished else []
+    if versions and not store.published():
+        problems.append(f"{root} holds no finished version; run the command that was building it again")
+    return lines, problems
+
+
+def _describe(store: VersionStore, version: int) -> str:
+    plan = store.plan(version)
+    size = sum(path.stat().st_size for path in store.files(plan)) / 1e6
+    kind = plan.kind.store or plan.kind.factory or "flat_fp16"
+    return (
+        f"{plan.num_documents} documents x {plan.dim}, {kind}, weights of step {plan.step}, {size:,.1f} MB, all intact"
+    )
+
+
+def _problems(store: VersionStore, version: int) -> Iterator[str]:
+    try:
+        plan = store.plan(version)
+    except UserError as error:
+        yield str(error)
+        return
+    yield from store.verify(version)
+    corpus = store.corpus_path(plan)
+    if not shard_paths(corpus):
+        yield f"the corpus {corpus} is gone"
+    elif corpus_sha256(corpus) != plan.corpus_sha256:
+        yield f"the corpus {corpus} is not the one that was embedded: its checksum differs"

@@ -28,7 +28,6 @@ from replug.config.rules import labelling_problems
 from replug.config.schema import Config, LabelConfig, LossConfig
 from replug.data.files import file_sha256
 from replug.data.folder import sole_writer
-from replug.data.judgements import read_run
 from replug.data.labels import (
     SEARCHES,
     TEXT_FIELDS,
@@ -40,7 +39,7 @@ from replug.data.labels import (
 )
 from replug.data.progress import Progress, Stages
 from replug.data.records import Example
-from replug.data.row_files import rows_sha256
+from replug.data.row_files import read_run, rows_sha256
 from replug.data.store import CorpusStore, ExampleStore, PreparedSet, StoredCorpus
 from replug.index_workers.bm25 import search_bm25, without_words
 from replug.index_workers.build import build_version

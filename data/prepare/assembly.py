@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from replug.data.files import file_sha256, write_json
 from replug.data.folder import FileSum, file_sum
-from replug.data.hashing import hash64, ngram_hashes
 from replug.data.prepare.cutting import SCHEMAS, iterate, load_rules, read_range
 from replug.data.prepare.disjoint import (
     NOTHING,
@@ -27,9 +26,8 @@ from replug.data.prepare.disjoint import (
     prove_examples,
     write_overlap_filter,
 )
-from replug.data.prepare.local_pool import Pool
 from replug.data.prepare.reading import Cut
-from replug.data.prepare.work import WorkFolder, is_intact
+from replug.data.prepare.work import Pool, WorkFolder, is_intact
 from replug.data.progress import Progress
 from replug.data.records import Document, Example
 from replug.data.sampling import SPLITS, TEXT_SPLITS, key_ranges
@@ -45,6 +43,7 @@ from replug.data.shards import (
     write_token_rules,
 )
 from replug.data.tokenizing import TokenIds, ids_of_texts, load_plain
+from replug.data.words import hash64, ngram_hashes
 
 log = logging.getLogger(__name__)
 

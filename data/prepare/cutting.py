@@ -18,13 +18,13 @@ import pyarrow as pa
 
 from replug.data.files import write_json, writing
 from replug.data.folder import FileSum, file_sum
-from replug.data.hashing import content_hash, hash64
 from replug.data.prepare.prose import Prose, points_elsewhere
 from replug.data.prepare.work import WorkFolder
 from replug.data.sampling import SPLITS, Shares, buckets, piece_key, split_of
 from replug.data.sources.records import EXAMPLES, FieldMap, Reason, Rejected, SourceShard, SourceText
 from replug.data.sources.texts import read_items
 from replug.data.tokenizing import TokenIds, load_plain, pieces_within, split_text, token_ends
+from replug.data.words import content_hash, hash64
 
 # The columns of runs: of pieces for the corpus, and of pieces for the other splits.
 # `version` is the hash of the whole text that a piece was cut from, `tail` the key of its continuation alone.

@@ -16,10 +16,10 @@ import numpy as np
 
 from replug.config.errors import UserError
 from replug.data.files import replace_file, writing
-from replug.data.hashing import content_hash, hash64, ngram_hashes, overlaps, without_common
 from replug.data.records import Document, Example
 from replug.data.sampling import piece_key
 from replug.data.shards import read_documents_of
+from replug.data.words import content_hash, hash64, ngram_hashes, overlaps, without_common
 
 PARTITIONS = 16
 HASHES_IN_MEMORY = 1 << 22
@@ -43,7 +43,8 @@ class OverlapFilter:
     @staticmethod
     def load(folder: Path) -> "OverlapFilter":
         n = int((folder / "n").read_text())
-        keys, sources, ngrams = (_mapped(folder / f"{name}.u64") for name in ("keys", "sources", "ngrams"))
+        paths = (folder / f"{name}.u64" for name in ("keys", "sources", "ngrams"))
+        keys, sources, ngrams = (np.memmap(path, np.uint64, "r") if path.stat().st_size else NOTHING for path in paths)
         return OverlapFilter(keys, sources, ngrams, n or None)
 
     def knows_text(self, *keys: int) -> bool:
@@ -118,16 +119,12 @@ class SortedHashes:
                 part.unlink()
 
     def _write_parts(self) -> None:
-        hashes = np.concatenate([np.empty(0, np.uint64), *self._held])
+        hashes = np.concatenate([NOTHING, *self._held])
         places = (hashes >> np.uint64(60)).astype(np.int64)
         for number, part in enumerate(self._parts):
             with writing(part), part.open("ab") as file:
                 file.write(hashes[places == number].tobytes())
         self._held, self._count = [], 0
-
-
-def _mapped(path: Path) -> np.ndarray:
-    return np.memmap(path, np.uint64, "r") if path.stat().st_size else np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ import numpy as np
 
 from replug.data.files import writing
 from replug.data.prepare.cutting import REGISTRY, SourceShardReport, cut_source_shard
-from replug.data.prepare.local_pool import Pool
-from replug.data.prepare.work import WorkFolder, is_intact
+from replug.data.prepare.work import Pool, WorkFolder, is_intact
 from replug.data.progress import Progress
 from replug.data.sampling import SPLITS, KeyCounts
 from replug.data.sources.records import (

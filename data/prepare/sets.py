@@ -21,9 +21,8 @@ from replug.data.folder import file_sum, sole_writer
 from replug.data.prepare.assembly import ShardReport, forget_other_ids, write_ids_of_shard, write_shards, write_texts
 from replug.data.prepare.cutting import Rules, Tokenizers
 from replug.data.prepare.disjoint import DisjointProof, OverlapFilter, prove_disjoint, prove_shard, require_disjoint
-from replug.data.prepare.local_pool import Pool
 from replug.data.prepare.reading import Cut, cut_source
-from replug.data.prepare.work import WorkFolder, preparing
+from replug.data.prepare.work import Pool, WorkFolder, preparing
 from replug.data.progress import Progress
 from replug.data.records import Document
 from replug.data.row_files import SPLIT_OF_BEIR, rows_sha256
@@ -102,7 +101,11 @@ def prepare_raw(
             log.info(f"too few are left of what was kept; cutting again and keeping {work.margin} for each requested")
             splits = _make_splits(work, config, plan.shards, seed, pool, tokenizers.token_ids)
         _require_some(str(config.source), splits)
-        _say_short(splits)
+        if (heldout := splits.counts["heldout"]) < FEW_HELDOUT:
+            log.warning(f"{heldout} held-out texts show a large difference only; expected {FEW_HELDOUT} or more texts")
+        for split, wanted in splits.cut.requested.items():
+            if wanted is not None and (count := splits.counts[split]) < wanted:
+                log.info(f"data.num_{split} is {wanted:,}, and the source gives {count:,}, which are all taken")
         proof = _prove(work, splits, seed, pool)
         _finish(work, plan, splits, proof)
         return PreparedSet(out)
@@ -143,15 +146,6 @@ def _require_some(source: str, splits: Splits) -> None:
     log.info(f"cut into {said}")
     if further := splits.cut.cut_further:
         log.info(f"{further} pieces held more tokens of the LM than it has room for, and were cut further")
-
-
-def _say_short(splits: Splits) -> None:
-    """Log splits with fewer pieces than requested: the source may have no more."""
-    if (heldout := splits.counts["heldout"]) < FEW_HELDOUT:
-        log.warning(f"{heldout} held-out texts show a large difference only; expected {FEW_HELDOUT} or more texts")
-    for split, wanted in splits.cut.requested.items():
-        if wanted is not None and (count := splits.counts[split]) < wanted:
-            log.info(f"data.num_{split} is {wanted:,}, and the source gives {count:,}, which are all taken")
 
 
 def _prove(work: WorkFolder, splits: Splits, seed: int, pool: Pool) -> DisjointProof:

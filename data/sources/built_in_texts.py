@@ -106,7 +106,10 @@ def wikipedia() -> Iterator[tuple[str, str]]:
     with bz2.open(path, "rt", encoding="utf-8") as file:
         pages = file.read()
     for page in re.finditer(r"<title>(.*?)</title>.*?<text[^>]*>(.*?)</text>", pages, re.DOTALL):
-        yield unescape(page[1]), _plain_text(unescape(page[2]))
+        text = unescape(page[2])
+        for pattern, replacement in _WIKITEXT:
+            text = re.sub(pattern, replacement, text, flags=re.DOTALL)
+        yield unescape(page[1]), text.strip()
 
 
 PACKAGE_TEXTS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
@@ -133,12 +136,6 @@ _WIKITEXT = (
     (r"\[\[(?:[^|\]]*\|)?([^\]]*)\]\]", r"\1"),
     (r"'{2,}", ""),
 )
-
-
-def _plain_text(wikitext: str) -> str:
-    for pattern, replacement in _WIKITEXT:
-        wikitext = re.sub(pattern, replacement, wikitext, flags=re.DOTALL)
-    return wikitext.strip()
 
 
 TOWNS = (

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from replug.data.hashing import content_hash
 from replug.data.sources.built_in_texts import read_package_texts, stand_in_texts
 from replug.data.sources.formats import READERS, read_shard
 from replug.data.sources.lines import UNREADABLE, format_of, open_file, other_format, read_lines, unpacked_suffix
@@ -27,6 +26,7 @@ from replug.data.sources.records import (
     nested,
     readable_name,
 )
+from replug.data.words import content_hash
 
 PACKAGE = "package:"
 PROSE = ("text", "markup", "HTML")

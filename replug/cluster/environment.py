@@ -1,4 +1,4 @@
-"""Set what gloo and NCCL read from the environment, and keep what only this user may read.
+"""Set what gloo and NCCL read from the environment, keep what only this user may read, and bound processes.
 
 gloo and NCCL look for the network interface by the host's name, which may resolve to loopback; Ray's address of the
 node does not.
@@ -6,6 +6,7 @@ node does not.
 
 import atexit
 import os
+import resource
 import shutil
 import tempfile
 import time
@@ -74,3 +75,14 @@ def use_interface_of(address: str) -> None:
         if any(one.address == address for one in known):
             for variable, form in VARIABLES.items():
                 os.environ.setdefault(variable, form.format(name))
+
+
+# Processes that read what others wrote ------------------------------------------------------------------------------
+
+
+def limit_process(memory_bytes: int, seconds: int | None = None) -> None:
+    """Limit this process's addresses and its processor time, and let it leave no core file; beyond them it fails."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if seconds is not None:
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))

@@ -40,7 +40,7 @@ from replug.cluster.layout import Layout, NoRoom
 from replug.cluster.packing import Node
 from replug.config.errors import RunError, UserError
 from replug.config.schema import Config
-from replug.data.prepare.local_pool import Job
+from replug.data.prepare.work import Job, in_flight
 
 log = logging.getLogger(__name__)
 
@@ -217,21 +217,16 @@ def _read_authentication() -> None:
 
 def _connect(config: Config, roles: Collection[str], sizes: Sizes, num_tasks: int = 0) -> Layout:
     if ray.is_initialized():
-        _require_named(config.ray.address)
+        here = ray.get_runtime_context().gcs_address
+        if config.ray.address not in (None, "auto", here):
+            raise UserError(
+                f"ray.address is {config.ray.address}, but this process is connected to the Ray at {here}; leave "
+                "ray.address out to use that one, or call ray.shutdown() before"
+            )
         return _lay_out_on_nodes(config, roles, sizes)
     if config.ray.address is None:
         return _start(config, roles, sizes, num_tasks)
     return _join(config, roles, sizes)
-
-
-def _require_named(address: str | None) -> None:
-    """Raise UserError where this process is connected to another Ray than the one at `address`."""
-    here = ray.get_runtime_context().gcs_address
-    if address not in (None, "auto", here):
-        raise UserError(
-            f"ray.address is {address}, but this process is connected to the Ray at {here}; leave ray.address out to "
-            "use that one, or call ray.shutdown() before"
-        )
 
 
 def _start(config: Config, roles: Collection[str], sizes: Sizes, num_tasks: int) -> Layout:
@@ -361,7 +356,7 @@ def _require_answer(address: str) -> None:
 
 
 class RayPool:
-    """Prepare on a cluster, as `data.prepare.local_pool` does it here: `num_workers` tasks at a time, a core each.
+    """Prepare on a cluster, as `data.prepare.work.LocalPool` does it here: `num_workers` tasks at a time, a core each.
 
     A task whose node is lost runs again elsewhere. Any node that sees the same files takes part.
     """
@@ -385,12 +380,4 @@ class RayPool:
                 return function(*job)
 
         task = ray.remote(num_cpus=1, max_retries=5)(in_folder).options(name=function.__name__)
-        drawn = iter(jobs)
-        running: list[ray.ObjectRef] = []
-        while True:
-            while len(running) < self._num_workers and (job := next(drawn, None)) is not None:
-                running.append(task.remote(*job))
-            if not running:
-                return
-            done, running = ray.wait(running)
-            yield from ray.get(done)
+        yield from in_flight(lambda job: task.remote(*job).future(), jobs, self._num_workers)

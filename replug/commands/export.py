@@ -52,7 +52,7 @@ def export(
     unfinished run exports its newest checkpoint. The command prints which weights it took.
     """
     if index is not None:
-        from replug.index_workers.export import export_index
+        from replug.index_workers.local_index import export_index
 
         print(f"index: {index}, {export_index(run_dir, index):,} documents")
     if out is None and push is None:

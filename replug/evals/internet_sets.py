@@ -29,10 +29,10 @@ from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import GOLD, NONE, Method
 from replug.config.rules import evaluation_methods
 from replug.data.answers import normalize_answer
-from replug.data.hashing import hash64
 from replug.data.row_files import read_rows
 from replug.data.rows import texts_of
 from replug.data.store import CorpusStore
+from replug.data.words import hash64
 from replug.evals.loop import Item
 from replug.evals.questions import (
     OpenQuestion,

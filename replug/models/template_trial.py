@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from jinja2 import TemplateError
 
-from replug.cluster.process_limits import limit_process
+from replug.cluster.environment import limit_process
 
 SECONDS, MAX_MEMORY_BYTES = 5, 1 << 30  # of the processor, and of addresses
 TOO_MUCH = 3  # the status of a process without memory or stack

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from replug.cluster.process_limits import limit_process
+from replug.cluster.environment import limit_process
 from replug.config.errors import RunError
 from replug.web.unpacking import FetchFailed
 

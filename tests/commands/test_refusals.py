@@ -20,8 +20,8 @@ from replug.config.hub_names import check_names
 from replug.config.load import load_config
 from replug.config.paths import check_paths
 from replug.config.schema import Config
-from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import prepare_rows
+from replug.data.prepare.work import LocalPool
 from replug.data.rows import read_documents, read_examples
 from replug.data.store import PreparedSet
 from replug.models.encoder import Encoder

@@ -15,8 +15,8 @@ from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import Config, DataConfig
 from replug.data.prepare.cutting import LMBound, Tokenizers
-from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import prepare_raw
+from replug.data.prepare.work import LocalPool
 from replug.data.tokenizing import split_text, token_ends, word_tokenizer
 from replug.models.local.local_source import HuggingFaceSource
 from replug.models.preparing import LM_TOKENS, data_inputs

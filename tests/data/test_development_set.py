@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import prepare_rows
+from replug.data.prepare.work import LocalPool
 from replug.data.store import PreparedSet
 from tests.support.preparing import prepare, rows_of, texts_of, write_jsonl
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.data.hashing import content_hash
 from replug.data.prepare.disjoint import (
     prove_disjoint,
     prove_examples,
@@ -15,6 +14,7 @@ from replug.data.prepare.disjoint import (
 )
 from replug.data.records import Document, Example
 from replug.data.shards import write_documents
+from replug.data.words import content_hash
 
 DOCUMENTS = [Document("d1", "the first document", "all", "s1"), Document("d2", "the second document", "all", "s2")]
 QUERIES = [Example("q1", "one two", " three four", "all", "s3"), Example("q2", "five six", " seven eight", "all", "s4")]

@@ -10,11 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from replug.config.errors import UserError
-from replug.data.hashing import content_hash
-from replug.data.judgements import read_qrels, read_run, write_run
-from replug.data.row_files import DEV, TRAIN, count_rows, read_rows, rows_sha256
+from replug.data.row_files import DEV, TRAIN, count_rows, read_qrels, read_rows, read_run, rows_sha256, write_run
 from replug.data.rows import count_documents, example_rows, read_documents, read_examples
 from replug.data.sources import formats, shards
+from replug.data.words import content_hash
 
 ROWS = [{"id": "a", "text": 'The Rhine, "Rhein",\nflows'}, {"id": "b", "text": "through Basel; ünd"}]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()

@@ -15,8 +15,8 @@ from replug.data.folder import (
     require_checksums,
     write_checksums,
 )
-from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import import_corpus, prepare_rows
+from replug.data.prepare.work import LocalPool
 from replug.data.store import Corpus, PreparedSet, verify_prepared
 from replug.data.tokenizing import TokenIds, word_tokenizer
 from replug.models.encoder import Encoder

@@ -11,8 +11,8 @@ from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.data.datamodule import Position, Positions, StepDataModule
 from replug.data.files import file_sha256
-from replug.data.prepare.local_pool import LocalPool
 from replug.data.prepare.sets import prepare_rows
+from replug.data.prepare.work import LocalPool
 from replug.data.sampling import QuerySampler, split_of
 from replug.data.sources.built_in_texts import stand_in_texts
 from replug.data.store import PreparedSet

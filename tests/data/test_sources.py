@@ -14,11 +14,11 @@ import pytest
 from huggingface_hub.errors import HTTPError
 
 from replug.config.errors import RunError, UserError
-from replug.data.hashing import content_hash
 from replug.data.sources import formats, shards
 from replug.data.sources.built_in_texts import MIN_CHARACTERS, PACKAGE_TEXTS
 from replug.data.sources.records import FieldMap, SourceText
 from replug.data.sources.shards import plan_source, read_source_shard, source_fingerprint
+from replug.data.words import content_hash
 from tests.support.preparing import contents, prepare, rows_of, write_jsonl
 
 

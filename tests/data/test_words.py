@@ -5,8 +5,7 @@ import unicodedata
 import numpy as np
 import pytest
 
-from replug.data.hashing import ngram_hashes, overlaps
-from replug.data.words import compared_words, search_words
+from replug.data.words import compared_words, ngram_hashes, overlaps, search_words
 
 SEARCHED = {
     "The Loire flows, 1,006 km.": ["the", "loire", "flows", "006", "km"],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.index_workers.vector_files import map_vectors, write_vectors
+from replug.index_workers.vectors import map_vectors, write_vectors
 from tests.support.command_line import ROOT
 
 VECTORS = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
@@ -43,7 +43,7 @@ from pathlib import Path
 import numpy as np
 from replug.config.errors import RunError
 from replug.index_workers.searcher import Searcher
-from replug.index_workers.vector_files import require_intact
+from replug.index_workers.vectors import require_intact
 from replug.index_workers.version_store import VersionStore  # noqa: E402
 from tests.support.index_versions import PLAN, save_weights
 

@@ -9,8 +9,7 @@ import pytest
 
 from replug.data.folder import file_sum, read_mark, write_mark
 from replug.index_workers.kinds import IndexKind
-from replug.index_workers.verify import verify_index
-from replug.index_workers.version_store import MEND, VersionStore
+from replug.index_workers.version_store import MEND, VersionStore, verify_index
 from tests.support.index_versions import LOSSY, begin, flip, publish, write_corpus
 
 Damage = Callable[[VersionStore], object]

@@ -36,7 +36,7 @@ def verify(path: Path, as_json: bool) -> None:
 
 def _verify_folder(directory: Path) -> tuple[list[str], list[str]]:
     """Return lines on what a folder holds, and its problems; a run directory is verified with all its folders."""
-    from replug.index_workers.verify import verify_index  # imports FAISS
+    from replug.index_workers.version_store import verify_index  # imports FAISS
     from replug.train.run_dir import MEND
 
     if kind_of(directory) == "prepared set":
