@@ -28,9 +28,6 @@ MARGIN = 8
 ROUNDING, ROUNDING_SPLIT = 1e-5, 4e-5
 QUERIES = 512  # searched at once, if not their candidates' numbers would be more than fit 256 MiB in float64
 CANDIDATE_NUMBERS = 1 << 25
-# Where more documents are as good as the k-th than any margin: rows whose products are computed in float64 at once,
-# and of those the most whose exact order is found at once.
-NEAR_ROWS, ORDERED_ROWS = 16_384, 1_024
 
 
 class MappedVectors:
@@ -81,27 +78,32 @@ class ExactShard:
     def __len__(self) -> int:
         return self._rows
 
-    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows and inner products [B, min(k, size)], best first, for queries [B, D]."""
-        at_once = max(1, min(QUERIES, CANDIDATE_NUMBERS // ((k + MARGIN) * self._dim)))
-        parts = [self._search_some(some, k) for some in np.split(queries, range(at_once, len(queries), at_once))]
+    def search(self, queries: np.ndarray, k: int, margin: int = MARGIN) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows and inner products [B, min(k, size)], best first, for queries [B, D].
+
+        `margin` candidates beyond k are ordered exactly at first, and eight times as many for queries for which more
+        documents may be as good as the k-th.
+        """
+        at_once = max(1, min(QUERIES, CANDIDATE_NUMBERS // ((k + margin) * self._dim)))
+        parts = [
+            self._search_some(some, k, margin) for some in np.split(queries, range(at_once, len(queries), at_once))
+        ]
         rows, similarities = zip(*parts, strict=True)
         return np.concatenate(rows), np.concatenate(similarities)
 
-    def _search_some(self, queries: np.ndarray, k: int, margin: int = MARGIN) -> tuple[np.ndarray, np.ndarray]:
+    def _search_some(self, queries: np.ndarray, k: int, margin: int) -> tuple[np.ndarray, np.ndarray]:
         products, places = self._candidates(torch.from_numpy(queries).to(self._device), min(k + margin, len(self)))
-        rows, vectors = places.cpu().numpy() + self._first_row, self._vectors.take(places).cpu().numpy()
-        nearest, similarities = order_exactly(queries, rows, vectors, k)
-        if rows.shape[1] < len(self):
+        parts = []
+        for some in places.split(max(1, CANDIDATE_NUMBERS // (len(queries) * self._dim)), dim=1):
+            rows, vectors = some.cpu().numpy() + self._first_row, self._vectors.take(some).cpu().numpy()
+            parts.append(order_exactly(queries, rows, vectors, k))
+        nearest, similarities = parts[0] if len(parts) == 1 else merge_top_k(parts, k)
+        if places.shape[1] < len(self):
             least = products.amin(1).cpu().numpy()  # nothing that was left out has a larger product
             lengths = _lengths(queries) * self._longest(vectors)
             unsure = similarities[:, -1] - least <= self._rounding * lengths
-            if unsure.any() and margin == MARGIN:
-                nearest[unsure], similarities[unsure] = self._search_some(queries[unsure], k, 8 * margin)
-            elif unsure.any():  # many documents are equal, or as good as
-                nearest[unsure], similarities[unsure] = self._scan(
-                    queries[unsure], k, similarities[unsure, -1], lengths[unsure]
-                )
+            if unsure.any():
+                nearest[unsure], similarities[unsure] = self.search(queries[unsure], k, 8 * margin)
         return nearest, similarities
 
     def _longest(self, candidates: np.ndarray) -> float:
@@ -114,25 +116,6 @@ class ExactShard:
         if self._max_length is None:
             self._max_length = max(float(chunk.norm(dim=1).max()) for _, chunk in self._chunks())
         return self._max_length
-
-    @torch.inference_mode()
-    def _scan(
-        self, queries: np.ndarray, k: int, least: np.ndarray, lengths: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Search, however many documents are as good as the k-th, whose similarity is `least` [B] or more.
-
-        Another pass over products in float32 finds the rows that could be among the k best. `lengths` [B] are those
-        of the query and of the longest vector, multiplied.
-        """
-        on_device = torch.from_numpy(queries).to(self._device)
-        floor = torch.from_numpy(least - self._rounding * lengths).to(self._device)
-        best = _Best(queries, k, least, 4 * self._dim * 2.0**-53 * lengths)
-        for start, products in self._products(on_device):
-            near = (products >= floor).any(1).nonzero()[:, 0] + start
-            for places in near.split(NEAR_ROWS):
-                rows, vectors = places.cpu().numpy() + self._first_row, self._vectors.take(places)
-                best.look_through(rows, vectors, vectors.double() @ on_device.double().T)
-        return best.results()
 
     @torch.inference_mode()
     def _candidates(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -187,40 +170,6 @@ class ExactShard:
         """Yield the float16 vectors, at most a chunk's rows at a time."""
         rows = min(most, self._chunk_rows)
         return (piece for block in self._vectors.blocks for piece in block.split(rows))
-
-
-class _Best:
-    """The k best rows of each query, of vectors that are looked through in ascending order of rows.
-
-    `least` [B] is what the k-th has at the least, `slack` [B] how far two sums in float64 may lie apart. Equal
-    documents have products that lie within it, so that they get one similarity, and the lowest rows win: of a million
-    such rows the first k are ordered exactly, and no other.
-    """
-
-    def __init__(self, queries: np.ndarray, k: int, least: np.ndarray, slack: np.ndarray) -> None:
-        self._queries, self._k, self._slack = queries, k, torch.from_numpy(slack)
-        self._bar = torch.from_numpy(np.nextafter(least, np.float32(-np.inf)))  # a similarity must be above it
-        nothing = np.empty((1, 0), dtype=np.int64), np.empty((1, 0), dtype=np.float32)
-        self._results = [nothing] * len(queries)
-
-    def results(self) -> tuple[np.ndarray, np.ndarray]:
-        rows, similarities = zip(*self._results, strict=True)
-        return np.concatenate(rows), np.concatenate(similarities)
-
-    def look_through(self, rows: np.ndarray, vectors: Tensor, products: Tensor) -> None:
-        """Look through the next rows [N], their vectors [N, D], and their products [N, B] in float64."""
-        upper = (products + self._slack.to(products.device)).float()
-        while len(queries := (above := upper > self._bar.to(upper.device)).any(0).nonzero()[:, 0].tolist()):
-            for query in queries:
-                chosen = above[:, query].nonzero()[:ORDERED_ROWS, 0]
-                self._order(query, rows[chosen.cpu().numpy()], vectors[chosen].cpu().numpy())
-                upper[: int(chosen[-1]) + 1, query] = -torch.inf
-
-    def _order(self, query: int, rows: np.ndarray, vectors: np.ndarray) -> None:
-        new = order_exactly(self._queries[query : query + 1], rows[None], vectors[None], self._k)
-        self._results[query] = merge_top_k([self._results[query], new], self._k)
-        if len(similarities := self._results[query][1][0]) == self._k:
-            self._bar[query] = float(similarities[-1])  # a higher row of the same similarity comes after
 
 
 def _top_k(products: Tensor, k: int) -> tuple[Tensor, Tensor]:
