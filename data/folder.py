@@ -296,11 +296,11 @@ def _locked(what: Path, record: Path) -> Iterator[None]:
             lock.release()
             lock.acquire()
     except Timeout as error:
-        holder = "another process"  # unless it has written the record already
+        who = "another process"  # unless it has written the record already
         with suppress(OSError, ValueError, KeyError, TypeError):
             known = json.loads(record.read_text())
-            holder = "process {pid} on {host} since {since} (`{command}`)".format(**known)
-        raise UserError(f"{what} is being written by {holder}: wait for its end, or give another one") from error
+            who = "process {pid} on {host} since {since} (`{command}`)".format(**known)
+        raise UserError(f"{what} is being written by {who}: wait for its end, or give another one") from error
     except (OSError, NotImplementedError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{what} cannot be written: {reason}; give another one") from error

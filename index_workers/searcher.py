@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -39,14 +38,6 @@ class Shard(Protocol):
     def search(self, queries: np.ndarray, k: int) -> Found: ...
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedShard:
-    """One version's shard, and the fingerprint of the version's files."""
-
-    shard: Shard
-    fingerprint: str
-
-
 class Searcher:
     """Shard `shard` of `num_shards`. Several threads may call it at once."""
 
@@ -57,7 +48,7 @@ class Searcher:
         self._store = VersionStore(root)
         self._shard, self._num_shards, self._device = shard, num_shards, device
         self._devices = own_devices()
-        self._versions: dict[int, LoadedShard] = {}
+        self._versions: dict[int, tuple[Shard, str]] = {}  # with the fingerprint of the version's files
         self._loading = threading.Lock()
         self._searching = ThreadPoolExecutor(1)  # one, since each thread that multiplies keeps buffers of its own
 
@@ -67,8 +58,9 @@ class Searcher:
 
     def search_timed(self, version: int, queries: np.ndarray, k: int) -> tuple[Found, Busy]:
         """Return the same as `search`, with what it took."""
-        loaded = self._versions.get(version) or self._load_once(version)
-        return self._searching.submit(self._answer, loaded.shard, queries, k).result()
+        loaded = self._versions.get(version)
+        shard = loaded[0] if loaded else self._load_once(version)
+        return self._searching.submit(self._answer, shard, queries, k).result()
 
     def _answer(self, shard: Shard, queries: np.ndarray, k: int) -> tuple[Found, Busy]:
         began = time.monotonic()
@@ -80,7 +72,7 @@ class Searcher:
 
         One that was built anew since it was loaded is loaded anew.
         """
-        return len(self._load_once(version).shard)
+        return len(self._load_once(version))
 
     def release(self, keep: list[int]) -> None:
         """Drop the other versions; searches under way finish on the one they began on."""
@@ -91,19 +83,15 @@ class Searcher:
         """Return versions in memory."""
         return sorted(self._versions)
 
-    def _load_once(self, version: int) -> LoadedShard:
+    def _load_once(self, version: int) -> Shard:
         with self._loading:
-            if version not in self._versions or self._versions[version].fingerprint != self._store.fingerprint(version):
+            fingerprint = self._store.fingerprint(version)
+            if version not in self._versions or self._versions[version][1] != fingerprint:
+                plan = self._store.plan(version)
                 with ThreadPoolExecutor(1, initializer=_yield_to_searches) as thread:
-                    loaded = thread.submit(self._open, version).result()
-                self._versions = {**self._versions, version: loaded}
-            return self._versions[version]
-
-    def _open(self, version: int) -> LoadedShard:
-        fingerprint = self._store.fingerprint(version)
-        plan = self._store.plan(version)
-        shard = open_shard(self._store, plan, self._shard, self._num_shards, self._device)
-        return LoadedShard(shard, fingerprint)
+                    shard = thread.submit(open_shard, self._store, plan, self._shard, self._num_shards, self._device)
+                    self._versions = {**self._versions, version: (shard.result(), fingerprint)}
+            return self._versions[version][0]
 
 
 def _yield_to_searches() -> None:

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import ray
-from ray.exceptions import RayError
 
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.background import in_background
@@ -42,8 +41,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 TIMEOUT_SECONDS = 3600.0  # of a file of vectors, a step of a lossy kind's build, loading a version
-MAX_ATTEMPTS = 3
-SEARCHER_CALLS, SEARCH_ATTEMPTS = 8, 5  # of one searcher at once: searches go on while a version is loaded
+SEARCHER_CALLS, SEARCH_ATTEMPTS = 8, 10  # of one searcher at once: searches go on while a version is loaded
 BUILDER_CALLS = 2  # of one builder at once: while one file is computed, the next is read and the last written
 
 # What a dropped version and a search took goes back to the system, whichever thread it was of: else the C library
@@ -115,8 +113,8 @@ class Refreshed:
 class IndexService:
     """Builders and searchers over the versions under `root`. The searchers hold two versions during a swap.
 
-    `actors` are by default those of the layout. A file, one step of a lossy kind's build, and loading a version are
-    each tried MAX_ATTEMPTS times. The first `watched_k` documents of `watched_texts` measure every refresh.
+    `actors` are by default those of the layout. Their pools try again what an actor that died was at. The first
+    `watched_k` documents of `watched_texts` measure every refresh.
     """
 
     def __init__(
@@ -134,7 +132,6 @@ class IndexService:
             self._actors.num_builders,
             "index builder",
             max_in_flight=BUILDER_CALLS,
-            max_attempts=MAX_ATTEMPTS,
             timeout_seconds=TIMEOUT_SECONDS,
         )
 
@@ -207,22 +204,10 @@ class IndexService:
         start = time.monotonic()
         rate = self._build(plan, missing)
         seconds = time.monotonic() - start
-        attempts = 1
-        while True:
-            try:
-                return Refreshed(self._load(plan, previous), seconds, rate)
-            except (RunError, RayError) as error:  # not what is wrong with a file: that stays
-                if attempts == MAX_ATTEMPTS:
-                    raise
-                log.warning(f"index v{plan.version} is built and could not be loaded; trying again: {error}")
-                attempts += 1
-
-    def _load(self, plan: BuildPlan, previous: int) -> Measures:
-        """Load a published version and ask the searchers; where that fails, no searcher answers for it."""
         try:
             self.prepare(plan.version)
-            return self._measures(plan, previous)
-        except Exception:
+            return Refreshed(self._measures(plan, previous), seconds, rate)
+        except Exception:  # no searcher may answer for it
             if plan.version != previous:  # the next version has the same number, and may be another
                 self._loaded.discard(plan.version)
                 with suppress(RunError):  # a searcher that does not answer now compares what it holds when it loads

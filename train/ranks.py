@@ -128,7 +128,7 @@ class OtherRanks:
         self._actors: list[Any] = [
             actor.options(**place(TRAINER, rank, gpus, env)).remote() for rank in range(1, ranks)
         ]
-        self._own_devices = devices_of(address, [seen.ray_id] if seen else [])
+        self._own_devices = devices_of(address, [seen[0]] if seen else [])
         # Asked before `run`, which lasts as long as the run.
         self._devices_of_others = [actor.devices.remote().future() for actor in self._actors]
         environments = [RankEnvironment(rank, ranks, address, store.port) for rank in range(1, ranks)]

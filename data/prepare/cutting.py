@@ -88,21 +88,18 @@ RUN_CHARACTERS = 6 << 20  # of pieces in memory: a worker never holds more, howe
 
 
 @dataclass(frozen=True, slots=True)
-class LMBound:
-    """The LM's limits for a piece that is cut by another's tokens: one of those may be a word of any length."""
-
-    tokenizer: str  # the LM's own, as JSON
-    document_tokens: int
-    context_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Tokenizers:
-    """The tokenizer that cuts (JSON), how the retriever reads documents, and the LM's limits, where they are known."""
+    """The tokenizer that cuts (JSON), how the retriever reads documents, and the LM's limits, where they are known.
+
+    With `lm`, its own tokenizer as JSON, pieces that are cut by another's tokens, of which one may be a word of any
+    length, are cut further to the tokens of the LM that it has room for.
+    """
 
     cut: str
     token_ids: TokenIds | None = None
-    bound: LMBound | None = None
+    lm: str | None = None
+    lm_document_tokens: int = 0
+    lm_context_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +121,10 @@ def load_rules(work: WorkFolder) -> Rules:
 @lru_cache(1)
 def _parse_rules(text: str) -> Rules:
     row = json.loads(text)
-    ids, bound = row["tokenizers"]["token_ids"], row["tokenizers"]["bound"]
-    tokenizers = Tokenizers(row["tokenizers"]["cut"], TokenIds(**ids) if ids else None, bound and LMBound(**bound))
+    ids = row["tokenizers"]["token_ids"]
+    tokenizers = Tokenizers(**{**row["tokenizers"], "token_ids": TokenIds(**ids) if ids else None})
     parts = {"fields": FieldMap(**row["fields"]), "shares": Shares(**row["shares"]), "tokenizers": tokenizers}
     return Rules(**{**row, **parts})
-
-
-def _tokens_of(rules: Rules | LMBound, split: str) -> int:
-    return rules.document_tokens if split == "documents" else rules.context_tokens
 
 
 def _counters() -> dict[str, Counter]:
@@ -199,9 +192,8 @@ class _SourceShardCut:
         self._registry: list[tuple[int, int, int, bool]] = []
         self._pieces: dict[str, list[Piece]] = {split: [] for split in SPLITS}
         self._characters = self._runs = 0
-        bound = rules.tokenizers.bound
         self._tokenizer = _loaded_tokenizer(rules.tokenizers.cut)
-        self._lm_tokenizer = _loaded_tokenizer(bound.tokenizer) if bound else None
+        self._lm_tokenizer = _loaded_tokenizer(rules.tokenizers.lm) if rules.tokenizers.lm else None
 
     def reject(self, case: Rejected) -> None:
         self.report.rejected[case.reason.value] += 1
@@ -241,7 +233,7 @@ class _SourceShardCut:
 
     def _parts(self, text: SourceText, token_ends: Sequence[int], split: str) -> list[str]:
         """Return the documents of a text, or its contexts and continuations in turn."""
-        limit = _tokens_of(self.rules, split)
+        limit = self.rules.document_tokens if split == "documents" else self.rules.context_tokens
         if not text.is_prose:
             parts = self._bounded(split, split_text(text.text, token_ends, limit))
             return parts if split == "documents" else parts[:-1]  # the last part is shorter than the rest
@@ -264,10 +256,11 @@ class _SourceShardCut:
 
     def _bounded(self, split: str, parts: list[str]) -> list[str]:
         """Cut the pieces that the LM cannot hold, which are few."""
-        bound = self.rules.tokenizers.bound
-        if bound is None or self._lm_tokenizer is None:
+        if self._lm_tokenizer is None:
             return parts
-        bounded = pieces_within(self._lm_tokenizer, parts, _tokens_of(bound, split))
+        limits = self.rules.tokenizers
+        limit = limits.lm_document_tokens if split == "documents" else limits.lm_context_tokens
+        bounded = pieces_within(self._lm_tokenizer, parts, limit)
         self.report.cut_further += sum(len(pieces) > 1 for pieces in bounded)
         return [piece for pieces in bounded for piece in pieces]
 

@@ -34,23 +34,16 @@ LFS_POINTER, HTML = "a pointer of Git LFS, whose file `git lfs pull` fetches", "
 OTHER_FORMATS = {
     b"PAR1": "Parquet",
     b"ARROW1": "Arrow",
-    b"\xff\xff\xff\xff": "Arrow",
     b"PK\x03\x04": "Zip",
-    b"\xfd7zXZ": "xz",
-    b"\x04\x22\x4d\x18": "LZ4",
-    b"7z\xbc\xaf": "7-Zip",
     b"%PDF": "PDF",
     b"SQLite format 3": "SQLite",
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
     b"version https://git-lfs": LFS_POINTER,
-    b"\x93NUMPY": "NumPy",
-    b"\x80\x04\x95": "a pickle",
     b"<!DOCTYPE html": HTML,
     b"<!doctype html": HTML,
     b"<html": HTML,
 }
-TAR, TAR_AT = b"ustar", 257
 HEAD_BYTES = 4096
 
 UNREADABLE = (EOFError, OSError, zlib.error, pa.ArrowInvalid)  # what reading a damaged file raises
@@ -90,32 +83,12 @@ def json_object(line: bytes) -> dict[str, Any] | tuple[Reason, str]:
         return Reason.not_utf8, f"not UTF-8 at byte {error.start} of the line; convert the file"
     except json.JSONDecodeError as error:
         begins = error.doc[:EXCERPT].strip()
-        at = f"not valid JSON: {error.msg} at column {error.colno} of {begins!r}"
-        return Reason.invalid_json, f"{at}, which looks like {found}" if (found := _looks_like(error.doc)) else at
+        return Reason.invalid_json, f"not valid JSON: {error.msg} at column {error.colno} of {begins!r}"
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets thousands deep
         return Reason.invalid_json, f"not valid JSON: {error}"
     if not isinstance(row, dict):
-        of_array = (
-            " (is the file a JSON array? `jq -c '.[]'` writes a row on each line)" if isinstance(row, list) else ""
-        )
-        return Reason.not_an_object, f"expected a JSON object, found {type(row).__name__}{of_array}"
+        return Reason.not_an_object, f"expected a JSON object on each line, found {type(row).__name__}"
     return row
-
-
-def _looks_like(line: str) -> str | None:
-    """Return the format that a line which is not JSON looks like; None for a damaged object."""
-    line = line.strip()
-    if line == "{":
-        return "an object over several lines: `jq -c .` writes it on one"
-    if line.startswith("["):
-        return "a JSON array: `jq -c '.[]'` writes a row on each line"
-    if line.startswith("{"):
-        return None
-    if line.startswith("<"):
-        return "HTML or XML"
-    return next(
-        (name for mark, name in {"\t": "a table with tabs", ",": "CSV", ";": "CSV"}.items() if mark in line), "text"
-    )
 
 
 def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -165,8 +138,6 @@ def other_format(path: Path) -> str | None:
             head = file.read(HEAD_BYTES)
     except UNREADABLE:  # reading the file says what is wrong with it
         return None
-    if head[TAR_AT:].startswith(TAR):
-        return "Tar"
     named = next((name for magic, name in OTHER_FORMATS.items() if head.startswith(magic)), None)
     return named or ("binary" if b"\0" in head else None)
 

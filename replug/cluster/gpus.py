@@ -20,18 +20,10 @@ MEMORY_BOUND = "REPLUG_GPU_MEMORY_BOUND"  # bytes of a process on a GPU that oth
 SMI_SECONDS = 60.0  # for nvidia-smi, which wakes GPUs that sleep
 
 
-@dataclass(frozen=True, slots=True)
-class GPUState:
-    """The bytes that are free on each GPU that a process sees, and whether a GPU takes one process only."""
+def gpu_state(count: int | None = None) -> tuple[float, bool] | None:
+    """Return the bytes that are free on each GPU that this process sees, and whether one takes a single process only.
 
-    free_bytes: float
-    is_exclusive: bool
-
-
-def gpu_state(count: int | None = None) -> GPUState | None:
-    """Return the state of the first `count` GPUs that this process sees, by default all; None without GPUs.
-
-    Where they differ, the fullest one counts.
+    `count` means the first GPUs, by default all. Where they differ, the fullest one counts. None without GPUs.
     """
     seen = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())][:count]
     if not seen:
@@ -40,7 +32,7 @@ def gpu_state(count: int | None = None) -> GPUState | None:
     rows = [known.get(str(gpu.uuid), (math.inf, "Default")) for gpu in seen]
     # Without nvidia-smi, as on AMD's GPUs and in some containers, all memory counts as free.
     free = min(min(float(gpu.total_memory), num_bytes) for gpu, (num_bytes, _) in zip(seen, rows, strict=True))
-    return GPUState(free, any(mode.startswith("Exclusive") for _, mode in rows))
+    return free, any(mode.startswith("Exclusive") for _, mode in rows)
 
 
 def _smi_rows() -> dict[str, tuple[float, str]]:

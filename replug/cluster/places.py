@@ -7,7 +7,6 @@ finds its GPU on the command's own node. Ray chooses the nodes. It is one for ea
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -16,7 +15,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from replug.cluster.gpus import MEMORY_BOUND, GPUState, gpu_state
+from replug.cluster.gpus import MEMORY_BOUND, gpu_state
 from replug.cluster.layout import IndexActors, Layout
 from replug.cluster.packing import SEARCHER, TRAINER, Node, PlannedGPU
 from replug.config.errors import RunError, UserError
@@ -35,12 +34,9 @@ _memory: dict[tuple[str, int], float] = {}  # its part, on a GPU that roles shar
 _index: list[IndexActors] = []  # of the layout, none without one
 
 
-@dataclass(frozen=True, slots=True)
-class SeenGPU:
-    """A GPU as a process on its node sees it: Ray's id, and torch's name of it (None where torch sees none)."""
-
-    ray_id: str
-    uuid: str | None
+# A GPU as a process on its node sees it: Ray's id, and torch's name of it (None where torch sees none).
+SeenGPU = tuple[str, str | None]
+GPUState = tuple[float, bool]  # as of `gpu_state`
 
 
 def reserve(layout: Layout) -> None:
@@ -115,14 +111,15 @@ def gpu_of_rank_0(gpus: float) -> SeenGPU:
 
 def device_of(gpu: SeenGPU) -> int:
     """Return torch's number of a GPU among those that this process sees, whatever Ray's number of it is."""
+    ray_id, uuid = gpu
     own = [_uuid(number) for number in range(torch.cuda.device_count())]
-    if gpu.uuid is None or own.count(gpu.uuid) != 1:
+    if uuid is None or own.count(uuid) != 1:
         raise UserError(
-            f"Ray gives rank 0 the GPU {gpu.ray_id} ({gpu.uuid or 'which its workers do not see'}), but this command "
+            f"Ray gives rank 0 the GPU {ray_id} ({uuid or 'which its workers do not see'}), but this command "
             f"sees {', '.join(own) or 'none'}: expected CUDA_VISIBLE_DEVICES as Ray was started with; it is "
             f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}"
         )
-    return own.index(gpu.uuid)
+    return own.index(uuid)
 
 
 def gpu_states(nodes: Sequence[Node]) -> dict[str, GPUState]:
@@ -167,7 +164,7 @@ def _last_line(error: RayError) -> str:
 
 def _seen() -> SeenGPU:
     ray_id = ray.get_runtime_context().get_accelerator_ids()["GPU"][0]
-    return SeenGPU(ray_id, _uuid(0) if torch.cuda.is_available() else None)
+    return ray_id, _uuid(0) if torch.cuda.is_available() else None
 
 
 def _uuid(number: int) -> str:

@@ -100,8 +100,8 @@ def this_node() -> Node:
     return _with_state(here, gpus.gpu_state())
 
 
-def _with_state(node: Node, state: gpus.GPUState | None) -> Node:
-    return replace(node, gpu_bytes=state.free_bytes, is_exclusive=state.is_exclusive) if state else node
+def _with_state(node: Node, state: tuple[float, bool] | None) -> Node:
+    return replace(node, gpu_bytes=state[0], is_exclusive=state[1]) if state else node
 
 
 @contextmanager

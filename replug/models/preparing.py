@@ -13,7 +13,7 @@ from replug.config.errors import UserError
 from replug.config.paths import check_paths
 from replug.config.schema import Config
 from replug.data.folder import INPUTS, Folder, sole_writer
-from replug.data.prepare.cutting import LMBound, Tokenizers
+from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.sets import Inputs, import_corpus, prepare_raw, prepare_rows, row_inputs
 from replug.data.prepare.work import LocalPool
 from replug.data.shards import OWN_CORPUS, prepared_folder
@@ -171,7 +171,7 @@ def _tokenizers(config: Config) -> Tokenizers:
             f"data.tokenizer is {name}, and what the LM can hold is not known here: a piece with very long words may "
             "have more of its tokens than it takes. Give lm.path, or a server's lm.tokenizer"
         )
-    return Tokenizers(cut, ids, None if limits is None else LMBound(lm_tokenizer_json(config.lm), *limits))
+    return Tokenizers(cut, ids) if limits is None else Tokenizers(cut, ids, lm_tokenizer_json(config.lm), *limits)
 
 
 def _token_ids(config: Config) -> TokenIds | None:

@@ -3,6 +3,7 @@
 Who is on which GPU is asked of the actors themselves.
 """
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -17,7 +18,6 @@ import torch
 
 from replug.cluster import places
 from replug.cluster.actor_pool import ActorPool
-from replug.cluster.gpus import GPUState
 from replug.cluster.layout import lay_out, nodes_of
 from replug.cluster.packing import BUILDER, CONTEXT_BYTES, SCORER, SEARCHER, TRAINER
 from replug.cluster.ray_cluster import ray_cluster
@@ -28,7 +28,22 @@ from replug.index_workers.service import IndexService
 from replug.planning.memory import run_sizes
 from tests.support.command_line import ROOT
 from tests.support.local_cluster import join, local_cluster
-from tests.support.stand_in_actors import StandIn, Where, where
+
+Where = tuple[str, tuple[str, ...], str | None]  # node, GPU ids, CUDA_VISIBLE_DEVICES
+
+
+class StandIn:
+    """A scorer or a rank."""
+
+    def answer(self) -> str:
+        return "here"
+
+
+def where(actor: Any) -> Where:
+    context = ray.get_runtime_context()
+    gpus = tuple(context.get_accelerator_ids()["GPU"])
+    return context.get_node_id(), gpus, os.environ.get("CUDA_VISIBLE_DEVICES")
+
 
 A100 = 80e9
 SECONDS = 400  # a process of Ray takes a second to start, of which 66 share two cores
@@ -50,7 +65,7 @@ def clusters() -> Iterator[Callable[..., str]]:
 @pytest.fixture
 def cluster(clusters: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """`cluster(4, 4)`: the address of nodes with so many fake GPUs of 80 GB; the command runs on the first."""
-    states = GPUState(A100, is_exclusive=False)
+    states = (A100, False)
     monkeypatch.setattr(places, "gpu_states", lambda nodes: {node.name: states for node in nodes if node.gpus})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     return clusters
@@ -132,7 +147,7 @@ def test_rank_0_keeps_its_gpu_on_the_commands_node_whatever_scorers_take(cluster
         scorer = ray.remote(StandIn)
         pool = ActorPool(lambda n: scorer.options(**places.place(SCORER, n, gpus, {})).remote(), 8, "scorer")
         assert pool.submit("answer").result(SECONDS) == "here"
-        assert places.gpu_of_rank_0(1.0).uuid is None  # fake GPUs have none
+        assert places.gpu_of_rank_0(1.0)[1] is None  # fake GPUs have none
         pool.close()
 
 
@@ -168,10 +183,10 @@ def gpu(uuid: str) -> Any:
 def test_the_gpu_of_rank_0_is_found_by_its_name_and_not_by_rays_number(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: gpu(["uuid-b", "uuid-a"][number]))
-    assert places.device_of(places.SeenGPU("0", "uuid-a")) == 1
-    assert places.device_of(places.SeenGPU("GPU-6e6a1b5c", "uuid-b")) == 0
+    assert places.device_of(("0", "uuid-a")) == 1
+    assert places.device_of(("GPU-6e6a1b5c", "uuid-b")) == 0
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
     with pytest.raises(UserError, match=r"GPU 7 \(uuid-c\), but this command sees uuid-b, uuid-a: .* it is 3,4"):
-        places.device_of(places.SeenGPU("7", "uuid-c"))
+        places.device_of(("7", "uuid-c"))
     with pytest.raises(UserError, match="which its workers do not see"):
-        places.device_of(places.SeenGPU("7", None))
+        places.device_of(("7", None))

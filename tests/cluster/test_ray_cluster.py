@@ -75,14 +75,6 @@ def test_scorers_builders_and_searchers_are_counted_and_each_command_counts_its_
     assert by_key(lay_out(config, cpus(99), roles=())) == {}
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 8, 64])
-def test_auto_fits_whatever_there_is_and_leaves_nothing_unused(count):
-    nodes = gpus(*[min(8, count)] * -(-count // 8))
-    found = lay_out(configured(), nodes)
-    assert sum(actor.gpus for actor in found.actors) == pytest.approx(count, abs=0.001 * count)
-    assert found.num_waiting == 0 and len(found.gpus) == count
-
-
 ON_ONE = ["trainer rank 0", "searcher 0", "builder 0", "scorer 0"]
 ALL = ["searcher 0", "builder 0", "scorer 0"]
 
@@ -130,17 +122,6 @@ REFUSED = [
 @pytest.mark.parametrize(("keys", "count", "named"), REFUSED)
 def test_other_layouts_are_refused(keys, count, named):
     assert named in refused(configured(*keys.split()), gpus(count))
-
-
-@pytest.mark.parametrize("value", ["0.5", "0", "all"])
-def test_parts_of_gpus_are_refused(value):
-    with pytest.raises(UserError, match=r"resources\.score"):
-        configured(f"resources.score={value}")
-
-
-def test_without_gpus_numbers_are_of_processes():
-    found = lay_out(configured("resources.train=2", "resources.score=3", "resources.index=2"), cpus(99))
-    assert (num_ranks(found.config), found.config.lm.num_replicas, found.index.num_builders) == (2, 3, 2)
 
 
 def test_a_command_without_a_gpu_does_not_train_on_its_processor_beside_a_cluster_with_gpus():
@@ -248,7 +229,7 @@ def two_gpus(tmp_path, monkeypatch):
 
 def test_a_plan_of_this_machine_has_the_memory_that_is_free_on_its_fullest_gpu(two_gpus, tmp_path):
     assert two_gpus("Default").gpu_bytes == 20_000 * 2**20
-    assert gpu_state(1).free_bytes == 24e9  # where Ray was started with the first GPU alone
+    assert gpu_state(1)[0] == 24e9  # where Ray was started with the first GPU alone
     assert two_gpus("Default", ["GPU-a, [N/A], [N/A]", "GPU-b, [N/A], [N/A]"]).gpu_bytes == 24e9
     (tmp_path / "nvidia-smi").unlink()
     assert this_node() == replace(two_gpus("Default", ["No devices were found"]), gpu_bytes=24e9)

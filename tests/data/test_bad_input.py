@@ -56,20 +56,21 @@ BAD_LINES = {
     "a list as id": (as_json(id=["a"]), "id_not_a_string"),
     "an empty id": (as_json(id=""), "id_empty"),
     "a list as domain": (as_json(domain=["a"]), "domain_not_a_string"),
-    "an id that another has": (as_json(id=GOOD[20]["id"], text=GOOD[20]["text"]), "duplicate_id"),
 }
 
 
+def items_of(path: Path, **fields: object) -> list[SourceText | Rejected]:
+    keys = FieldMap(**fields)
+    return [item for shard in plan_source(str(path), keys).shards for _, item in read_source_shard(shard, keys)]
+
+
 @pytest.mark.parametrize("what", BAD_LINES)
-def test_a_bad_line_is_counted_and_listed_with_its_place_and_the_others_are_taken(what, tmp_path):
+def test_a_bad_line_is_rejected_with_its_place_and_the_others_are_taken(what, tmp_path):
     line, reason = BAD_LINES[what]
     (tmp_path / "raw.jsonl").write_bytes(with_bad(line))
-    prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl")
-    assert prepared.manifest["rejected"] == {reason: 1}
-    assert prepared.manifest["source"]["texts"] == len(GOOD) + (reason == "duplicate_id")
-    (case,) = listed(prepared.folder)
-    expected = (11, 22) if reason == "duplicate_id" else (11,)
-    assert case[:2] == (reason, "raw.jsonl") and case[2] in expected
+    items = items_of(tmp_path / "raw.jsonl")
+    [case] = [item for item in items if isinstance(item, Rejected)]
+    assert (case.reason, Path(case.file).name, case.line, len(items)) == (reason, "raw.jsonl", 11, len(GOOD) + 1)
 
 
 FINE = {
@@ -86,17 +87,7 @@ FINE = {
 @pytest.mark.parametrize("what", FINE)
 def test_what_looks_odd_but_is_fine_is_taken(what, tmp_path):
     (tmp_path / "raw.jsonl").write_bytes(FINE[what])
-    prepared = prepare(tmp_path / "set", tmp_path / "raw.jsonl")
-    assert prepared.manifest["rejected"] == {}
-    assert not (prepared.folder / "rejected.jsonl").exists()
-
-
-def test_a_line_that_is_longer_than_memory_should_hold_is_passed_over_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(replug.data.sources.lines, "MAX_LINE_BYTES", 2000)
-    (tmp_path / "raw.jsonl").write_bytes(with_bad(b'{"text": "' + b"a" * 9000 + b'"}', b"{"))
-    prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl")
-    assert listed(prepared.folder) == [("too_long", "raw.jsonl", 11), ("invalid_json", "raw.jsonl", 12)]
-    assert prepared.manifest["source"]["texts"] == len(GOOD)
+    assert not any(isinstance(item, Rejected) for item in items_of(tmp_path / "raw.jsonl"))
 
 
 @pytest.mark.parametrize(("blank", "shard_bytes"), [(b"", 200), (b"\n" * 40, 1000)])
@@ -200,14 +191,11 @@ BAD_TEXTS = {
 @pytest.mark.parametrize("what", BAD_TEXTS)
 def test_a_bad_file_in_a_tree_of_texts_is_named_and_the_others_are_taken(what, tmp_path):
     content, reason = BAD_TEXTS[what]
-    for row in GOOD:
-        (tmp_path / "raw/deep").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "raw/deep" / f"{row['id']}.txt").write_text(row["text"])
-    (tmp_path / "raw/deep/bad.txt").write_bytes(content)
-    prepared = prepare_all(tmp_path, tmp_path / "raw")
-    assert prepared.manifest["rejected"] == {reason: 1}
-    assert listed(prepared.folder) == [(reason, "bad.txt", None)]
-    assert prepared.manifest["source"]["texts"] == len(GOOD)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/bad.txt").write_bytes(content)
+    (tmp_path / "deep/good.txt").write_text("some words")
+    bad, good = items_of(tmp_path)
+    assert (bad.reason, Path(bad.file).name, bad.line, good.text) == (reason, "bad.txt", 0, "some words")
 
 
 # Fields within fields -----------------------------------------------------------------------------------
@@ -246,11 +234,6 @@ def test_an_empty_file_is_no_traceback(name, tmp_path):
 # Texts of many lines, and bytes that are not UTF-8 ------------------------------------------------------------
 
 
-def items_of(path: Path, **fields: object) -> list[SourceText | Rejected]:
-    keys = FieldMap(**fields)
-    return [item for shard in plan_source(str(path), keys).shards for _, item in read_source_shard(shard, keys)]
-
-
 def test_a_text_of_many_lines_that_is_too_long_is_one_rejection_and_the_next_is_taken(tmp_path: Path) -> None:
     for name, form in (("a.jsonl", lambda line: json.dumps({"text": line}) + "\n"), ("a.txt", str)):
         lines = [" = One\n", *["word " * 9 + "\n"] * 100, " = Two\n", "\n", "words\n"]
@@ -258,14 +241,6 @@ def test_a_text_of_many_lines_that_is_too_long_is_one_rejection_and_the_next_is_
         [long, second] = items_of(tmp_path / name, new_text_at="^ = ", max_characters=1000)
         assert isinstance(long, Rejected) and (long.reason, long.line) == ("too_long", 1)
         assert isinstance(second, SourceText) and second.text == " = Two\n\nwords\n"
-
-
-@pytest.mark.parametrize("at", [5, (1 << 20) - 1, (2 << 20) - 2])
-def test_a_byte_that_is_no_utf8_is_found_wherever_it_stands(at: int, tmp_path: Path) -> None:
-    content = ("é" * (1 << 20)).encode()
-    (tmp_path / "a.txt").write_bytes(content[: at // 2 * 2] + b"\xff" + content[at // 2 * 2 :])
-    [item] = items_of(tmp_path / "a.txt")
-    assert isinstance(item, Rejected) and item.reason == "not_utf8" and f"at byte {at // 2 * 2};" in item.detail
 
 
 def test_a_line_of_a_long_text_that_is_no_utf8_is_named(tmp_path: Path) -> None:

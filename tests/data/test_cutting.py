@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import Config, DataConfig
-from replug.data.prepare.cutting import LMBound, Tokenizers
+from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.sets import prepare_raw
 from replug.data.prepare.work import LocalPool
 from replug.data.tokenizing import split_text, token_ends, word_tokenizer
@@ -55,7 +55,7 @@ TOKENIZERS = {
 
 @pytest.mark.parametrize("ends", TOKENIZERS.values(), ids=TOKENIZERS)
 def test_pieces_join_back_to_the_text_whatever_it_holds(ends: Ends):
-    @settings(deadline=None, database=None, max_examples=300)
+    @settings(deadline=None, database=None, max_examples=100)
     @given(ALL_PLANES, st.integers(1, 5))
     def check(text: str, tokens: int) -> None:
         pieces = split_text(text, ends(text), tokens)
@@ -67,7 +67,7 @@ def test_pieces_join_back_to_the_text_whatever_it_holds(ends: Ends):
 
 @pytest.mark.parametrize("name", ["words", "byte-level"])
 def test_pieces_of_plain_text_hold_the_set_number_of_tokens_and_the_last_no_more(name: str):
-    @settings(deadline=None, database=None, max_examples=300)
+    @settings(deadline=None, database=None, max_examples=100)
     @given(ASCII, st.integers(1, 5))
     def check(text: str, tokens: int) -> None:
         ends = TOKENIZERS[name](text)
@@ -108,7 +108,7 @@ def source(tmp_path: Path) -> Path:
 
 def test_no_piece_has_more_tokens_of_the_lm_than_it_holds_and_all_join_back_to_the_text(tmp_path, source):
     config = DataConfig(source=str(source), context_tokens=8, query_share=0.3, heldout_share=0.3, num_queries=9**6)
-    tokenizers = Tokenizers(WORDS, None, LMBound(CHARACTERS, 80, 50))
+    tokenizers = Tokenizers(WORDS, None, CHARACTERS, 80, 50)
     prepared = prepare_raw(config, 0, tokenizers, tmp_path / "set", {}, LocalPool(1))
     examples = [*prepared.queries.examples(), *prepared.heldout.examples()]
     assert prepared.manifest["source"]["cut_further"] > 100

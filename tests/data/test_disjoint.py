@@ -14,7 +14,6 @@ from replug.data.prepare.disjoint import (
 )
 from replug.data.records import Document, Example
 from replug.data.shards import write_documents
-from replug.data.words import content_hash
 
 DOCUMENTS = [Document("d1", "the first document", "all", "s1"), Document("d2", "the second document", "all", "s2")]
 QUERIES = [Example("q1", "one two", " three four", "all", "s3"), Example("q2", "five six", " seven eight", "all", "s4")]
@@ -99,8 +98,3 @@ def test_every_overlap_is_listed_and_the_first_three_are_named():
     with pytest.raises(UserError, match="overlap in 4 places") as caught:
         require_disjoint(proof)
     assert [f"copy{i}" in str(caught.value) for i in range(4)] == [True, True, True, False]
-
-
-def test_equal_content_is_equal_up_to_white_space_and_case_only():
-    assert content_hash(" Straße\t1\n") == content_hash("STRASSE 1")
-    assert len({content_hash(text) for text in ("a b", "ab", "a. b", "a c")}) == 4

@@ -1,7 +1,6 @@
 """The contract of folders: one writer, the same inputs, a manifest that names every wrong file."""
 
 import errno
-import itertools
 import json
 import os
 import signal
@@ -10,11 +9,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from safetensors import SafetensorError
 
-from replug.config.errors import UserError
+from replug.config.errors import RunError, UserError
+from replug.data import files
 from replug.data import folder as folder_module
+from replug.data.files import link_equal_files, replace_file, shared_file_system, writing
 from replug.data.folder import INPUTS, LOCK, MANIFEST, Folder, sole_writer
 
 HOLD = """
@@ -161,19 +164,7 @@ def test_missing_changed_and_surplus_files_are_named_and_required_ones_refused(f
         reader.require("a", meaning=", so it is another set")
 
 
-@pytest.mark.parametrize("name", [MANIFEST, INPUTS])
-def test_any_flipped_bit_in_what_says_so_is_noticed(finished: Folder, name: str) -> None:
-    whole = (finished.path / name).read_bytes()
-    for place, bit in itertools.product(range(0, len(whole) - 1, 7), (0, 3, 6)):
-        flipped = bytearray(whole)
-        flipped[place] ^= 1 << bit
-        (finished.path / name).write_bytes(flipped)
-        assert finished.verify(), (place, bit)
-    (finished.path / MANIFEST).unlink()
-    assert f"holds no finished set: {MANIFEST} is missing" in finished.verify()[0]
-
-
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])
 def test_where_a_folder_cannot_be_locked_nobody_writes_it(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,3 +176,74 @@ def test_where_a_folder_cannot_be_locked_nobody_writes_it(
     monkeypatch.setattr("fcntl.flock", refuse)
     with pytest.raises(UserError, match="cannot be written: "), sole_writer(tmp_path / "run"):
         pytest.fail("it was not locked")
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_link_in_the_way_is_replaced_and_what_it_points_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    for name in ("report.html", "report.html.partial"):
+        (tmp_path / name).symlink_to(tmp_path / "mine")
+    replace_file(tmp_path / "report.html", b"ours")
+    assert (tmp_path / "mine").read_text() == "precious"
+    assert (tmp_path / "report.html").read_text() == "ours" and not (tmp_path / "report.html").is_symlink()
+
+
+def test_equal_files_are_kept_once_and_others_stay(tmp_path: Path) -> None:
+    contents = {"a": b"same", "b": b"same", "c": b"else"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    for _ in range(2):  # the second time there is nothing to do
+        link_equal_files(tmp_path.iterdir())
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == contents
+        assert (tmp_path / "a").samefile(tmp_path / "b") and (tmp_path / "c").stat().st_nlink == 1
+
+
+MOUNTS = [
+    ("/", "ext4"),
+    ("/home", "nfs4"),
+    ("/home/local", "xfs"),
+    ("/scratch", "lustre"),
+    ("/with blank", "fuse.sshfs"),
+]
+MOUNTS += [("/over", "nfs"), ("/over", "tmpfs")]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/data/scores.sqlite", None),
+        ("/home/me/scores.sqlite", "nfs4"),
+        ("/home/local/scores.sqlite", None),
+        ("/homes/scores.sqlite", None),
+        ("/scratch/run", "lustre"),
+        ("/with blank/x", "fuse.sshfs"),
+        ("/over/x", None),  # what was mounted last hides the other
+    ],
+)
+def test_the_mount_nearest_above_a_path_says_what_it_lies_on(
+    path: str, kind: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = [SimpleNamespace(mountpoint=place, fstype=found) for place, found in MOUNTS]
+    monkeypatch.setattr(files.psutil, "disk_partitions", lambda all: mounts)
+    assert shared_file_system(Path(path)) == kind
+
+
+FULL_DISK = [
+    OSError(28, "No space left on device"),
+    SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"),  # torch.save
+    Exception("No space left on device (os error 28)"),  # of tokenizers
+]
+
+
+@pytest.mark.parametrize("error", FULL_DISK, ids=lambda error: type(error).__name__)
+def test_a_full_disk_is_named_whoever_writes_and_leaves_nothing_half_written(error: Exception, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"lm.partial cannot be written: .+"), writing(tmp_path / "lm.partial"):
+        (tmp_path / "lm.partial").mkdir()
+        (tmp_path / "lm.partial/model.safetensors").write_bytes(b"half")
+        raise error
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="a mistake of ours"), writing(tmp_path / "lm.partial"):
+        raise ValueError("a mistake of ours")

@@ -47,16 +47,6 @@ def test_a_log_has_few_lines_and_always_the_end(clock: Clock, capsys: pytest.Cap
     assert capsys.readouterr().err.splitlines() == lines
 
 
-def test_work_of_less_than_a_second_says_nothing(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    work(clock, Progress("cutting", total=10), (0.4, 5), (0.5, 5))
-    assert capsys.readouterr().err == ""
-
-
-def test_a_night_has_a_line_in_ten_minutes(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    work(clock, Progress("training", total=1000), *[(60, 1)] * 600)
-    assert 50 < len(capsys.readouterr().err.splitlines()) < 80
-
-
 def test_a_line_of_a_stage_speaks_of_the_whole(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     stages = Stages()
     stages.plan([("index", {"documents": 50}), ("training", {"pairs": 120}), ("held-out texts", {"pairs": 100})])

@@ -295,7 +295,7 @@ def test_code_within_a_line_of_html_opens_no_block(tmp_path):
     assert "`git config section.variable ~/`" in page.text and "        filemode = false\n" in page.text
 
 
-@pytest.mark.parametrize("number", [10, 30, 300])
+@pytest.mark.parametrize("number", [10, 300])
 def test_each_split_has_its_part_of_few_files(number: int):
     names = [f"{i}.md" for i in range(number)]
     shares = shares_of(names, 0, Shares(0.2, 0.1, None, 0.1))

@@ -92,17 +92,6 @@ def test_token_ids_are_those_of_the_encoder_over_all_shards(made, encoder):
         assert all(row.dtype == np.uint16 for row in found)
 
 
-def test_token_ids_are_cut_as_the_encoder_cuts(tmp_path, rows):
-    encoder = Encoder(resolve_encoder_path("stand_in"), max_tokens=5)
-    source = write_jsonl(tmp_path / "raw.jsonl", rows)
-    corpus = prepare(tmp_path / "set", source, token_ids=encoder.token_rule, document_tokens=30).corpus
-    found = corpus.token_ids(range(len(corpus)))
-    assert [row.tolist() for row in found] == [
-        row.tolist() for row in encoder.token_ids(corpus.texts(range(len(corpus))))
-    ]
-    assert max(map(len, found)) == 5
-
-
 def test_texts_sources_and_documents_come_in_the_order_asked_for_over_all_shards(made):
     every = [doc for shard in shard_paths(made.corpus_path) for doc in read_documents_of(shard)]
     rows = np.random.default_rng(1).permutation(len(every)).tolist()

@@ -118,7 +118,7 @@ def test_an_index_in_memory_gives_the_same_scores_and_documents(made_up: list[st
     assert BM25Index(TEXTS).search("", 3)[1].tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("language", ["en", "de", "es", "ar", "th", "zh"])
+@pytest.mark.parametrize("language", ["de", "ar", "th", "zh"])
 def test_questions_find_their_passages_in_scripts_with_and_without_blanks(language: str) -> None:
     passages, questions = (
         [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]

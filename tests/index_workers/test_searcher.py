@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 
 from replug.index_workers import searcher as searcher_module
-from replug.index_workers.answers import merge_top_k
 from replug.index_workers.build_plan import BuildPlan
-from replug.index_workers.builder import Builder
-from replug.index_workers.kinds import IndexKind
 from replug.index_workers.searcher import Found, Searcher
 from replug.index_workers.version_store import VersionStore
 from tests.support import index_versions
@@ -22,7 +19,6 @@ from tests.support.index_versions import PLAN, save_weights
 DIM, ROWS, BLOCK = 16, 300, 50
 RNG = np.random.default_rng(0)
 VECTORS = RNG.standard_normal((ROWS, DIM)).astype(np.float32)
-QUERIES = RNG.standard_normal((40, DIM)).astype(np.float32)
 EXACT = replace(PLAN, version=0, num_documents=ROWS, block_documents=BLOCK, dim=DIM)
 
 
@@ -89,27 +85,7 @@ def test_a_search_under_way_ends_on_the_version_it_began_on(recording) -> None:
         assert found.result(100)[0].tolist() == [[0, 1, 2]]
 
 
-def test_a_version_that_was_built_anew_is_loaded_anew(store: VersionStore) -> None:
-    searcher = Searcher(store.root, 0, 1, threads=1)
-    searcher.load(0)
-    publish(store, replace(EXACT, weights_sha256="other"), -VECTORS)
-    searcher.load(0)
-    expected = Searcher(store.root, 0, 1, threads=1).search(0, QUERIES, 3)
-    np.testing.assert_array_equal(searcher.search(0, QUERIES, 3)[0], expected[0])
-
-
 # What is built of the vectors -----------------------------------------------------------------------------
-
-
-def test_the_exact_answer_of_parts_is_that_of_the_whole_whatever_the_kind(store: VersionStore) -> None:
-    publish(store, plan := replace(EXACT, version=1, kind=IndexKind("SQ8"), num_shards=2))
-    expected = Searcher(store.root, 0, 1, threads=1).search(0, QUERIES, 9)
-    for parts in (1, 3, 8):
-        found = merge_top_k(
-            [Builder(store.root, 1).search_exactly(plan, part, parts, QUERIES, 9) for part in range(parts)], 9
-        )
-        np.testing.assert_array_equal(found[0], expected[0])
-        np.testing.assert_array_equal(found[1], expected[1])
 
 
 def test_loading_yields_to_searches_in_a_process_of_low_priority(store: VersionStore, monkeypatch) -> None:

@@ -1,5 +1,8 @@
 """Versions on disk: what is marked counts, what is not does not, and damage is named."""
 
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +13,9 @@ from replug.config.errors import RunError, UserError
 from replug.data.folder import read_mark, write_mark
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.kinds import IndexKind
+from replug.index_workers.vectors import map_vectors, write_vectors
 from replug.index_workers.version_store import Missing, VersionStore
+from tests.support.command_line import ROOT
 from tests.support.index_versions import PLAN, save_weights
 
 VECTORS = np.arange(20, dtype=np.float32).reshape(10, 2) / 8  # exact in float16
@@ -126,21 +131,6 @@ def test_another_kind_of_the_same_vectors_keeps_the_vectors_and_drops_the_index_
     assert store.begin(PLAN) == Missing([], False, [])
 
 
-def test_the_newest_quantizer_of_the_same_kind_is_found(store: VersionStore) -> None:
-    for version, plan in ((0, SQ8), (1, IVF), (2, SQ8), (4, PLAN), (5, SQ8)):
-        plan = replace(plan, version=version)
-        store.save_snapshot(version, save_weights(b"one"))
-        store.begin(plan)
-        write_files(store, plan)
-        if version != 5:
-            store.publish(plan)
-    assert store.latest_quantizer("SQ8", before=9) == 2
-    assert store.latest_quantizer("SQ8", before=2) == 0
-    assert store.latest_quantizer("SQ8", before=0) is None
-    assert store.latest_quantizer("IVF2,SQ8", before=9) == 1
-    assert store.latest_quantizer(None, before=9) is None
-
-
 # One index for one corpus and one encoder -----------------------------------------------------------------
 
 
@@ -201,3 +191,89 @@ def test_only_the_versions_that_are_kept_stay(published: VersionStore) -> None:
     published.remove_all_but({3, 4, 9})
     assert sorted(path.name for path in published.root.iterdir()) == ["v000003", "v000004"]
     assert published.published() == [3]
+
+
+# Files of vectors -----------------------------------------------------------------------------------------------------
+
+
+FLOATS = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+
+
+def test_mapped_vectors_are_those_that_were_written_and_the_file_is_never_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.npy"
+    write_vectors(path, FLOATS)
+    content = path.read_bytes()
+    vectors = map_vectors(path, (20, 3))
+    np.testing.assert_array_equal(vectors, FLOATS.astype(np.float16))
+    vectors[:] = 0
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("cut", [0, 5, 100, 128, 200, -1])
+def test_a_file_that_was_cut_short_is_damaged_and_never_mapped(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "vectors.npy"
+    write_vectors(path, FLOATS)
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(UserError, match=rf"{path} is damaged, "):
+        map_vectors(path, (20, 3))
+
+
+# What a system allows --------------------------------------------------------------------------------------
+
+MANY_FILES = """
+import os, resource, sys
+from dataclasses import replace
+from pathlib import Path
+import numpy as np
+from replug.config.errors import RunError
+from replug.index_workers.searcher import Searcher
+from replug.index_workers.vectors import require_intact
+from replug.index_workers.version_store import VersionStore  # noqa: E402
+from tests.support.index_versions import PLAN, save_weights
+
+store = VersionStore(Path(sys.argv[1]))
+plan = replace(PLAN, version=0, num_documents=640)
+assert plan.num_files == 160
+vectors = np.random.default_rng(0).normal(size=(640, 2)).astype(np.float16)
+store.save_snapshot(0, save_weights(b"w"))
+store.begin(plan)
+for file in range(160):
+    store.write_vectors(0, file, vectors[4 * file : 4 * file + 4])
+store.publish(plan)
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+searcher = Searcher(store.root, 0, 1, threads=1)
+searcher.load(0)
+open_before = len(os.listdir("/proc/self/fd"))
+print(searcher.search(0, vectors[:1].astype(np.float32), 640)[0].shape, open_before)
+
+held = []
+for call in (lambda: store.open_vectors(plan, [7]), lambda: require_intact(store.vectors_path(0, 7), {})):
+    try:
+        while True:  # again for each, since a thread of a library may have closed a file
+            held.append(open(sys.argv[0]))
+    except OSError:
+        pass
+    try:
+        call()
+    except RunError as error:
+        print(error)
+"""
+
+
+def test_more_files_than_descriptors_are_served_and_a_limit_of_the_system_is_called_one(tmp_path: Path) -> None:
+    script = tmp_path / "many_files.py"
+    script.write_text(MANY_FILES)
+    command = [sys.executable, str(script), str(tmp_path / "index")]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT, env=environment)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3, done.stdout + done.stderr
+    assert re.fullmatch(r"\(1, 640\) \d\d?", lines[0])
+    for line, said in (
+        (lines[1], "cannot be read: Too many open files"),
+        (lines[2], "cannot be read: Too many open"),
+    ):
+        assert re.search(rf"vectors-0000[78]\.npy {said}", line), line
+        assert "this is a limit of the system and the file may be whole: see `ulimit -n`" in line
+        assert "damaged" not in line
