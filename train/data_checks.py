@@ -14,9 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from replug.config.choices import Teacher, TooLong
 from replug.config.errors import UserError
 from replug.config.schema import Config
-from replug.data.prepare.disjoint import require_examples_apart
-from replug.data.records import Example
-from replug.data.store import ExampleStore, PreparedSet
+from replug.data.store import PreparedSet
 from replug.models.lm_source import LMSource
 from replug.models.pair_tokens import prompts_token_ids, text_rules
 from replug.models.preparing import tokens_at_most
@@ -54,15 +52,11 @@ def check_texts(config: Config, data: PreparedSet) -> None:
         raise UserError(
             f"text {named[doc]} names gold document {doc!r}, which is not in the corpus ({len(missing)} such ids)"
         )
-    require_examples_apart(_streamed(data.queries), _streamed(data.heldout))
     if data.dev is not None and config.lm.score is not Teacher.logprob:
         raise UserError(
             f"{data.folder} has development texts, which are measured in bits per byte, and "
             f"lm.score={config.lm.score.value} gives none; expected a set without (data.dev=null, data.num_dev=0)"
         )
-    if data.dev is not None:
-        require_examples_apart(_streamed(data.queries), _streamed(data.dev), ("training", "development"))
-        require_examples_apart(_streamed(data.heldout), _streamed(data.dev), ("held-out", "development"))
 
 
 class _LengthCheck:
@@ -130,12 +124,6 @@ class _LengthCheck:
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         return prompts_token_ids(self._tokenizer, texts)
-
-
-def _streamed(store: ExampleStore) -> Iterator[Example]:
-    """Yield all texts, with a batch in memory at a time."""
-    for rows in _batches(np.arange(len(store))):
-        yield from store.examples(rows)
 
 
 def _batches(rows: np.ndarray) -> Iterator[np.ndarray]:

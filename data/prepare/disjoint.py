@@ -232,22 +232,3 @@ def require_disjoint(proof: DisjointProof) -> None:
             f"corpus, queries and held-out texts overlap in {len(overlaps)} places, so the result would be a leak: "
             f"{'; '.join(overlaps[:3])}{'; ...' if len(overlaps) > 3 else ''}. Remove them from one split"
         )
-
-
-def require_examples_apart(
-    queries: Iterable[Example], heldout: Iterable[Example], names: tuple[str, str] = ("training", "held-out")
-) -> None:
-    """Raise UserError naming the first training texts that are held-out texts too, or come from a source of theirs.
-
-    The held-out texts' hashes are held in memory and the queries stream past. `names` says what else they are.
-    """
-    measured = list(heldout)
-    sources = {example.source for example in measured if example.source}
-    texts = {example_keys(example)[0] for example in measured}
-    found = [f"text {query.id}" for query in queries if query.source in sources or example_keys(query)[0] in texts]
-    if found:
-        named = f"{', '.join(found[:3])}{', ...' if len(found) > 3 else ''}"
-        raise UserError(
-            f"{len(found)} {names[0]} texts are {names[1]} texts, or come from a source of theirs, so the result would "
-            f"be a leak: {named}. Was a file of the set replaced? Prepare it again"
-        )

@@ -10,11 +10,10 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.config.load import load_config
-from replug.data.folder import file_sum, read_mark, write_mark
+from replug.data.folder import read_mark, write_mark
 from replug.train.run import show_results, train
 from replug.train.run_dir import RunDirectory
 from tests.support.command_line import BASE, ROOT, STEPS, CommandLine, arguments
-from tests.support.preparing import prepare
 
 
 def config_of(run: Path, *overrides: str):
@@ -106,16 +105,3 @@ def test_a_foreign_run_dir_is_refused_before_anything_is_written_into_it(tmp_pat
     assert ended.status == 2
     assert "holds thesis.tex, which is not part of" in ended.errors
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_texts_that_were_replaced_with_their_manifest_are_compared_themselves(tmp_path: Path) -> None:
-    rows = [{"id": str(i), "text": " ".join(f"w{i}x{word}" for word in range(40))} for i in range(60)]
-    (tmp_path / "raw.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = prepare(tmp_path / "set", tmp_path / "raw.jsonl").folder
-    shutil.copy(data / "heldout.arrow", data / "queries.arrow")
-    content = read_mark(data / "manifest.json", "")
-    files = {**content["files"], "queries.arrow": file_sum(data / "queries.arrow")}
-    write_mark(data / "manifest.json", {**content, "files": files})
-    keys = ["data.source=null", f"data.prepared={data}", "retrieve.k=2", "evaluate.k=2"]
-    with pytest.raises(UserError, match=r"\d+ training texts are held-out texts.* would be a leak: text "):
-        train(load_config(ROOT / "configs/debug.yaml", [f"run_dir={tmp_path / 'run'}", *keys]))
