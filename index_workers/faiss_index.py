@@ -43,11 +43,6 @@ def check_kind(kind: IndexKind, dim: int, num_documents: int) -> None:
         )
 
 
-def _without_transforms(index: faiss.Index) -> faiss.Index:
-    """Return the index that a rotation or projection is before."""
-    return faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
-
-
 def train_quantizer(kind: IndexKind, sample: np.ndarray, out: Path) -> int:
     """Write an empty index that has learnt what it needs from a sample of vectors [N, D]; returns N."""
     assert kind.factory is not None
@@ -63,14 +58,14 @@ def train_quantizer(kind: IndexKind, sample: np.ndarray, out: Path) -> int:
 
 def _train_lists(index: Any, vectors: np.ndarray) -> None:
     """Give an index with very many lists their centroids; FAISS then trains what is not trained yet."""
-    if isinstance(index, faiss.IndexPreTransform):
-        chain: Any = index.chain
+    lists: Any = index
+    if isinstance(index, faiss.IndexPreTransform):  # a rotation or projection before the lists
+        lists, chain = faiss.downcast_index(index.index), index.chain
         transforms = [faiss.downcast_VectorTransform(chain.at(i)) for i in range(chain.size())]
         for transform in transforms:
             if not transform.is_trained:
                 transform.train(vectors)
             vectors = transform.apply(vectors)
-    lists: Any = _without_transforms(index)
     if lists.quantizer_trains_alone == TRAINS_ALONE:  # its lists are no centroids of k-means
         return
     centroids = two_level_centroids(vectors, lists.nlist, lists.cp.niter, lists.cp.spherical)

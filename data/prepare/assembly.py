@@ -221,7 +221,8 @@ def _common_ngrams(work: WorkFolder, cut: Cut, n: int | None) -> np.ndarray:
 def write_shards(work: WorkFolder, cut: Cut, pool: Pool) -> list[ShardReport]:
     """Write shards in the order of their keys until there are enough documents; cut the last to that number."""
     ranges, requested = _ranges(cut, "documents"), cut.requested["documents"]
-    done = {report.number: report for report in _shard_reports(work) if is_intact(work.documents, report.files)}
+    reports = [ShardReport(**json.loads(mark.read_text())) for mark in sorted(work.path.glob("shards/*.json"))]
+    done = {report.number: report for report in reports if is_intact(work.documents, report.files)}
     candidates = max(cut.counts["documents"].candidates(), 1)
     needed = len(ranges) if requested is None else -(-requested * len(ranges) // candidates)
     progress = Progress("writing shards of documents", min(len(ranges), needed), len(done))
@@ -242,11 +243,6 @@ def write_shards(work: WorkFolder, cut: Cut, pool: Pool) -> list[ShardReport]:
         if path.name not in names:  # an interrupted run wrote and did not mark it, or it is not needed
             path.unlink()
     return shards
-
-
-def _shard_reports(work: WorkFolder) -> list[ShardReport]:
-    """Return the reports of the shards that are written."""
-    return [ShardReport(**json.loads(mark.read_text())) for mark in sorted(work.path.glob("shards/*.json"))]
 
 
 def _ranges(cut: Cut, split: str) -> list[tuple[int, int]]:

@@ -289,7 +289,8 @@ def _cells_of_csv(source_shard: SourceShard) -> Iterator[tuple[int, list[str] | 
 
 def _parquet_rows(source_shard: SourceShard, columns: Collection[str] | None) -> Iterator[Row]:
     name, number = source_shard.names[0], 0
-    read = [column for column in _column_names(name) if columns is None or column in _outermost(columns)]
+    outermost = None if columns is None else {column.partition(".")[0] for column in columns}
+    read = [column for column in _column_names(name) if outermost is None or column in outermost]
     if (again := twice(read)) is not None:
         raise UserError(f"{name} has two columns named {again!r}; expected different names")
     try:
@@ -303,10 +304,6 @@ def _parquet_rows(source_shard: SourceShard, columns: Collection[str] | None) ->
                     yield number, row
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # the last two of values beyond their type
         yield number, Rejected(Reason.damaged_file, name, number, _damage(error))
-
-
-def _outermost(columns: Collection[str]) -> set[str]:
-    return {column.partition(".")[0] for column in columns}
 
 
 def _column_names(name: str) -> list[str]:

@@ -51,13 +51,9 @@ def private_folder() -> Path:
     held = FileLock(folder / LOCK, fallback_to_soft=False)
     with suppress(OSError, NotImplementedError):  # no locks there, so nobody takes it for one that was left
         held.acquire()
-    atexit.register(_remove, folder, held)
+    atexit.register(held.release)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # called before the release
     return folder
-
-
-def _remove(folder: Path, lock: FileLock) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    lock.release()
 
 
 # NCCL takes a bare name for the beginning of one.
