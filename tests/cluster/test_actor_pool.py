@@ -164,7 +164,6 @@ def test_actors_have_the_threads_of_who_starts_them_and_not_rays_share(ray_sessi
     ("name", "value", "expected"),
     [
         (None, "", "expandable_segments:True"),
-        ("PYTORCH_ALLOC_CONF", "expandable_segments:True", "expandable_segments:True"),  # as the command line set it
         ("PYTORCH_ALLOC_CONF", "max_split_size_mb:128", None),
         ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync", None),
     ],

@@ -98,15 +98,6 @@ READERS: list[Callable[[PreparedSet], object]] = [
 ]
 
 
-@pytest.mark.parametrize("read", READERS)
-def test_every_way_to_read_documents_compares_them_first(prepared: Path, read: Callable[[PreparedSet], object]) -> None:
-    shard = prepared / "documents/00000.arrow"
-    shard.write_bytes(shard.read_bytes().replace(b"a text of number 2", b"a text of number 3"))
-    opened = PreparedSet(prepared)
-    with pytest.raises(UserError, match=r"documents/00000\.arrow is damaged: its checksum differs"):
-        read(opened)
-
-
 def test_a_manifest_whose_proof_or_checksums_were_changed_is_refused(prepared: Path) -> None:
     shutil.copy(prepared / "heldout.arrow", prepared / "queries.arrow")
     content = json.loads((prepared / "manifest.json").read_text())

@@ -95,15 +95,6 @@ def test_files_of_another_plan_are_dropped(published: VersionStore, change: dict
     assert published.pending_plan(3) == other
 
 
-def test_files_read_back_as_they_were_written_and_are_mapped(published: VersionStore) -> None:
-    files = published.open_vectors(PLAN, range(3))
-    maps = Path("/proc/self/maps").read_text()
-    assert all(str(published.vectors_path(3, file)) in maps for file in range(3))
-    assert all(vectors.dtype == np.float16 for vectors in files)
-    np.testing.assert_array_equal(np.concatenate(files), VECTORS)
-    np.testing.assert_array_equal(published.open_vectors(PLAN, [2])[0], VECTORS[8:])
-
-
 # The manifest -------------------------------------------------------------------------------------------
 
 
