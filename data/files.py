@@ -51,12 +51,10 @@ def read_json(path: Path, fix_hint: str) -> Any:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write beside and rename, so that a reader sees all of the old or all of the new."""
-    partial = path.with_name(path.name + ".partial")
-    with writing(partial):
+    with replacing(path) as partial:
         partial.unlink(missing_ok=True)  # a link that somebody put there would be written through
         with partial.open("xb") as file:
             file.write(content)
-        partial.replace(path)
 
 
 def as_other_files(folder: Path) -> None:
@@ -107,6 +105,15 @@ def writing(partial: Path) -> Iterator[None]:
 
 
 @contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield where to write a file, and put it in the place of `path` when the block has ended."""
+    partial = path.with_name(path.name + ".partial")
+    with writing(partial):
+        yield partial
+        partial.replace(path)
+
+
+@contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Raise RunError if the system does not give a file that is there: the file need not be damaged."""
     try:
@@ -132,8 +139,8 @@ SHARED = (
 
 def shared_file_system(path: Path) -> str | None:
     """Return the type of the file system that `path` will lie on, such as nfs4. None means this machine's own."""
-    found = file_system(path)
-    return found if found.startswith(SHARED) else None
+    kind = file_system(path)
+    return kind if kind.startswith(SHARED) else None
 
 
 def file_system(path: Path) -> str:

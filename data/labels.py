@@ -27,10 +27,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replug.config.errors import UserError
-from replug.data.files import writing
 from replug.data.folder import Folder
 from replug.data.records import NO_INDEX, RetrievedBatch, ScoredBatch
-from replug.data.shards import in_batches
+from replug.data.shards import write_parquet
 
 SPLITS = ("queries", "dev")
 SEARCHES = ("dense", "bm25", "random", "hits")
@@ -108,9 +107,9 @@ class Labels:
         """
         table = self._table(split, ["doc_rows", "sum_logprobs", "num_tokens", "similarities"])
         doc_rows, similarities = _matrix(table, "doc_rows", np.int64), _matrix(table, "similarities", np.float32)
-        found = RetrievedBatch(0, 0, NO_INDEX, 0, np.arange(len(table)), doc_rows, similarities)
+        retrieved = RetrievedBatch(0, 0, NO_INDEX, 0, np.arange(len(table)), doc_rows, similarities)
         num_tokens = np.array(table.column("num_tokens"), np.int64)
-        return ScoredBatch(found, _matrix(table, "sum_logprobs", np.float64), num_tokens)
+        return ScoredBatch(retrieved, _matrix(table, "sum_logprobs", np.float64), num_tokens)
 
     def token_logprobs(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return log-probs of development texts: by candidate [K, T] float32 of each, and without a document [T]."""
@@ -124,10 +123,10 @@ class Labels:
             for batch in file.iter_batches(ROWS_PER_GROUP):
                 yield from batch.to_pylist()
 
-    def require(self, asked: LabelOrigin) -> None:
+    def require(self, wanted: LabelOrigin) -> None:
         """Raise UserError if the labels are of another LM, prompt, set or corpus than a training asks for."""
         names = ("set_sha256", "corpus_sha256", "lm", "separator", "too_long", "exclude_own_source")
-        self._files.check({name: getattr(asked, name) for name in names}, are_all=False)
+        self._files.check({name: getattr(wanted, name) for name in names}, are_all=False)
 
     def _table(self, split: str, columns: list[str]) -> pa.Table:
         name = f"{split}.parquet"
@@ -141,15 +140,8 @@ class Labels:
 
 
 def write_labels(path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema) -> int:
-    """Stream rows to a Parquet file, which is there when it is whole; returns how many."""
-    count, partial = 0, path.with_name(path.name + ".partial")
-    with writing(partial):
-        with pq.ParquetWriter(partial, schema) as writer:
-            for batch in in_batches(rows, ROWS_PER_GROUP):
-                writer.write_table(pa.Table.from_pylist(batch, schema=schema))
-                count += len(batch)
-        partial.replace(path)
-    return count
+    """Stream the rows of a split to its file; returns how many."""
+    return write_parquet(path, rows, schema, ROWS_PER_GROUP)
 
 
 def _matrix(table: pa.Table, name: str, dtype: type) -> np.ndarray:

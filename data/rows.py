@@ -69,8 +69,8 @@ def read_documents(source: str | Path, fields: Mapping[str, str] | None = None) 
         else:
             names.update(dict.fromkeys(row))
         hashes.append(hash(doc_id))
-        title, said = _optional(row, "title", where), row.get("text")
-        has_text = not isinstance(said, str) or bool(said.strip())  # or `_text` says what is wrong with it
+        title, value = _optional(row, "title", where), row.get("text")
+        has_text = not isinstance(value, str) or bool(value.strip())  # or `_text` says what is wrong with it
         if not has_text and not (title or "").strip():
             empty, first_empty = empty + 1, first_empty or f"{where} (id {doc_id})"
             continue
@@ -258,11 +258,11 @@ def example_rows(
 def _require_answer(row: Mapping[str, Any], where: str) -> None:
     """Raise UserError for a question with a null answer: without one the LM would learn the question instead."""
     null = next((name for name in ANSWERS if name in row and row[name] is None), None)
-    said = row.get("answers")
-    nothing = isinstance(said, list) and bool(said) and str(said[0]).strip(" .").lower() == NO_ANSWER
-    if (null and said is None) or nothing:
-        found = f"field {null!r} is null" if said is None else f"field 'answers' is {said[0]!r}"
-        raise UserError(f"{where}: {found}; expected an answer. Remove rows without one")
+    answers = row.get("answers")
+    nothing = isinstance(answers, list) and bool(answers) and str(answers[0]).strip(" .").lower() == NO_ANSWER
+    if (null and answers is None) or nothing:
+        problem = f"field {null!r} is null" if answers is None else f"field 'answers' is {answers[0]!r}"
+        raise UserError(f"{where}: {problem}; expected an answer. Remove rows without one")
 
 
 def question_rows(source: str | Path, fields: Mapping[str, str] | None = None, split: str = "") -> Iterator[PlacedRow]:

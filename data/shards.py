@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from replug.data.files import file_sha256, json_sha256, replace_file, write_json, writing
+from replug.data.files import file_sha256, json_sha256, replace_file, replacing, write_json
 from replug.data.folder import Folder
 from replug.data.records import Document, Example
 
@@ -60,14 +61,21 @@ def write_examples(path: Path, examples: Iterable[Example], own: Collection[str]
 
 def write_rows(path: Path, schema: pa.Schema, rows: Iterable[Document] | Iterable[Example]) -> int:
     count = 0
-    partial = path.with_name(path.name + ".partial")
-    with writing(partial):
-        with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-            for batch in in_batches(rows, ROWS_PER_BATCH):
-                columns = {name: [getattr(row, name) for row in batch] for name in schema.names}
-                writer.write_batch(pa.RecordBatch.from_pydict(columns, schema=schema))
-                count += len(batch)
-        partial.replace(path)
+    with replacing(path) as partial, pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+        for batch in in_batches(rows, ROWS_PER_BATCH):
+            columns = {name: [getattr(row, name) for row in batch] for name in schema.names}
+            writer.write_batch(pa.RecordBatch.from_pydict(columns, schema=schema))
+            count += len(batch)
+    return count
+
+
+def write_parquet(path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema, rows_per_group: int) -> int:
+    """Stream rows to a Parquet file, which is there when it is whole; returns how many."""
+    count = 0
+    with replacing(path) as partial, pq.ParquetWriter(partial, schema) as writer:
+        for batch in in_batches(rows, rows_per_group):
+            writer.write_table(pa.Table.from_pylist(batch, schema=schema))
+            count += len(batch)
     return count
 
 

@@ -395,5 +395,5 @@ def verify_prepared(folder: Path) -> tuple[list[str], list[str]]:
             PreparedSet(folder)
     except UserError as error:
         return [], problems or [str(error)]
-    said = ", ".join(f"{count} {split}" for split, count in counts.items())
-    return [f"{folder}: {said}, {'all intact' if not problems else f'wrong in {len(problems)} places'}"], problems
+    described = ", ".join(f"{count} {split}" for split, count in counts.items())
+    return [f"{folder}: {described}, {'all intact' if not problems else f'wrong in {len(problems)} places'}"], problems

@@ -99,9 +99,9 @@ class StoreAddress:
         source = id if source in (None, "") else source
         return StoredDocument(str(id), text, str(source), np.asarray(vector, np.float32))
 
-    def problem(self, said: object) -> UserError:
+    def problem(self, reason: object) -> UserError:
         """Return what is wrong, as one line that names the key and the store."""
-        return UserError(f"data.corpus: {self.url}: {(str(said).strip() or type(said).__name__).splitlines()[0]}")
+        return UserError(f"data.corpus: {self.url}: {(str(reason).strip() or type(reason).__name__).splitlines()[0]}")
 
     def require_columns(self, found: Collection[str]) -> None:
         """Raise UserError where the table has no column for one of the fields."""
@@ -322,8 +322,8 @@ class PgVector:
 
     def _width(self) -> int:
         """Return the numbers of a vector. Raises UserError where a column of any width has several."""
-        if said := re.search(r"\((\d+)\)", self._types["vector"]):
-            return int(said[1])
+        if width := re.search(r"\((\d+)\)", self._types["vector"]):
+            return int(width[1])
         least, most = self._ask("SELECT min(vector_dims({vector})), max(vector_dims({vector})) FROM {rows}")[0]
         if least != most:
             raise self._address.problem(f"its vectors have {least} to {most} numbers; choose by &only=COLUMN=VALUE")

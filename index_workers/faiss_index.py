@@ -60,7 +60,8 @@ def _train_lists(index: Any, vectors: np.ndarray) -> None:
     """Give an index with very many lists their centroids; FAISS then trains what is not trained yet."""
     lists: Any = index
     if isinstance(index, faiss.IndexPreTransform):  # a rotation or projection before the lists
-        lists, chain = faiss.downcast_index(index.index), index.chain
+        lists = faiss.downcast_index(index.index)
+        chain: Any = index.chain
         transforms = [faiss.downcast_VectorTransform(chain.at(i)) for i in range(chain.size())]
         for transform in transforms:
             if not transform.is_trained:

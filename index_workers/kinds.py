@@ -67,13 +67,13 @@ def preset_lists(num_documents: int) -> int:
 
 def num_lists(factory: str) -> int:
     """Return lists of an inverted file; 0 for a kind without."""
-    found = re.search(r"IVF(\d+)", factory)
-    return int(found.group(1)) if found else 0
+    lists = re.search(r"IVF(\d+)", factory)
+    return int(lists.group(1)) if lists else 0
 
 
 def num_centroids(factory: str) -> int:
     """Return the most centroids that one k-means of a kind has; 1 for a kind without."""
-    bits = [int(found or 8) for found in re.findall(r"PQ\d+(?:x(\d+))?", factory)]
+    bits = [int(number or 8) for number in re.findall(r"PQ\d+(?:x(\d+))?", factory)]
     return max([1, num_lists(factory), *(2**b for b in bits)])
 
 

@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from replug.config.errors import UserError
-from replug.data.files import writing
-from replug.data.shards import ROWS_PER_BATCH, in_batches, shard_paths
+from replug.data.shards import ROWS_PER_BATCH, shard_paths, write_parquet
 from replug.data.store import StoredCorpus, open_corpus
 from replug.index_workers.answers import merge_top_k
 from replug.index_workers.build_plan import BuildPlan, index_folder, missing_index
@@ -93,9 +91,9 @@ class IndexRetriever:
         return [
             [
                 Retrieved(document.text, float(similarity), document.id, document.source)
-                for document, similarity in zip(self._index.corpus.documents(found), own, strict=True)
+                for document, similarity in zip(self._index.corpus.documents(nearest), own, strict=True)
             ]
-            for found, own in zip(rows, similarities, strict=True)
+            for nearest, own in zip(rows, similarities, strict=True)
         ]
 
 
@@ -116,14 +114,7 @@ def export_index(directory: Path, out: Path) -> int:
     schema = pa.schema(
         [*((name, pa.string()) for name in ("id", "text", "source")), ("vector", pa.list_(pa.float32(), dim))]
     )
-    partial, count = out.with_name(f"{out.name}.partial"), 0
-    with writing(partial):
-        with pq.ParquetWriter(partial, schema) as writer:
-            for rows in in_batches(_rows(store, versions[-1]), ROWS_PER_BATCH):
-                writer.write_table(pa.Table.from_pylist(rows, schema))
-                count += len(rows)
-        partial.replace(out)
-    return count
+    return write_parquet(out, _rows(store, versions[-1]), schema, ROWS_PER_BATCH)
 
 
 def _rows(store: VersionStore, version: int) -> Iterator[dict[str, Any]]:

@@ -133,17 +133,17 @@ def _make_splits(
 
 def _require_some(source: str, splits: Splits) -> None:
     counts = splits.counts
-    said = f"{counts['documents']:,} documents, {counts['queries']:,} queries, {counts['heldout']:,} held-out texts"
-    said += f", {counts['dev']:,} development texts" if "dev" in counts else ""
+    summary = f"{counts['documents']:,} documents, {counts['queries']:,} queries, {counts['heldout']:,} held-out texts"
+    summary += f", {counts['dev']:,} development texts" if "dev" in counts else ""
     most_first = sorted(splits.dropped.items(), key=lambda item: (-item[1], item[0]))
     if reasons := ", ".join(f"{reason}: {count:,}" for reason, count in most_first if count):
-        said += f"; dropped: {reasons}"
+        summary += f"; dropped: {reasons}"
     if not all(counts.values()):
         raise UserError(
-            f"data.source: {source} gives {said}; expected some of each: give more or longer "
+            f"data.source: {source} gives {summary}; expected some of each: give more or longer "
             "texts, a smaller data.context_tokens, or other shares"
         )
-    log.info(f"cut into {said}")
+    log.info(f"cut into {summary}")
     if further := splits.cut.cut_further:
         log.info(f"{further} pieces held more tokens of the LM than it has room for, and were cut further")
 

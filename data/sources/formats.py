@@ -58,10 +58,10 @@ def form_of(path: Path) -> str:
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist; expected a file of rows, a folder of them or a dataset of the hub")
-    if (found := other_format(path)) == "Parquet" and packing_of(path) is None:
+    if (other := other_format(path)) == "Parquet" and packing_of(path) is None:
         return "parquet"
-    if found or format_of(path) in ("HTML", "markup"):
-        what = f"is, by its first bytes, {found}" if found else f"is {format_of(path)}"
+    if other or format_of(path) in ("HTML", "markup"):
+        what = f"is, by its first bytes, {other}" if other else f"is {format_of(path)}"
         raise UserError(f"{path} {what}; expected JSON Lines, a JSON array, CSV, TSV or Parquet: convert it")
     try:
         with open_file(path) as file:

@@ -142,8 +142,8 @@ def plan_source(source: str, fields: FieldMap) -> SourcePlan:
     planned, left_aside = _plan(source, fields, None if fields.new_text_at else SOURCE_SHARD_BYTES)
     shards = [replace(shard, number=number) for number, shard in enumerate(planned)]
     if not shards:
-        found = f"no texts, but {_by_suffix(left_aside)}: extract their text first" if left_aside else "no files"
-        raise UserError(f"data.source: {source} holds {found}")
+        holds = f"no texts, but {_by_suffix(left_aside)}: extract their text first" if left_aside else "no files"
+        raise UserError(f"data.source: {source} holds {holds}")
     names = field_names(shards[0]) if has_rows(shards[0]) else ()
     return SourcePlan(shards, fields, tuple(left_aside), tuple(names))
 
@@ -240,8 +240,8 @@ def rows_problem(path: Path, fields: FieldMap) -> str | None:
         return None
     if kind in ("markup", "HTML"):
         return f"is {kind}"
-    found = (line for _, line in read_lines(SourceShard("jsonl", (str(path),))) if isinstance(line, bytes))
-    lines = (line for line in found if line.strip())
+    whole = (line for _, line in read_lines(SourceShard("jsonl", (str(path),))) if isinstance(line, bytes))
+    lines = (line for line in whole if line.strip())
     rows = [json_object(line) for line in itertools.islice(lines, ROWS_AT_A_TIME if kind == "json" else 1)]
     if any(isinstance(row, dict) and nested(row, fields.text) is not None for row in rows):
         return None
@@ -261,8 +261,8 @@ def _plan_file(path: Path, shard_bytes: int | None, is_rows: bool = True) -> Ite
     if kind in PROSE and not is_rows:
         return [SourceShard("text", (str(path),))]
     kind = kind if kind in ROWS else "jsonl"
-    if (found := other_format(path)) and found.lower() != kind:
-        raise UserError(f"data.source: {path} is, by its first bytes, {found}; expected {ROWS[kind]}")
+    if (other := other_format(path)) and other.lower() != kind:
+        raise UserError(f"data.source: {path} is, by its first bytes, {other}; expected {ROWS[kind]}")
     if kind == "parquet":
         return _row_groups(str(path), shard_bytes)
     return _byte_ranges(TABS if kind == "tsv" else "jsonl", str(path), shard_bytes)
@@ -316,13 +316,13 @@ def _num_bytes(paths: Iterable[Path]) -> int:
 def _links(source: str) -> list[str]:
     """Return the links to folders in a folder, which are not followed. Raises UserError for a file that is missing."""
     folder = Path(source).expanduser()
-    found = [
+    links = [
         path for path in folder.rglob("*") if path.is_symlink() and not path.is_file() and not _is_hidden(path, folder)
     ]
-    for path in found:
+    for path in links:
         if not path.exists() and format_of(path):
             raise UserError(f"data.source: {path} is a link to nothing: is the download complete?")
-    return [f"{path.relative_to(folder)}{LINKED}" for path in found]
+    return [f"{path.relative_to(folder)}{LINKED}" for path in links]
 
 
 def _is_hidden(path: Path, folder: Path) -> bool:

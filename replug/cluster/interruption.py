@@ -28,12 +28,12 @@ from replug.config.errors import Interrupted
 
 def ray_children() -> list[psutil.Process]:
     """Return the processes below this one that Ray has named: agents and workers of its clusters."""
-    found = []
+    children = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if process.name().startswith("ray::"):
-                found.append(process)
-    return found
+                children.append(process)
+    return children
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
@@ -61,7 +61,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self._is_deferred = False
-        self._asked: int | None = None
+        self._signal: int | None = None
         self._numbers: tuple[int, ...] = ()
         self._of_terminal: list[int] = []
         self._heard: list[int] = []
@@ -123,8 +123,8 @@ class Interruption:
             self._is_deferred = False
 
     def check(self) -> None:
-        if self._asked is not None:
-            raise Interrupted(f"interrupted by {_called(self._asked)}; the same command goes on", self._asked)
+        if self._signal is not None:
+            raise Interrupted(f"interrupted by {_called(self._signal)}; the same command goes on", self._signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Hear of Ctrl-C in a user's program, whose second one is Python's own. `_listen` hears of all else."""
@@ -154,7 +154,7 @@ class Interruption:
         """Have the next `check` raise. Further signals change nothing, but a second Ctrl-C ends at once."""
         if number == signal.SIGINT:
             _say(SAVING)
-        self._asked = self._asked or number
+        self._signal = self._signal or number
 
     def _leave_terminal(self) -> None:
         """Write nowhere instead of to the terminal that is gone, where every line would raise an error."""
@@ -170,7 +170,7 @@ class Interruption:
         """Return whether there is nothing to save, or the user does not wait for it."""
         is_again = number == signal.SIGINT and number in self._heard
         self._heard.append(number)
-        return is_again or (self._asked is None and not self._is_deferred)
+        return is_again or (self._signal is None and not self._is_deferred)
 
     def _end_in_time(self, number: int) -> None:
         seconds = SECONDS_TO_END[signal.Signals(number)]
@@ -179,8 +179,8 @@ class Interruption:
             while frame is not None and not str(frame.f_globals.get("__name__")).startswith("replug."):
                 frame = frame.f_back
             place = f"{frame.f_globals['__name__']}.{frame.f_code.co_name}" if frame else "its start"
-            told = "; ".join(filter(None, [f"after {seconds:g} s it still waits in {place}", self._describe()]))
-            _say(f"replug: interrupted by {_called(number)}; {told}; the same command goes on")
+            state = "; ".join(filter(None, [f"after {seconds:g} s it still waits in {place}", self._describe()]))
+            _say(f"replug: interrupted by {_called(number)}; {state}; the same command goes on")
             end_process(number)
 
 
