@@ -115,13 +115,6 @@ def check_layout(address: str, folder: Path, *overrides: str) -> dict[tuple[str,
 
 
 @pytest.mark.slow
-def test_two_nodes_of_four(cluster, tmp_path):
-    found = check_layout(cluster(4, 4), tmp_path, "resources.train=2", "resources.score=4", "resources.index=2")
-    assert found[SEARCHER, 0] == found[BUILDER, 0] != found[SEARCHER, 1] == found[BUILDER, 1]
-    assert found[TRAINER, 0][0] == found[TRAINER, 1][0]
-
-
-@pytest.mark.slow
 def test_scoring_and_the_index_on_the_same_gpus(cluster, tmp_path):
     found = check_layout(cluster(4, 4), tmp_path)
     assert all(found[SEARCHER, n] == found[BUILDER, n] == found[SCORER, n] for n in range(7))

@@ -129,18 +129,6 @@ def test_a_pattern_of_folders_gives_texts_the_names_they_have_below_its_fixed_pa
     assert [(t.id, t.domain) for t in read(tmp_path / "raw/one/*.txt")] == [("a.txt", "all")]
 
 
-def test_a_tree_of_texts_gives_the_same_in_source_shards_of_any_size(tmp_path, monkeypatch):
-    files = {f"{row['domain']}/{row['id']}.txt": row["text"].encode() for row in ROWS}
-    write_form(tmp_path / "raw", files)
-    whole = read(tmp_path / "raw")
-    assert {(t.id, t.text, t.domain) for t in whole} == {
-        (name, text.decode(), name.split("/")[0]) for name, text in files.items()
-    }
-    monkeypatch.setattr(shards, "SOURCE_SHARD_BYTES", 3000)
-    assert len(plan_source(str(tmp_path / "raw"), FieldMap()).shards) > 5
-    assert read(tmp_path / "raw") == whole
-
-
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_a_source_shard_that_begins_right_at_a_line_takes_it_once(end, tmp_path, monkeypatch):
     lines = [json.dumps({"id": str(i), "text": "x" * (i % 5 + 1)}) for i in range(40)]

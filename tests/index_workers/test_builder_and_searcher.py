@@ -1,6 +1,8 @@
 """Embedding and searching without Ray: the stand-in encoder over the stand-in texts, against numpy."""
 
+import os
 import shutil
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,6 +19,7 @@ from replug.data.records import Document
 from replug.data.shards import write_documents, write_token_rules
 from replug.data.sources.built_in_texts import stand_in_texts
 from replug.data.store import CorpusStore
+from replug.index_workers import searcher as searcher_module
 from replug.index_workers.answers import merge_top_k
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder
@@ -168,3 +171,52 @@ def test_an_encoder_whose_arithmetic_float16_cannot_hold_is_refused_with_the_key
             continue
         with pytest.raises(ValueError, match=message):
             Builder(store.root, threads=1).embed_file(plan, 0)
+
+
+class WaitingShard:
+    """Answers once it is let on."""
+
+    is_independent = True
+
+    def __init__(self) -> None:
+        self.begun, self.let_on = threading.Event(), threading.Event()
+
+    def __len__(self) -> int:
+        return NUM_DOCUMENTS
+
+    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        self.begun.set()
+        assert self.let_on.wait(100)
+        return np.tile(np.arange(k), (len(queries), 1)), np.zeros((len(queries), k), np.float32)
+
+
+def test_a_search_under_way_ends_on_the_version_it_began_on(store: VersionStore, monkeypatch) -> None:
+    shard = WaitingShard()
+    monkeypatch.setattr(searcher_module, "open_shard", lambda *_: shard)
+    searcher = Searcher(store.root, 0, 1, threads=1)
+    searcher.load(0)
+    with ThreadPoolExecutor(1) as threads:
+        results = threads.submit(searcher.search, 0, np.ones((1, 4), np.float32), 3)
+        assert shard.begun.wait(100)
+        searcher.release(keep=[])
+        assert searcher.held() == []
+        shard.let_on.set()
+        assert results.result(100)[0].tolist() == [[0, 1, 2]]
+
+
+def test_loading_yields_to_searches_in_a_process_of_low_priority(store: VersionStore, monkeypatch) -> None:
+    """Ray's workers run at 15, and only root may raise a priority: a fixed one ended everybody else's training."""
+    priorities = []
+
+    def open_shard(*_: object) -> WaitingShard:
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return WaitingShard()
+
+    def load() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
+        Searcher(store.root, 0, 1, threads=1).load(0)
+
+    monkeypatch.setattr(searcher_module, "open_shard", open_shard)
+    with ThreadPoolExecutor(1) as thread:  # of its own, since it keeps the priority
+        thread.submit(load).result()
+    assert priorities == [19]
