@@ -205,28 +205,6 @@ def test_damage_between_building_and_loading_is_named_and_never_served(
     assert trainer.serves_its_files()
 
 
-def test_a_version_that_could_not_be_loaded_is_loaded_again_without_embedding(
-    tmp_path, data, service, versions, monkeypatch
-):
-    trainer = trainer_of(tmp_path, data, service, version := next(versions))
-    prepare, left, stamps = service.prepare, [2], []
-
-    def prepare_at_last(number: int) -> None:
-        paths = service.store.vectors_paths(plan := service.store.plan(number), range(plan.num_files))
-        stamps.append([path.stat().st_mtime_ns for path in paths])
-        prepare(number)
-        left[0] -= 1
-        if left[0] >= 0:
-            raise RunError("the index's searchers do not answer")
-
-    monkeypatch.setattr(service, "prepare", prepare_at_last)
-    trainer.step_to(10, 13)
-    monkeypatch.undo()
-    assert len(stamps) == 3 and stamps[0] == stamps[1] == stamps[2]
-    assert (trainer.control.num_failed, trainer.control.live.version) == (0, version + 1)
-    assert trainer.serves_its_files()
-
-
 def test_a_damaged_snapshot_or_quantizer_is_not_built_upon(tmp_path, data, service, versions, monkeypatch):
     trainer = trainer_of(tmp_path, data, service, version := next(versions), LOSSY)
     store = service.store
