@@ -22,7 +22,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from replug.config.errors import UserError
-from replug.data.files import file_sha256, json_sha256, read_json, write_json
+from replug.data.files import file_sha256, json_sha256, read_json, reading, write_json
 from replug.data.progress import Progress
 
 INPUTS, MANIFEST, LOCK, CHECKSUMS = "inputs.json", "manifest.json", ".writer.json", "checksums.json"
@@ -211,6 +211,13 @@ def file_problems(folder: Path, files: Mapping[str, FileSum]) -> list[str]:
         elif path.stat().st_size != known["bytes"] or file_sha256(path) != known["sha256"]:
             problems.append(f"{path} is damaged: its checksum differs")
     return problems
+
+
+def require_file(path: Path, known: FileSum, fix_hint: str) -> None:
+    """Raise UserError for a file that is missing or changed, RunError where the system does not give it."""
+    with reading(path):
+        for problem in file_problems(path.parent, {path.name: known}):
+            raise UserError(f"{problem}; {fix_hint}")
 
 
 # JSON with its own checksum ------------------------------------------------------------------------------

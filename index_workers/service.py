@@ -7,7 +7,6 @@ version and reaches every shard, so an answer never mixes versions.
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -236,30 +235,20 @@ class IndexService:
             log.warning(f"{error}; trying again with the next versions that are removed")
 
     def _embed(self, plan: BuildPlan, files: list[int]) -> int:
-        """Hand out files, a few ahead of what is done; returns the number of documents.
+        """Have the builders embed files; returns the number of documents.
 
         After an error what is under way is waited for: it must not write once the version is begun anew.
         """
         total = sum(len(plan.rows_of_file(file)) for file in files)
         progress = Progress(f"embedding index v{plan.version}", total, work=("documents", 1))
-        under_way: deque[tuple[int, Future[Busy]]] = deque()
-
-        def await_first() -> None:
-            file, done = under_way[0]
-            busy = done.result()
-            USE.note("embed", busy)
-            progress.advance(len(plan.rows_of_file(file)), seconds=busy.seconds / self._actors.num_builders)
-            under_way.popleft()
-
+        calls: list[Future[Busy]] = [self.builders.submit("embed_file", plan, file) for file in files]
         try:
-            for file in files:
-                under_way.append((file, self.builders.submit("embed_file", plan, file)))
-                if len(under_way) > 2 * BUILDER_CALLS * self._actors.num_builders:
-                    await_first()
-            while under_way:
-                await_first()
+            for file, call in zip(files, calls, strict=True):
+                busy = call.result()
+                USE.note("embed", busy)
+                progress.advance(len(plan.rows_of_file(file)), seconds=busy.seconds / self._actors.num_builders)
         finally:
-            wait([done for _, done in under_way])
+            wait([call for call in calls if not call.cancel()])
         return total
 
     def _measures(self, plan: BuildPlan, previous: int) -> Measures:

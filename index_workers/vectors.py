@@ -9,8 +9,7 @@ missing or damaged raises UserError; a system that opens or maps no more files r
 
 import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from replug.config.errors import RunError, UserError
 from replug.data.files import SYSTEM_LIMIT, reading
-from replug.data.folder import FileSum, file_sum
 
 
 class BlockVectors:
@@ -113,7 +111,9 @@ def map_vectors(path: Path, shape: tuple[int, int]) -> np.ndarray:
 
     By torch, since Python's own maps each keep a descriptor for as long as they live.
     """
-    with _reading(path), path.open("rb") as file:
+    if not path.is_file():
+        raise UserError(f"{path} is missing; {MEND}")
+    with reading(path), path.open("rb") as file:
         try:
             if (version := np.lib.format.read_magic(file)) != (1, 0):
                 raise ValueError(f"format {version}")
@@ -130,22 +130,3 @@ def map_vectors(path: Path, shape: tuple[int, int]) -> np.ndarray:
     except RuntimeError as error:  # the file was read a moment ago: what fails here is the system
         raise RunError(f"{path} cannot be mapped: {str(error).rpartition(': ')[2]}; {SYSTEM_LIMIT}") from error
     return whole[start // ITEM_BYTES :].view(shape).numpy()
-
-
-def require_intact(path: Path, known: FileSum) -> None:
-    """Raise UserError where a file is missing or its bytes are not those that were marked."""
-    with _reading(path):
-        actual = file_sum(path)
-    if actual != {name: known[name] for name in actual}:
-        raise UserError(f"{path} is damaged, its checksum differs from manifest.json's; {MEND}")
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        with reading(path):
-            yield
-    except FileNotFoundError:
-        raise UserError(
-            f"{path} is missing; run the command that built the index: only what is missing is made"
-        ) from None

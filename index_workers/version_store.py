@@ -29,7 +29,7 @@ import numpy as np
 
 from replug.config.errors import RunError, UserError
 from replug.data.files import file_sha256, json_sha256, read_json, reading, writing
-from replug.data.folder import INPUTS, MANIFEST, FileSum, Folder, file_sum
+from replug.data.folder import INPUTS, MANIFEST, FileSum, Folder, file_sum, require_file
 from replug.data.shards import OWN_CORPUS, corpus_sha256, prepared_folder, shard_paths
 from replug.index_workers.build_plan import (
     ENCODER,
@@ -39,7 +39,7 @@ from replug.index_workers.build_plan import (
     version_folder,
     version_numbers,
 )
-from replug.index_workers.vectors import MEND, map_vectors, require_intact, write_vectors
+from replug.index_workers.vectors import MEND, map_vectors, write_vectors
 
 FORMAT = 7
 WEIGHTS = "model.safetensors"
@@ -251,7 +251,7 @@ class VersionStore:
         """
         sum_of = self._sums(version)
         with ThreadPoolExecutor(READERS) as readers:
-            checks = [readers.submit(lambda path: require_intact(path, sum_of(path)), p) for p in paths]
+            checks = [readers.submit(lambda path: require_file(path, sum_of(path), MEND), p) for p in paths]
             try:
                 yield
             finally:  # raise what the first file has wrong, by their order; others need not be compared then
@@ -273,7 +273,7 @@ class VersionStore:
         """
         for name, known in self.manifest(version).items():
             if name.startswith(f"{ENCODER}/"):
-                require_intact(self.folder(version) / name, known)
+                require_file(self.folder(version) / name, known, MEND)
 
     def _sums(self, version: int) -> Callable[[Path], FileSum]:
         """Return what looks a file's checksum up: in the manifest, or in its own mark while the version is built."""

@@ -57,7 +57,7 @@ def test_a_moved_run_directory_is_searched_where_it_lies_now(store: VersionStore
 
 def test_damage_is_refused_by_the_name_of_the_file(store: VersionStore) -> None:
     flip(store.vectors_path(0, 2), -1)
-    with pytest.raises(UserError, match=rf"{store.vectors_path(0, 2)} is damaged, its checksum differs"):
+    with pytest.raises(UserError, match=rf"{store.vectors_path(0, 2)} is damaged: its checksum differs"):
         LocalIndex(store.root, threads=1)
 
 

@@ -213,33 +213,21 @@ def test_a_file_that_was_cut_short_is_damaged_and_never_mapped(tmp_path: Path, c
 
 MANY_FILES = """
 import os, resource, sys
-from dataclasses import replace
 from pathlib import Path
 import numpy as np
 from replug.config.errors import RunError
-from replug.index_workers.searcher import Searcher
-from replug.index_workers.vectors import require_intact
-from replug.index_workers.version_store import VersionStore  # noqa: E402
-from tests.support.index_versions import PLAN, save_weights
+from replug.data.folder import require_file
+from replug.index_workers.searcher import open_shard
+from replug.index_workers.version_store import VersionStore
 
 store = VersionStore(Path(sys.argv[1]))
-plan = replace(PLAN, version=0, num_documents=640)
-assert plan.num_files == 160
-vectors = np.random.default_rng(0).normal(size=(640, 2)).astype(np.float16)
-store.save_snapshot(0, save_weights(b"w"))
-store.begin(plan)
-for file in range(160):
-    store.write_vectors(0, file, vectors[4 * file : 4 * file + 4])
-store.publish(plan)
-
+plan = store.plan(0)
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-searcher = Searcher(store.root, 0, 1, threads=1)
-searcher.load(0)
-open_before = len(os.listdir("/proc/self/fd"))
-print(searcher.search(0, vectors[:1].astype(np.float32), 640)[0].shape, open_before)
+shard = open_shard(store, plan, 0, 1)
+print(shard.search(np.ones((1, 2), np.float32), 640)[0].shape, len(os.listdir("/proc/self/fd")))
 
-held = []
-for call in (lambda: store.open_vectors(plan, [7]), lambda: require_intact(store.vectors_path(0, 7), {})):
+held, path = [], store.vectors_path(0, 7)
+for call in (lambda: store.open_vectors(plan, [7]), lambda: require_file(path, {"bytes": path.stat().st_size}, "")):
     try:
         while True:  # again for each, since a thread of a library may have closed a file
             held.append(open(sys.argv[0]))
@@ -253,9 +241,17 @@ for call in (lambda: store.open_vectors(plan, [7]), lambda: require_intact(store
 
 
 def test_more_files_than_descriptors_are_served_and_a_limit_of_the_system_is_called_one(tmp_path: Path) -> None:
+    store, plan = VersionStore(tmp_path / "index"), replace(PLAN, version=0, num_documents=640)
+    vectors = np.random.default_rng(0).normal(size=(640, 2)).astype(np.float16)
+    store.save_snapshot(0, save_weights(b"w"))
+    store.begin(plan)
+    assert plan.num_files == 160
+    for file in range(160):
+        store.write_vectors(0, file, vectors[4 * file : 4 * file + 4])
+    store.publish(plan)
     script = tmp_path / "many_files.py"
     script.write_text(MANY_FILES)
-    command = [sys.executable, str(script), str(tmp_path / "index")]
+    command = [sys.executable, str(script), str(store.root)]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT, env=environment)
     lines = done.stdout.splitlines()
