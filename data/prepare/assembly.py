@@ -34,6 +34,7 @@ from replug.data.sampling import SPLITS, TEXT_SPLITS, key_ranges
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
     TOKEN_RULES,
+    in_batches,
     read_documents_of,
     read_examples_of,
     token_paths,
@@ -78,7 +79,7 @@ def write_shard(work: WorkFolder, number: int, keys: tuple[int, int], limit: int
     write_rows(path, DOCUMENT_SCHEMA, chosen)
     files = [path]
     if token_ids is not None:
-        write_ids_of(path, chosen, token_ids)
+        write_ids_of_shard(path, token_ids)
         files += token_paths(path)
     domains = Counter(doc.domain for doc in chosen)
     sums = {file.name: file_sum(file) for file in files}
@@ -89,16 +90,9 @@ def write_shard(work: WorkFolder, number: int, keys: tuple[int, int], limit: int
 
 def write_ids_of_shard(shard: Path, rule: TokenIds) -> None:
     """Write token ids beside the texts of a shard that is there."""
-    write_ids_of(shard, list(read_documents_of(shard)), rule)
-
-
-def write_ids_of(shard: Path, documents: list[Document], rule: TokenIds) -> None:
-    tokenizer = _loaded_tokenizer(rule.tokenizer)
-    ids = [
-        row
-        for start in range(0, len(documents), ROWS_AT_A_TIME)
-        for row in ids_of_texts(tokenizer, rule, [doc.text for doc in documents[start : start + ROWS_AT_A_TIME]])
-    ]
+    tokenizer, ids = _loaded_tokenizer(rule.tokenizer), list[np.ndarray]()
+    for documents in in_batches(read_documents_of(shard), ROWS_AT_A_TIME):
+        ids += ids_of_texts(tokenizer, rule, [doc.text for doc in documents])
     write_token_ids(shard, ids, rule.dtype)
 
 

@@ -4,6 +4,7 @@ Of texts with one id one keeps it, which follows from its words and not its plac
 that a range of hashes is read from all of them at once and memory does not grow with the source.
 """
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,24 +13,18 @@ from pathlib import Path
 
 import numpy as np
 
-from replug.data.files import writing
+from replug.config.errors import UserError
+from replug.data.files import replace_file, writing
 from replug.data.prepare.cutting import REGISTRY, SourceShardReport, cut_source_shard
 from replug.data.prepare.work import Pool, WorkFolder, is_intact
 from replug.data.progress import Progress
 from replug.data.sampling import SPLITS, KeyCounts
-from replug.data.sources.records import (
-    ENOUGH_ROWS,
-    EXAMPLES,
-    Reason,
-    Rejected,
-    SourceShard,
-    require_few_rejected,
-    too_many,
-    write_rejected,
-)
+from replug.data.sources.records import EXAMPLES, Reason, Rejected, SourceShard, readable_name
 
 log = logging.getLogger(__name__)
 
+ENOUGH_ROWS = 10_000  # rows after which the share is judged while the source is still being read
+NOTHING_TO_READ = (Reason.no_main_text, Reason.empty_file)  # pages of links, `__init__.py`: no damage
 SHOWN = 3  # texts in a warning; rejected.jsonl has more
 Requested = dict[str, int | None]  # requested pieces by split; None means all. Other splits are not made.
 
@@ -102,21 +97,53 @@ def cut_source(
     for report in pool.run(cut_source_shard, jobs):
         cut.add(report)
         progress.advance(note=f"{cut.texts:,} texts, {cut.tokens:,} tokens")
-        if cut.texts >= ENOUGH_ROWS and too_many(cut.rejected, cut.texts, max_rejected):
+        if cut.texts >= ENOUGH_ROWS and _too_many(cut, max_rejected):
             break
     _require_few(work, cut, cut.examples(), max_rejected)
     _reject_duplicates(work, cut, max_rejected)
     return cut
 
 
+def _too_many(cut: Cut, limit: float) -> bool:
+    """Return whether more than a share `limit` of all rows was rejected, beside files that hold nothing to read."""
+    rejected = cut.rejected.total() - sum(cut.rejected[reason] for reason in NOTHING_TO_READ)
+    return rejected > limit * (cut.texts + rejected)
+
+
 def _require_few(work: WorkFolder, cut: Cut, examples: Iterable[Rejected], max_rejected: float) -> None:
-    """Write `rejected.jsonl`; raises UserError where it holds too much."""
-    if cut.rejected:
-        path, listed = work.out / "rejected.jsonl", list(examples)
-        write_rejected(path, listed)
-        require_few_rejected(cut.rejected, listed, cut.texts, max_rejected, path)
-        first = "; ".join([*map(str, listed[:SHOWN]), *(["..."] if listed[SHOWN:] else [])])
-        log.warning(f"{path} lists texts that could not be read ({cut.rejected.total():,}): {first}")
+    """Write `rejected.jsonl`; raises UserError with the first cases where it holds too much."""
+    if not cut.rejected:
+        return
+    path, listed, rejected = work.out / "rejected.jsonl", list(examples), cut.rejected.total()
+    write_rejected(path, listed)
+    if _too_many(cut, max_rejected):
+        first_of: dict[str, Rejected] = {}
+        for case in listed:
+            first_of.setdefault(case.reason.value, case)
+        raise UserError(
+            f"{rejected} of {cut.texts + rejected} rows of data.source were rejected, more than "
+            f"data.max_rejected_share={max_rejected:g} allows: {'; '.join(map(str, list(first_of.values())[:3]))}. "
+            f"Counts: {dict(cut.rejected)}; the first of each are listed in {path}"
+        )
+    first = "; ".join([*map(str, listed[:SHOWN]), *(["..."] if listed[SHOWN:] else [])])
+    log.warning(f"{path} lists texts that could not be read ({rejected:,}): {first}")
+
+
+def write_rejected(path: Path, examples: Iterable[Rejected]) -> None:
+    """Write `rejected.jsonl`: the first hundred of each reason, in the order of the files."""
+    listed: Counter[str] = Counter()
+    lines = []
+    for case in examples:
+        listed[case.reason.value] += 1
+        if listed[case.reason.value] <= EXAMPLES:
+            row = {
+                "reason": case.reason.value,
+                "file": readable_name(case.file),
+                "line": case.line or None,
+                "detail": case.detail,
+            }
+            lines.append(json.dumps(row, ensure_ascii=True))
+    replace_file(path, "".join(f"{line}\n" for line in lines).encode())
 
 
 def _reject_duplicates(work: WorkFolder, cut: Cut, max_rejected: float) -> None:

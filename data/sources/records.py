@@ -3,22 +3,16 @@
 Every rejected case is counted, and the first hundred of each reason are listed.
 """
 
-import json
 import logging
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from replug.config.errors import UserError
-from replug.data.files import replace_file
-
 log = logging.getLogger(__name__)
 
 EXAMPLES = 100  # listed for each reason
-ENOUGH_ROWS = 10_000  # rows after which the share is judged while the source is still being read
 NAME_SHOWN = 40  # characters of a field's name in a message: a table without a header has a text there
 
 
@@ -44,9 +38,6 @@ class Reason(StrEnum):
     duplicate_id = "duplicate_id"
 
 
-NOTHING_TO_READ = (Reason.no_main_text, Reason.empty_file)  # pages of links, `__init__.py`: no damage
-
-
 def readable_name(name: str) -> str:
     """Return a file's name as text: bytes of other encodings are spelt out, such as `\\xe9`."""
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
@@ -63,46 +54,6 @@ class Rejected:
 
     def __str__(self) -> str:
         return f"{readable_name(self.file)}{f':{self.line}' if self.line else ''}: {self.detail} ({self.reason.value})"
-
-
-def write_rejected(path: Path, examples: Iterable[Rejected]) -> None:
-    """Write `rejected.jsonl`: the first hundred of each reason, in the order of the files."""
-    listed: Counter[str] = Counter()
-    lines = []
-    for case in examples:
-        listed[case.reason.value] += 1
-        if listed[case.reason.value] <= EXAMPLES:
-            row = {
-                "reason": case.reason.value,
-                "file": readable_name(case.file),
-                "line": case.line or None,
-                "detail": case.detail,
-            }
-            lines.append(json.dumps(row, ensure_ascii=True))
-    replace_file(path, "".join(f"{line}\n" for line in lines).encode())
-
-
-def too_many(counts: Counter[str], num_rows: int, limit: float) -> bool:
-    """Return whether more than a share `limit` of all rows was rejected, beside files that hold nothing to read."""
-    rejected = counts.total() - sum(counts[reason] for reason in NOTHING_TO_READ)
-    return rejected > limit * (num_rows + rejected)
-
-
-def require_few_rejected(
-    counts: Counter[str], examples: Iterable[Rejected], num_rows: int, limit: float, listed_in: Path
-) -> None:
-    """Raise UserError with the first cases where more than a share `limit` of the rows was rejected."""
-    rejected = counts.total()
-    if not too_many(counts, num_rows, limit):
-        return
-    first: dict[str, Rejected] = {}
-    for case in examples:
-        first.setdefault(case.reason.value, case)
-    raise UserError(
-        f"{rejected} of {num_rows + rejected} rows of data.source were rejected, more than "
-        f"data.max_rejected_share={limit:g} allows: {'; '.join(str(case) for case in list(first.values())[:3])}. "
-        f"Counts: {dict(counts)}; the first of each are listed in {listed_in}"
-    )
 
 
 @dataclass(frozen=True, slots=True)
