@@ -224,8 +224,6 @@ def test_what_of_an_unfinished_run_is_missing_or_damaged_is_made_again(name, dam
 
 # Nothing in two splits -----------------------------------------------------------------------------------
 
-BASE = rows_of(200, seed=3)
-
 
 def words(prefix: str, count: int = 8) -> str:
     return " ".join(f"{prefix}{i}" for i in range(count))
@@ -233,22 +231,6 @@ def words(prefix: str, count: int = 8) -> str:
 
 PAIRS = [("documents", "queries"), ("documents", "heldout"), ("queries", "heldout")]
 WHAT = {"documents": "document", "queries": "query", "heldout": "held-out text"}
-
-
-@pytest.mark.parametrize(("loses", "wins"), PAIRS)
-def test_an_equal_text_in_another_split_is_dropped_and_counted(loses, wins, small, tmp_path):
-    (a,), (b,) = ids_on(loses, 1), ids_on(wins, 1)
-    planted = words("planted")
-    lost = planted.upper().replace(" ", " \n ") + " and its rest"
-    source = write_jsonl(
-        tmp_path / "a.jsonl", [*BASE, {"id": a, "text": lost}, {"id": b, "text": planted + " rest of it"}]
-    )
-    prepared = prepare(tmp_path / "set", source, document_tokens=8)
-    found = {
-        split: [t for t in texts if t.casefold().startswith("planted0")] for split, texts in texts_of(prepared).items()
-    }
-    assert [split for split, texts in found.items() if texts] == [wins]
-    assert prepared.manifest["dropped"][f"{WHAT[loses]} equal to another split's text"] == 1
 
 
 @pytest.mark.parametrize(("loses", "wins", "shared"), [*((*pair, 13) for pair in PAIRS), (*PAIRS[0], 12)])
