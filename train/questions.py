@@ -28,11 +28,11 @@ from replug.config.schema import Config
 from replug.data.answers import has_answer
 from replug.data.files import replace_file
 from replug.data.folder import Folder
-from replug.data.hashing import hash64
 from replug.data.questions import Question, questions_of
 from replug.data.records import Document
 from replug.data.row_files import rows_sha256
 from replug.data.store import CorpusStore, PreparedSet
+from replug.data.words import hash64
 from replug.evals.intervals import Clusters, Ratio, difference_and_p
 from replug.evals.loop import Item
 from replug.evals.questions import OpenQuestion, read_questions
