@@ -8,7 +8,7 @@ keys, in their order.
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -188,6 +188,26 @@ def write_texts(
         overlap_filter = write_overlap_filter(folder, chosen, ngram, seed, common)
     domains = {split: Counter(example.domain for example in read_examples_of(paths[split])) for split in splits}
     return {split: dict(sorted(domains[split].items())) for split in SPLITS if split in splits}, proof
+
+
+def write_own_texts(
+    work: WorkFolder, own: Mapping[str, Sequence[Example]], ngram: int | None, seed: int
+) -> tuple[dict[str, dict[str, int]], tuple[list[str], list[str]]]:
+    """Write the user's own texts and the filter that documents are held against; returns what `write_texts` does.
+
+    Texts overlap where a split has an equal one or a source of another. None is dropped.
+    """
+    overlap_filter = OverlapFilter.empty()
+    proof: tuple[list[str], list[str]] = ([], [])
+    for number, (split, examples) in enumerate(own.items()):
+        write_examples(work.out / f"{split}.arrow", examples, {name for of in examples for name in of.own_columns})
+        for known, more in zip(proof, prove_examples(examples, overlap_filter, seed, split), strict=True):
+            known += more
+        so_far = [example for of in list(own.values())[: number + 1] for example in of]
+        is_last = number == len(own) - 1
+        folder = work.overlap_filters / ("examples" if is_last else split)
+        overlap_filter = write_overlap_filter(folder, so_far, ngram, seed)
+    return {split: dict(Counter(example.domain for example in of)) for split, of in own.items()}, proof
 
 
 def _common_ngrams(work: WorkFolder, cut: Cut, n: int | None) -> np.ndarray:

@@ -65,7 +65,8 @@ def write_overlap_filter(
     keys, sources, ngrams = (SortedHashes(folder / f"{name}.u64") for name in ("keys", "sources", "ngrams"))
     for example in examples:
         keys.add(np.array(example_keys(example, seed), np.uint64))
-        sources.add(np.array([hash64(example.source or "")], np.uint64))
+        if example.source:  # the user's own may name none
+            sources.add(np.array([hash64(example.source)], np.uint64))
         if n is not None:
             ngrams.add(without_common(ngram_hashes(example.context + example.continuation, n), n, common))
     for hashes in (keys, sources, ngrams):
@@ -215,7 +216,7 @@ def _overlaps(
     """Compare texts, each with its name, source and keys."""
     shared, equal = [], []
     for name, source, keys, text in texts:
-        if overlaps(np.array([hash64(source)], np.uint64), known.sources):
+        if source and overlaps(np.array([hash64(source)], np.uint64), known.sources):
             shared.append(f"{name} and {other} both come from source {source}")
         if known.knows_text(*keys):
             equal.append(f"{name} equals {other} or its continuation")

@@ -18,13 +18,20 @@ from replug.config.paths import names_store
 from replug.config.schema import DEV_SHARE, DataConfig
 from replug.data.files import write_json
 from replug.data.folder import file_sum, sole_writer
-from replug.data.prepare.assembly import ShardReport, forget_other_ids, write_ids_of_shard, write_shards, write_texts
+from replug.data.prepare.assembly import (
+    ShardReport,
+    forget_other_ids,
+    write_ids_of_shard,
+    write_own_texts,
+    write_shards,
+    write_texts,
+)
 from replug.data.prepare.cutting import Rules, Tokenizers
 from replug.data.prepare.disjoint import DisjointProof, OverlapFilter, prove_disjoint, prove_shard, require_disjoint
 from replug.data.prepare.reading import Cut, cut_source
 from replug.data.prepare.work import Pool, WorkFolder, preparing
 from replug.data.progress import Progress
-from replug.data.records import Document
+from replug.data.records import Document, Example
 from replug.data.row_files import SPLIT_OF_BEIR, rows_sha256
 from replug.data.rows import read_documents, read_examples
 from replug.data.sampling import Shares, shares_of
@@ -74,16 +81,26 @@ class Splits:
 
 
 def prepare_raw(
-    config: DataConfig, seed: int, tokenizers: Tokenizers, out: Path, inputs: Inputs, pool: Pool
+    config: DataConfig,
+    seed: int,
+    tokenizers: Tokenizers,
+    out: Path,
+    inputs: Inputs,
+    pool: Pool,
+    rows: Mapping[str, str | Path] | None = None,
 ) -> PreparedSet:
     """Cut `data.source` into a prepared set under `out`, or go on with it; `inputs` is what the set is made from.
 
-    Raises UserError where too much of the source is unreadable, or it gives nothing for a split.
+    With `rows`, the user's own examples by key of `data`, the whole source becomes documents. Raises UserError where
+    too much of the source is unreadable, or it gives nothing for a split.
     """
     plan = plan_texts(config)
     plan.say("data.source")
     shares = Shares(config.query_share, config.heldout_share, config.corpus_share, DEV_SHARE if config.num_dev else 0)
-    if plan.text_ids:
+    own = _own_examples(rows) if rows else None
+    if own is not None:
+        shares = Shares(0.0, 0.0, None)
+    elif plan.text_ids:
         shares = shares_of(plan.text_ids, seed, shares)
     with preparing(out, inputs) as work:
         rules = Rules(
@@ -95,11 +112,11 @@ def prepare_raw(
             tokenizers=tokenizers,
         )
         write_json(work.rules, asdict(rules))
-        splits = _make_splits(work, config, plan.shards, seed, pool, tokenizers.token_ids)
+        splits = _make_splits(work, config, plan.shards, seed, pool, tokenizers.token_ids, own)
         while splits.fall_short():  # most of what was kept repeated or overlapped the rest
             work.widen()
             log.info(f"too few are left of what was kept; cutting again and keeping {work.margin} for each requested")
-            splits = _make_splits(work, config, plan.shards, seed, pool, tokenizers.token_ids)
+            splits = _make_splits(work, config, plan.shards, seed, pool, tokenizers.token_ids, own)
         _require_some(str(config.source), splits)
         if (heldout := splits.counts["heldout"]) < FEW_HELDOUT:
             log.warning(f"{heldout} held-out texts show a large difference only; expected {FEW_HELDOUT} or more texts")
@@ -118,13 +135,19 @@ def _make_splits(
     seed: int,
     pool: Pool,
     token_ids: TokenIds | None,
+    own: Mapping[str, list[Example]] | None,
 ) -> Splits:
-    requested = {"documents": config.num_documents, "queries": config.num_queries, "heldout": config.num_heldout}
-    requested |= {"dev": config.num_dev} if config.num_dev else {}
+    requested = {"documents": config.num_documents}
+    if own is None:
+        requested |= {"queries": config.num_queries, "heldout": config.num_heldout}
+        requested |= {"dev": config.num_dev} if config.num_dev else {}
     cut = cut_source(work, source_shards, requested, pool, config.max_rejected_share)
     forget_other_ids(work, token_ids)
     dropped = Counter(cut.dropped)
-    domains, proof = write_texts(work, cut, dropped, config.ngram_overlap, seed)
+    if own is None:
+        domains, proof = write_texts(work, cut, dropped, config.ngram_overlap, seed)
+    else:
+        domains, proof = write_own_texts(work, own, config.ngram_overlap, seed)
     shards = write_shards(work, cut, pool)
     for report in shards:
         dropped.update(report.dropped)
@@ -206,9 +229,7 @@ def prepare_rows(
     """Check and import the user's own documents and texts; not one is dropped. A corpus may be the URL of a store."""
     with preparing(out, inputs, go_on=False) as work:
         given = {"train": train, "heldout": heldout, **({"dev": dev} if dev else {})}
-        examples = {
-            SPLIT_OF_KEY.get(key, key): read_examples(rows, fields, SPLIT_OF_BEIR[key]) for key, rows in given.items()
-        }
+        examples = _own_examples(given, fields)
         num_documents = import_documents(work.documents, corpus, fields)
         for split, rows in examples.items():
             write_examples(out / f"{split}.arrow", rows, {name for example in rows for name in example.own_columns})
@@ -231,6 +252,11 @@ def prepare_rows(
         paths = [*(out / f"{split}.arrow" for split in examples), *sorted(work.documents.iterdir())]
         work.finish({str(path.relative_to(out)): file_sum(path) for path in paths}, content)
         return PreparedSet(out)
+
+
+def _own_examples(rows: Mapping[str, str | Path], fields: Mapping[str, str] | None = None) -> dict[str, list[Example]]:
+    """Return the user's own examples by split, of rows by key."""
+    return {SPLIT_OF_KEY.get(key, key): read_examples(of, fields, SPLIT_OF_BEIR[key]) for key, of in rows.items()}
 
 
 def row_inputs(sources: Mapping[str, str | Path], fields: Mapping[str, str] | None = None) -> Inputs:

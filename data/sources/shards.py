@@ -108,20 +108,20 @@ def look_at_texts(config: Config) -> None:
 def plan_texts(data: DataConfig) -> SourcePlan:
     """Return the plan of `data.source`.
 
-    Raises UserError for too few files, and for rows without texts: each text is of one split alone.
+    Raises UserError for too few files, since each text is of one split alone, and for rows without texts.
     """
     plan = plan_source(str(data.source), FieldMap.of(data.fields, data.new_text_at))
-    if plan.text_ids and (count := len(plan.text_ids)) < LEAST_FILES:
+    if data.train is None and plan.text_ids and (count := len(plan.text_ids)) < LEAST_FILES:
         texts = f"{count} text{'s' * (count != 1)}"
         raise UserError(
             f"data.source: {data.source} holds {texts}, and each is of one split alone (corpus, training, "
             f"development, held-out); expected at least {LEAST_FILES} files, better hundreds: divide long ones, such "
-            "as into chapters, or give rows (data.corpus, data.train, data.dev, data.heldout)"
+            "as into chapters, or give rows or questions of your own as data.train and data.heldout"
         )
     names = plan.field_names
     if names and plan.fields.text.partition(".")[0] not in names:
         are_questions = {"question", "query"} & set(names)
-        wanted = "give questions as data.train, beside data.corpus" if are_questions else "data.fields={NAME: text}"
+        wanted = "give questions as data.train and data.heldout" if are_questions else "data.fields={NAME: text}"
         raise UserError(
             f"data.source: {data.source} has rows of {names_in(names)} and no '{plan.fields.text}'; expected texts: "
             f"{wanted}"

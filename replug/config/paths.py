@@ -66,7 +66,8 @@ def check_paths(config: Config, corpus_only: bool = False) -> None:
         raise UserError(f"lm.cache: {config.lm.cache} is a folder; expected a file in it, such as scores.sqlite")
     for name in ("corpus",) if corpus_only else ("corpus", "train", "heldout", "dev"):
         value = getattr(data, name)
-        if value is None and name != "dev" and data.prepared is None and data.source is None:
+        has_others = data.prepared is not None or (data.source is not None and (name == "corpus" or not data.train))
+        if value is None and name != "dev" and not has_others:
             raise UserError(
                 f"data.{name} is missing; expected data.corpus, data.train and data.heldout (files of rows), "
                 "or data.source (raw texts), or data.prepared"

@@ -32,7 +32,7 @@ from replug.config.schema import DEV_SHARE, Config, DataConfig, EnsembleConfig, 
 API_KEY = "api_key_env"
 VARIABLE = r"[A-Z_][A-Z0-9_]*"  # of the environment; a key itself has other characters
 ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-DATA_SOURCES = (("corpus", "train", "heldout", "dev"), ("source",), ("prepared",))  # keys of `data`
+DATA_SOURCES = (("corpus",), ("source",), ("prepared",))  # keys of `data` that name documents
 API_VERSION = re.compile(r"api-version=([\w.-]+)")
 FIT = "fit"  # of ensemble.temperature
 READS_TOKENS = (
@@ -331,6 +331,9 @@ def _data_problems(data: DataConfig) -> Iterator[str]:
     given = [[f"data.{name}" for name in names if getattr(data, name)] for names in DATA_SOURCES]
     if len(both := [names[0] for names in given if names]) > 1:
         yield f"{both[0]} and {both[1]} are both set; expected one source of data. Remove the other"
+    rows = [f"data.{name}" for name in ("train", "heldout", "dev") if getattr(data, name)]
+    if data.prepared and rows:
+        yield f"data.prepared and {rows[0]} are both set; expected one source of data. Remove the other"
     dev_share, and_dev = (DEV_SHARE, f" + {DEV_SHARE:g} for data.num_dev") if data.num_dev else (0.0, "")
     if (total := data.query_share + data.heldout_share + dev_share) >= 1:
         yield (

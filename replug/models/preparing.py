@@ -55,7 +55,8 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     workers = data.num_workers
     with LocalPool(workers) if config.ray.address is None else RayPool(config, workers) as pool:
         if data.source:
-            return prepare_raw(data, config.seed, _tokenizers(config), out, inputs, pool)
+            rows = _row_sources(config) if data.train else None
+            return prepare_raw(data, config.seed, _tokenizers(config), out, inputs, pool, rows)
         rows, token_ids = _row_sources(config), _token_ids(config)
         return prepare_rows(**rows, out=out, inputs=inputs, pool=pool, token_ids=token_ids, fields=data.fields)
 
@@ -95,13 +96,16 @@ def data_inputs(config: Config) -> Inputs:
         if limits := _lm_limits(config):  # which LM must hold the pieces, and how many of its tokens
             inputs |= {"lm.path": lm_path, LM_TOKENS: list(limits)}
         found = source_fingerprint(data.source, FieldMap.of(data.fields))
+        inputs |= row_inputs(_row_sources(config)) if data.train else {}
         return {**inputs, "data.source (files)": found} if found else inputs
     return row_inputs(_row_sources(config), data.fields)
 
 
 def _row_sources(config: Config) -> dict[str, str]:
     """Return where the user's own rows are, by key."""
-    names = (*ROW_KEYS, *(["dev"] if config.data.dev else []))
+    names = [name for name in (*ROW_KEYS, "dev") if name != "dev" or config.data.dev]
+    if config.data.source:
+        names.remove("corpus")
     return {name: getattr(config.data, name) for name in names}
 
 

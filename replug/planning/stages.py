@@ -24,6 +24,7 @@ from replug.models.ensemble import can_fit
 
 INDEX, LABELS, TRAINING, TUNED, HELDOUT = "index", "labels", "training", "tuned retriever's search", "held-out texts"
 QUESTIONS_MADE = "questions"
+ROW_SPLITS = {"queries": "train", "heldout": "heldout", "dev": "dev"}  # with the keys of `data` that name their rows
 BYTES_PER_TOKEN = 4.0  # of English prose; program code has about 3
 SPECIAL_TOKENS = 2  # the retriever's, round a text's own
 LONGEST = 512  # tokens that most encoders read
@@ -196,6 +197,8 @@ def count_texts(config: Config, num_documents: int | None = None) -> tuple[Count
     tokens = math.inf if num_bytes is None else num_bytes / BYTES_PER_TOKEN
     dev = DEV_SHARE if data.num_dev else 0.0
     corpus = 1 - data.query_share - data.heldout_share - dev if data.corpus_share is None else data.corpus_share
+    rows = {split: getattr(data, key) for split, key in ROW_SPLITS.items() if data.train and getattr(data, key)}
+    corpus = 1.0 if rows else corpus  # the whole source
     document, example = data.document_tokens or data.context_tokens, 2 * data.context_tokens
     most = {
         "documents": (num_documents or data.num_documents or math.inf, corpus * tokens / document),
@@ -205,11 +208,14 @@ def count_texts(config: Config, num_documents: int | None = None) -> tuple[Count
     }
     if math.isinf(min(most["documents"])):
         raise UserError("data.num_documents is not set, and no file is there to count; expected --documents N")
-    return Counts(**{split: max(int(min(numbers)), int(split != "dev")) for split, numbers in most.items()}), False
+    counts = {split: max(int(min(numbers)), int(split != "dev")) for split, numbers in most.items()}
+    if rows:
+        counts |= {"dev": 0, **{split: _count(data, path, ROW_SPLITS[split]) or 0 for split, path in rows.items()}}
+    return Counts(**counts), False
 
 
 def _count_rows(data: DataConfig, num_documents: int | None) -> tuple[Counts, bool]:
-    keys = {"documents": "corpus", "queries": "train", "heldout": "heldout", "dev": "dev"}
+    keys = {"documents": "corpus", **ROW_SPLITS}
     given = {"documents": num_documents}
     counted = {
         split: given.get(split) or _count(data, path, key) if (path := getattr(data, key)) else 0

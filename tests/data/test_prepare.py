@@ -15,7 +15,7 @@ from replug.data.sampling import QuerySampler, split_of
 from replug.data.store import PreparedSet
 from replug.models.preparing import prepared_set
 from tests.support.packages import ROOT
-from tests.support.preparing import SHARES, ids_on, prepare, rows_of, texts_of, write_jsonl
+from tests.support.preparing import SHARES, debug_set, ids_on, prepare, rows_of, texts_of, write_jsonl
 
 
 def prepare_texts(tmp_path: Path, texts: dict[str, str], **keys: object) -> PreparedSet:
@@ -218,3 +218,22 @@ def test_own_development_rows_are_imported_and_an_overlap_is_refused(tmp_path):
         prepare_rows(**own_rows(tmp_path, "s1"), out=tmp_path / "leak", inputs={}, pool=LocalPool(1))
     with pytest.raises(UserError, match="document d and text v both come from source s0"):
         prepare_rows(**own_rows(tmp_path, "s0"), out=tmp_path / "leak", inputs={}, pool=LocalPool(1))
+
+
+def test_a_whole_source_becomes_documents_beside_the_users_own_questions(tmp_path):
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    for number in range(6):
+        (folder / f"page{number}.md").write_text(
+            f"# Town {number}\n\nIts bridge was built in {1500 + number} by many.\n"
+        )
+    write_jsonl(tmp_path / "train.jsonl", [{"question": "when was it built", "answers": ["1501"]}])
+    write_jsonl(tmp_path / "heldout.jsonl", [{"question": "who built it", "answers": ["many"]}])
+    keys = [f"data.{name}={tmp_path / name}.jsonl" for name in ("train", "heldout")]
+    prepared = debug_set(tmp_path, f"data.source={folder}", *keys)
+    assert {doc.source for doc in prepared.corpus.iterate()} == {f"page{number}.md" for number in range(6)}
+    assert [example.query for example in prepared.queries.examples()] == ["when was it built"]
+    assert [example.continuation for example in prepared.heldout.examples()] == [" many"]
+    write_jsonl(tmp_path / "heldout.jsonl", [{"question": "when was it built", "answers": ["1501"]}])
+    with pytest.raises(UserError, match="equals"):
+        debug_set(tmp_path / "other", f"data.source={folder}", *keys)
