@@ -153,10 +153,14 @@ def _from_documents(
         others = corpus.texts(order[:SEARCHED])
         splits |= {split: write(made[split][: most[split]], others, wanted[split]) for split in by_lm}
     if few := [split for split, questions in splits.items() if not questions]:
-        raise UserError(
+        problem = (
             f"data.questions: no question could be made of {len(corpus):,} documents for the {few[0]} split; expected "
             "sentences with names, numbers or dates, or data.questions=FILE with your own questions"
         )
+        if config.train.examples is Examples.questions:
+            raise UserError(problem)
+        log.warning(f"{problem}. This run is judged by its texts alone")
+        return {}
     return splits
 
 

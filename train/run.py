@@ -168,7 +168,8 @@ class _Run:
         results: dict[str, Any] = {}
         if self._config.data.questions:
             with self._stages.stage(QUESTIONS_MADE):
-                self._questions = self._make_questions()
+                questions = self._make_questions()
+                self._questions = questions if questions.heldout else None
         if is_live(self._config):
             with self._workers("train", "index") as (laid_out, workers):
                 with self._stages.stage(INDEX):  # version 0, which the first steps search

@@ -26,6 +26,7 @@ from replug.train.verdict import verdict_of
 from replug.train.written_questions import write_questions
 from tests.support.command_line import ROOT, start_process, wait_for
 from tests.support.made_once import made_once
+from tests.support.preparing import debug_set
 from tests.support.runs import metrics, wait_for_step, what_must_be_equal
 
 DEBUG = ROOT / "configs/debug.yaml"
@@ -263,6 +264,13 @@ def test_written_questions_are_kept_by_their_form_by_bm25_and_by_what_the_docume
     assert [(of.example.query, of.example.gold) for of in kept] == [("when was the tower of Basel begun?", ("1887",))]
     without = write_questions(WritingLM(worded, "no such"), pairs, others, 5, 0, True, lambda: None)  # type: ignore[arg-type]
     assert without == []
+
+
+def test_documents_without_sentences_judge_by_texts_alone_and_are_refused_for_training(tmp_path: Path) -> None:
+    keys, data = [f"run_dir={tmp_path / 'run'}", "data.questions=rule"], debug_set(tmp_path)
+    assert make_questions(load_config(DEBUG, keys), data, tmp_path / "questions").heldout == []
+    with pytest.raises(UserError, match="no question could be made"):
+        make_questions(load_config(DEBUG, [*keys, *ON_QUESTIONS]), data, tmp_path / "others")
 
 
 def test_questions_are_made_once_and_others_are_refused_in_their_place(trained: Path, tmp_path: Path) -> None:
