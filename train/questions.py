@@ -93,9 +93,11 @@ def make_questions(
     folder.claim({**inputs, **wanted})
     if not folder.is_finished:
         splits = {} if kind in (RULE, BY_LM) else _own(kind, wanted)
-        splits |= _from_documents(
-            config, data.corpus, {name: wanted[name] for name in wanted if name not in splits}, write
-        )
+        missing = {split: count for split, count in wanted.items() if split not in splits}
+        if data.corpus.url is None:
+            splits |= _from_documents(config, data.corpus, missing, write)
+        elif missing:
+            log.warning("data.questions: documents that stay in a store give no questions; the texts judge alone")
         for split, questions in splits.items():
             _write_rows(path / f"{split}.jsonl", questions)
         counts = {split: len(questions) for split, questions in splits.items()}

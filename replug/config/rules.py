@@ -112,7 +112,6 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
         yield from _on_questions(config)
     else:
         yield from _with_labels(config) if config.train.labels else _without_labels(config)
-    yield from _question_problems(config)
     yield from _dev_problems(config)
     yield from _teacher_problems(config)
     yield from _ensemble_problems(config.ensemble, config.lm)
@@ -473,6 +472,8 @@ def _on_questions(config: Config) -> Iterator[str]:
         if (value := getattr(train, name)) is not None:
             instead = "train.max_steps instead" if name == "epochs" else "null, since no LM is asked"
             yield f"train.{name} is {value} with train.examples=questions; expected {instead}"
+    if names_store(config.data.corpus):
+        yield "train.examples is questions, which are made from documents in files; expected no store as data.corpus"
     if not (config.loss.contrastive and config.loss.in_batch):
         yield (
             "train.examples is questions, which learn from the batch's other documents; expected loss.in_batch=true "
@@ -482,14 +483,6 @@ def _on_questions(config: Config) -> Iterator[str]:
         yield f"train.batch_size is {train.batch_size} with train.examples=questions; expected at least 2"
     if isinstance(train_ranks := config.resources.train, int) and train_ranks > 1:
         yield f"resources.train is {train_ranks} with train.examples=questions; expected 1 or auto"
-
-
-def _question_problems(config: Config) -> Iterator[str]:
-    if config.data.questions in (RULE, BY_LM) and names_store(config.data.corpus):
-        yield (
-            f"data.questions is {config.data.questions}, and the documents stay in a store; expected a file of "
-            "questions with gold documents"
-        )
 
 
 def _with_labels(config: Config) -> Iterator[str]:

@@ -25,6 +25,7 @@ from replug.models.ensemble import can_fit
 INDEX, LABELS, TRAINING, TUNED, HELDOUT = "index", "labels", "training", "tuned retriever's search", "held-out texts"
 QUESTIONS_MADE = "questions"
 ROW_SPLITS = {"queries": "train", "heldout": "heldout", "dev": "dev"}  # with the keys of `data` that name their rows
+WRITING_CALLS = 2 * 160 + 4 * 160  # at most: development and held-out questions are written, and scored twice
 BYTES_PER_TOKEN = 4.0  # of English prose; program code has about 3
 SPECIAL_TOKENS = 2  # the retriever's, round a text's own
 LONGEST = 512  # tokens that most encoders read
@@ -102,7 +103,8 @@ def run_stages(config: Config, counts: Counts) -> list[Stage]:
         return stages
     by = {RULE: "by a rule", BY_LM: "by the LM"}.get(config.data.questions, f"from {config.data.questions}")
     place = 2 if config.train.labels == OWN_LABELS else 0  # behind the index and the labels
-    return [*stages[:place], Stage(QUESTIONS_MADE, f"make questions about the documents {by}"), *stages[place:]]
+    calls = WRITING_CALLS if config.data.questions == BY_LM else 0
+    return [*stages[:place], Stage(QUESTIONS_MADE, f"make questions about the documents {by}", calls), *stages[place:]]
 
 
 def _stages_of_texts(config: Config, counts: Counts) -> list[Stage]:

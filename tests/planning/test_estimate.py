@@ -18,6 +18,7 @@ from replug.planning.stages import (
     HELDOUT,
     INDEX,
     LABELS,
+    QUESTIONS_MADE,
     TRAINING,
     TUNED,
     Counts,
@@ -57,12 +58,13 @@ def test_a_training_on_own_labels_scores_each_pair_once(monkeypatch: pytest.Monk
     assert stages("own_data", *keys)[TUNED].pairs == 0  # of 20 development texts no temperature is fitted
     monkeypatch.setattr(ensemble, "MIN_TEXTS", 20)
     found = stages("own_data", *keys)
-    assert list(found) == [INDEX, LABELS, TRAINING, TUNED, HELDOUT]
+    assert list(found) == [INDEX, LABELS, QUESTIONS_MADE, TRAINING, TUNED, HELDOUT]
     assert found[LABELS].pairs == 120 * 4 + 20 and found[TRAINING].steps == 20
     assert found[TUNED].pairs == 20 * (5 - 3) + 20 * 5  # three of the five nearest documents are scored already
     assert found[TUNED].documents == 0
-    assert list(stages("own_data", *keys, "evaluate.heldout=false")) == [INDEX, LABELS, TRAINING]
-    assert list(stages("own_data", *keys, "train.labels=labels")) == [TRAINING, INDEX, TUNED, HELDOUT]
+    assert list(stages("own_data", *keys, "data.questions=null", "evaluate.heldout=false")) == [INDEX, LABELS, TRAINING]
+    made = [QUESTIONS_MADE, TRAINING, INDEX, TUNED, HELDOUT]
+    assert list(stages("own_data", *keys, "train.labels=labels")) == made
 
 
 def test_a_resumed_run_on_its_own_labels_has_its_training_before_it(tmp_path: Path) -> None:

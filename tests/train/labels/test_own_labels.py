@@ -17,7 +17,7 @@ from tests.support.runs import metrics, wait_for_step, what_must_be_equal
 
 STAND_INS = ("retriever.path=stand_in", "lm.path=stand_in")
 CONFIG = ROOT / "configs/own_data.yaml"
-OWN = ("train.epochs=2", "train.batch_size=4", "label.dense=3", "label.bm25=1")
+OWN = ("data.questions=null", "train.epochs=2", "train.batch_size=4", "label.dense=3", "label.bm25=1")
 
 
 def typed(folder: Path, replug: CommandLine, *others: str) -> list[str]:
