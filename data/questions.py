@@ -64,7 +64,7 @@ DATE = regex.compile(
     rf"|(?:\p{{Lu}}[\p{{L}}\p{{M}}]{{2,}} \d{{1,2}}, )?{_YEAR}{_AFTER}|(?<=(?:พ|ค)\.ศ\. ?|ปี ?)\d{{4}}{_AFTER}"
 )
 NUMBER = regex.compile(rf"(?<![\p{{Latin}}\p{{N}}_/:-]|\d[.,])[$€£¥]?\d+(?:[.,٫٬]\d+)*%?{_AFTER}(?![-/]\w)")
-_NAME = r"(?:\p{Lu}\p{Ll}{0,2}\.(?= \p{Lu})|\p{Lu}[\p{L}\p{M}\p{N}]*(?:['’.&-]*(?!s\b)[\p{L}\p{M}\p{N}]+)*)"
+_NAME = r"(?:\p{Lu}\p{Ll}{0,2}\.(?= \p{Lu})|\p{Lu}[\p{L}\p{M}\p{N}]*(?:['’.&-]+(?!s\b)[\p{L}\p{M}\p{N}]+)*)"
 _LINKS = "of|the|and|de|la|le|del|du|des|di|da|do|dos|von|van|der|den|und|für|y|el"
 QUOTED = (
     r"“([^“”]{2,60})”|«\s?([^«»]{2,60}?)\s?»|„([^„“”]{2,60})[“”]|[「『《]([^「」『』《》]{2,40})[」』》]"
