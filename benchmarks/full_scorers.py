@@ -33,7 +33,8 @@ from replug.data.sampling import QuerySampler
 from replug.index_workers.build_plan import IndexState
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.caching_lm import CachingLM
-from replug.models.local.stand_in_lm import StandInLM, StandInSource
+from replug.models.lm_source import GivenSource
+from replug.models.local.stand_in_lm import StandInLM
 from replug.models.pair_tokens import TokenizedCall
 from replug.models.prompt import PromptTemplate
 from replug.models.scorer_pool import ScorerPool, TimedScores
@@ -65,11 +66,6 @@ class TimedLM(StandInLM):
         done: Future[list[ContinuationScore]] = Future()
         done.set_result([ContinuationScore(np.zeros(len(after), np.float32)) for _, after in call.pairs])
         return done
-
-
-class TimedSource(StandInSource):
-    def load(self, spread: bool = False) -> TimedLM:
-        return TimedLM()
 
 
 class Texts:
@@ -176,7 +172,7 @@ def main() -> None:
     ray.init(num_cpus=max(arguments.replicas), include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     with tempfile.TemporaryDirectory() as folder:
         for replicas in arguments.replicas:
-            pool = ScorerPool(TimedSource(), replicas, threads=1)
+            pool = ScorerPool(GivenSource(TimedLM()), replicas, threads=1)
             while pool.pool.num_up < replicas:
                 time.sleep(0.1)
             case = Case(replicas, arguments.queries, arguments.depth)

@@ -301,7 +301,7 @@ class _Given:
             keys["lm.url" if str(lm).startswith(("http://", "https://")) else "lm.path"] = str(lm)
         elif lm is not None:
             from replug.models.black_box_lm import BlackBoxLM
-            from replug.models.local.given_lm import name_of
+            from replug.models.lm_source import name_of
 
             if not isinstance(lm, BlackBoxLM):
                 raise UserError(f"lm is a {type(lm).__name__}; expected a name, a folder, a URL or a BlackBoxLM")
@@ -391,7 +391,7 @@ def _file_of(config: Any) -> Any:
 def _running(given: _Given, run_dir: str) -> Iterator[None]:
     """Have the objects in their places, and show what happens, while the block runs."""
     from replug.messages import quiet_transformers, shown_messages
-    from replug.models.local.given_lm import given_lm
+    from replug.models.lm_source import given_lm
 
     with shown_messages(), quiet_transformers(), given_lm(given.lm):
         given.write(Path(run_dir).expanduser())

@@ -22,9 +22,8 @@ from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
 from replug.models.ensemble import Weighting
 from replug.models.http import server_source
-from replug.models.lm_source import Backend, LMSource
-from replug.models.local import given_lm, local_source, stand_in_lm
-from replug.models.local.local_source import LocalSource, open_pool
+from replug.models.lm_source import Backend, LMSource, LocalSource, folder_source, given_source, open_pool
+from replug.models.local import stand_in_lm
 from replug.models.packaged import resolve_encoder_path
 from replug.models.pair_tokens import num_tokens
 from replug.models.prompt import PromptTemplate
@@ -35,7 +34,7 @@ if TYPE_CHECKING:  # seconds to import
 
 NO_LIMIT = 10**9  # a tokenizer of which transformers knows no limit has an absurd one
 # The first that takes the section has it. Local weights come last: they take every path.
-BACKENDS: list[Backend] = [server_source.source, stand_in_lm.source, given_lm.source, local_source.source]
+BACKENDS: list[Backend] = [server_source.source, stand_in_lm.source, given_source, folder_source]
 
 
 def lm_source(lm: LMConfig, budget_file: Path, cache: Path) -> LMSource:
@@ -44,8 +43,7 @@ def lm_source(lm: LMConfig, budget_file: Path, cache: Path) -> LMSource:
     `budget_file` counts the requests to a server; `cache` is the default place of its scores.
     """
     source = _named_source(lm)
-    if mark := _prompt_mark(lm, source):
-        source = source.prompted_by(mark)
+    source.mark = _prompt_mark(lm, source)
     source.connect(budget_file, cache_path(lm, cache))
     return source if lm.score is Teacher.logprob else TeacherSource(source, lm)
 

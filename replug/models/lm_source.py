@@ -1,33 +1,48 @@
 """The source of an LM: what a run must know of it before anything heavy starts, and how it is put to work.
 
-Local weights, servers and stand-ins are backends. Each is a module that offers one function, a `Backend`; the list of
-them is in `models/build.py`. Nothing else asks which backend it is.
+Local weights, servers and stand-ins are backends. Each offers one function, a `Backend`; the list of them is in
+`models/build.py`. Nothing else asks which backend it is. Here are the sources of LMs that compute on our own machines,
+on replicas of Ray or in this process: a folder, a file, a hub name, or an object of the program.
+
+Such an object is `lm.path=python:NAME`, where NAME is its class. Each scorer replica has a copy, which Ray pickles and
+hands to a process of this user: no pickle is read from a file. The object is known while the block of `given_lm` runs,
+in its thread; another process that meets the name in a run's configuration refuses it.
 """
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from replug.cluster.background import InlineExecutor
+from replug.cluster.layout import scorers
+from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.models.batching import LMShape, tokens_per_unit
 from replug.models.black_box_lm import AsyncLM, BlackBoxLM, Call, pass_counts
+from replug.models.hardware import default_device, resolve_dtype
+from replug.models.packaged import resolve_lm_path
 
 if TYPE_CHECKING:  # seconds to import, which the stand-in's actors can do without
     from transformers import PreTrainedTokenizerBase
+
+    from replug.models.scorer_pool import ScorerPool
 
 
 class LMSource(Protocol):
     """An LM that is not at work yet."""
 
+    mark: str  # the end of its identity, which tells apart prompts of other templates
+
     @property
     def identity(self) -> str:
         """Return the opened LM's identity: equal identities give equal scores."""
-        ...
-
-    def prompted_by(self, mark: str) -> "LMSource":
-        """Return the source with this at the end of its identity: it tells apart prompts of other templates."""
         ...
 
     @property
@@ -84,3 +99,157 @@ class InProcessLM(AsyncLM):
 
     def close(self) -> None:
         """Nothing is under way."""
+
+
+class LocalSource(LMSource):
+    """An `LMSource` for whatever `load` loads. It travels to actors by pickle."""
+
+    roles = ("score",)
+    mark = ""
+    tokens_per_batch: int | None = None  # padded tokens in one pass; None for a default by hardware and size
+
+    @property
+    def shape(self) -> LMShape:
+        """Return the shape of the LM's layers, without loading them."""
+        return LMShape()
+
+    @abstractmethod
+    def load(self, spread: bool = False) -> BlackBoxLM:
+        """Load the LM in this process; `spread` lays its layers over all visible GPUs."""
+
+    def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
+        """Do nothing: weights are read when they are loaded."""
+
+    def open(self, lm: LMConfig) -> AsyncLM:
+        return open_pool(lm, self)
+
+    def open_here(self) -> AsyncLM:
+        return InProcessLM(self.load(), self.tokens_per_unit(on_gpu=False), self.identity)
+
+    def tokens_per_unit(self, on_gpu: bool) -> int:
+        """Return the tokens of one unit."""
+        return tokens_per_unit(self.shape, on_gpu, self.tokens_per_batch)
+
+
+def open_pool(lm: LMConfig, source: LocalSource, second: LocalSource | None = None) -> "ScorerPool":
+    """Put an LM to work on replicas by its section as it is laid out, and a second one on the same replicas."""
+    from replug.models.scorer_pool import ScorerPool  # imports Ray, which `open_here` does without
+
+    replicas, gpus = scorers(lm)
+    return ScorerPool(source, replicas, None, gpus, lm.timeout_seconds, second=second)
+
+
+def folder_source(lm: LMConfig) -> "HuggingFaceSource | None":
+    """Return the source of local weights. Raises UserError for a path without a model."""
+    if lm.path is None:
+        return None
+    return HuggingFaceSource(resolve_lm_path(lm.path), resolve_dtype(lm.dtype.value), lm.tokens_per_batch)
+
+
+class HuggingFaceSource(LocalSource):
+    """Weights in a folder, or under a hub name. What reads them takes seconds to import, so methods do it."""
+
+    def __init__(self, path: str, dtype: torch.dtype = torch.float32, tokens_per_batch: int | None = None) -> None:
+        self.path, self.dtype, self.tokens_per_batch = path, dtype, tokens_per_batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Hash the weights once, in the process that starts a run, and not in each replica."""
+        return {**self.__dict__, "identity": self.identity}
+
+    @cached_property
+    def identity(self) -> str:
+        from replug.models.local.weights import lm_identity
+
+        return lm_identity(self.path, self.dtype) + self.mark
+
+    @property
+    def max_tokens(self) -> int | None:
+        from replug.models.model_files import longest_input, read_model_config
+
+        return longest_input(read_model_config(self.path, "lm.path"))
+
+    @property
+    def shape(self) -> LMShape:
+        from replug.models.model_files import lm_shape, read_model_config
+
+        return lm_shape(read_model_config(self.path, "lm.path"))
+
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        from replug.models.model_files import load_lm_tokenizer
+
+        return load_lm_tokenizer(self.path)
+
+    def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
+        """Look at the kind of the model and its tokenizer; weights are read when they are loaded."""
+        from replug.models.model_files import require_quantizer, require_safetensors
+
+        self.tokenizer()
+        require_quantizer(self.path, "lm.path")
+        require_safetensors(self.path, "lm.path")
+
+    def load(self, spread: bool = False) -> BlackBoxLM:
+        from replug.models.local.hf_lm import HuggingFaceLM
+
+        return HuggingFaceLM(self.path, self.dtype, default_device(), self.tokens_per_batch, spread, self.identity)
+
+
+PREFIX = "python:"
+_given: ContextVar[BlackBoxLM | None] = ContextVar("given_lm", default=None)
+
+
+@contextmanager
+def given_lm(lm: BlackBoxLM | None) -> Iterator[None]:
+    """Make the object the LM of `lm.path=python:NAME` while the block runs."""
+    token = _given.set(lm)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def name_of(lm: BlackBoxLM) -> str:
+    """Return what `lm.path` calls the object."""
+    return f"{PREFIX}{type(lm).__name__}"
+
+
+def given_source(lm: LMConfig) -> "GivenSource | None":
+    """Return the given object. Raises UserError in a process that has none."""
+    if not (lm.path or "").startswith(PREFIX):
+        return None
+    given = _given.get()
+    if given is None:
+        raise UserError(
+            f"lm.path is {lm.path}, an object of the program that made this; expected the same object as lm= in "
+            "Python, or lm.path=DIR"
+        )
+    return GivenSource(given, lm.tokens_per_batch)
+
+
+class GivenSource(LocalSource):
+    """An object that scores, such as the stand-in, of which each replica gets a copy."""
+
+    def __init__(self, lm: BlackBoxLM, tokens_per_batch: int | None = None) -> None:
+        self.lm, self.tokens_per_batch = lm, tokens_per_batch
+
+    @property
+    def identity(self) -> str:
+        return self.lm.identity + self.mark
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self.lm.max_tokens
+
+    def tokenizer(self) -> "PreTrainedTokenizerBase | None":
+        return getattr(self.lm, "tokenizer", None)
+
+    def load(self, spread: bool = False) -> BlackBoxLM:
+        return self.lm
+
+    def open(self, lm: LMConfig) -> AsyncLM:
+        try:
+            return super().open(lm)
+        except TypeError as error:
+            raise UserError(
+                f"lm: a {type(self.lm).__name__} cannot be sent to the scorers: {str(error).splitlines()[0]}; expected "
+                "an object that pickle takes, which opens files and connections in its first call"
+            ) from error

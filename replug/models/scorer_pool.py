@@ -41,7 +41,7 @@ from replug.models.black_box_lm import (
     sum_of,
 )
 from replug.models.hardware import available_cores
-from replug.models.local.local_source import LocalSource
+from replug.models.lm_source import LocalSource
 
 log = logging.getLogger(__name__)
 

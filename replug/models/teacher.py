@@ -46,6 +46,8 @@ AROUND = " \n\t\"'*.,Ġ▁"  # the last two stand for a blank in raw tokens
 class TeacherSource(LMSource):
     """An `LMSource` whose LM scores by `lm.score`. Its identity names the teacher, as the keys of cached scores do."""
 
+    mark = ""
+
     def __init__(self, source: LMSource, lm: LMConfig) -> None:
         self._source, self._lm, self._score, self._samples = source, lm, lm.score, lm.samples
         self._num_new = 1 if self._score is Teacher.yes else ANSWER_TOKENS
@@ -57,9 +59,6 @@ class TeacherSource(LMSource):
     @property
     def identity(self) -> str:
         return f"{self._source.identity} {self._score.value}" + (f"x{self._samples}" if self._samples > 1 else "")
-
-    def prompted_by(self, mark: str) -> "TeacherSource":
-        return TeacherSource(self._source.prompted_by(mark), self._lm)
 
     @property
     def max_tokens(self) -> int | None:

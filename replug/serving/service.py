@@ -32,8 +32,7 @@ from replug.models.black_box_lm import AsyncLM, BlackBoxLM, GrowingAnswer
 from replug.models.build import limited_template
 from replug.models.ensemble import POSTERIOR_WEIGHTS, REPLUG_WEIGHTS, Retrieved, Weighting, document_weights
 from replug.models.generation import Generated, GenerationOptions
-from replug.models.lm_source import LMSource
-from replug.models.local.local_source import LocalSource
+from replug.models.lm_source import LMSource, LocalSource
 from replug.models.pair_tokens import chat_text
 from replug.models.prompt import Build, PromptTemplate
 from replug.models.replug_lm import Ensemble, answer_all

@@ -71,7 +71,8 @@ SCRIPT = """
 import time
 import ray  # noqa: E402
 from ray.cluster_utils import Cluster
-from replug.models.local.stand_in_lm import StandInSource  # noqa: E402
+from replug.models.lm_source import GivenSource  # noqa: E402
+from replug.models.local.stand_in_lm import StandInLM  # noqa: E402
 from replug.models.scorer_pool import ScorerPool  # noqa: E402
 from tests.support.local_cluster import join
 
@@ -84,7 +85,7 @@ def until(holds):
 head = {"num_cpus": 1, "object_store_memory": 10**8, "include_dashboard": False}
 cluster = Cluster(initialize_head=True, head_node_args=head)
 join(cluster.address)
-pool = ScorerPool(StandInSource(0.1), num_replicas=2, threads=1)
+pool = ScorerPool(GivenSource(StandInLM(0.1)), num_replicas=2, threads=1)
 until(lambda: pool.pool.num_up == 1)
 print("one replica, the other waits for room", flush=True)
 calls = [pool.submit([f"a {i} b"], [f" {i}"]) for i in range(150)]
@@ -96,7 +97,7 @@ cluster.remove_node(node, allow_graceful=False)
 until(lambda: pool.pool.counts.respawns > 0)
 print("left", flush=True)
 scores = [call.result(120) for call in calls]
-expected = [StandInSource().load().score([f"a {i} b"], [f" {i}"]) for i in range(150)]
+expected = [GivenSource(StandInLM()).load().score([f"a {i} b"], [f" {i}"]) for i in range(150)]
 assert [s[0].sum_logprob for s in scores] == [s[0].sum_logprob for s in expected]
 assert 0 < done < 150
 print("all", len(scores), "scores", pool.pool.num_up, "up", flush=True)

@@ -18,7 +18,7 @@ from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.sets import prepare_raw
 from replug.data.prepare.work import LocalPool
 from replug.data.tokenizing import split_text, token_ends, word_tokenizer
-from replug.models.local.local_source import HuggingFaceSource
+from replug.models.lm_source import HuggingFaceSource
 from replug.models.preparing import LM_TOKENS, data_inputs
 from tests.support.preparing import WORDS, write_jsonl
 

@@ -21,7 +21,7 @@ from replug.config.load import load_evaluation_config
 from replug.evals.internet_sets import QUESTION_SETS, is_validation
 from replug.evals.run import evaluate
 from replug.models import build
-from replug.models.local.local_source import LocalSource
+from replug.models.lm_source import LocalSource
 from replug.models.score_cache import ScoreCache
 from tests.support.command_line import ROOT, CommandLine, start_process
 from tests.support.preparing import write_jsonl

@@ -21,8 +21,8 @@ from replug.models.black_box_lm import ContinuationScore
 from replug.models.caching_lm import CachingLM
 from replug.models.ensemble import Retrieved
 from replug.models.generation import Generated
-from replug.models.lm_source import InProcessLM
-from replug.models.local.stand_in_lm import StandInLM, StandInSource
+from replug.models.lm_source import GivenSource, InProcessLM
+from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.web.evidence import found_in_documents
 from replug.web.records import FoundEvidence, Passage
@@ -64,9 +64,12 @@ def done(result) -> Future:
 
 
 def asked(lm: River, reranker: River | None = None) -> PromptedLM:
-    words = StandInSource().tokenizer
     first, second = (
-        PromptedLM(one, PromptTemplate("\n"), SimpleNamespace(tokenizer=words, max_tokens=one.max_tokens))
+        PromptedLM(
+            one,
+            PromptTemplate("\n"),
+            SimpleNamespace(tokenizer=lambda: StandInLM().tokenizer, max_tokens=one.max_tokens),
+        )
         for one in (lm, reranker or lm)
     )
     return replace(first, reranker=second if reranker else None)
@@ -169,7 +172,7 @@ def test_outcomes_are_the_same_whatever_the_number_in_flight_and_the_order(label
     def measured(num_in_flight: int, order: Sequence[int]) -> list[str]:
         path = tmp_path / f"{num_in_flight}-{order[0]}"
         lms = [CachingLM(InProcessLM(StandInLM()), path.with_suffix(f".{name}")) for name in ("lm", "reranker")]
-        source = StandInSource()
+        source = GivenSource(StandInLM())
         other = PromptedLM(lms[1], PromptTemplate("\n"), source)
         task = InternetQa(of, PromptedLM(lms[0], PromptTemplate("\n"), source, other), 3, 0, (1.0, 1.0))
         rows = [json.dumps(row) for row in outcome_rows(task, book, order, num_in_flight)]

@@ -11,7 +11,6 @@ from transformers import AutoModel, AutoTokenizer
 from replug.config.errors import UserError
 from replug.data.sources.built_in_texts import stand_in_texts, stand_in_vocabulary
 from replug.index_workers.version_store import weights_sha256
-from replug.models.batching import token_budget_batches
 from replug.models.encoder import Encoder
 from replug.models.packaged import write_stand_in_encoder
 from tests.support.real_models import real_encoder
@@ -21,8 +20,8 @@ LONG_TEXT = next(stand_in_texts()).text  # 160 words, beyond the stand-in's 128 
 TEXTS = ["a cat", LONG_TEXT, " ".join(WORDS[:40]), "日本語 and 🙂", "", WORDS[7], "a cat", " ".join(WORDS[60:63])]
 
 
-@pytest.fixture(scope="module", params=["stand_in", "minilm"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def folder(request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue(request.param)
 
 
@@ -50,7 +49,13 @@ def naive_vectors(folder: Path, texts: list[str], similarity: str, max_tokens: i
     return torch.stack(vectors).numpy()
 
 
-@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+# A real encoder takes seconds where the stand-in takes none, so each similarity is seen of one of the two.
+EACH = pytest.mark.parametrize(
+    ("folder", "similarity"), [("stand_in", "dot"), ("minilm", "cosine")], indirect=["folder"]
+)
+
+
+@EACH
 def test_vectors_equal_mean_pooling_of_one_text_at_a_time(folder: Path, similarity: str) -> None:
     encoder = Encoder(str(folder), similarity, max_tokens=100)
     expected = naive_vectors(folder, TEXTS, similarity, 100)
@@ -60,7 +65,7 @@ def test_vectors_equal_mean_pooling_of_one_text_at_a_time(folder: Path, similari
     assert np.allclose(lengths, 1, atol=1e-5) == (similarity == "cosine")
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("folder", "threads"), [("stand_in", 1), ("minilm", 3)], indirect=["folder"])
 def test_the_same_texts_have_the_same_bits_in_any_order(folder: Path, threads: int) -> None:
     encoder, before = Encoder(str(folder)), torch.get_num_threads()
     texts = [" ".join(WORDS[start : start + 2 + start % 23]) for start in range(0, 300, 15)]
@@ -75,8 +80,8 @@ def test_the_same_texts_have_the_same_bits_in_any_order(folder: Path, threads: i
         torch.set_num_threads(before)
 
 
-def test_texts_that_are_tokenized_already_have_the_same_vectors(folder: Path) -> None:
-    encoder = Encoder(str(folder), max_tokens=24)
+def test_texts_that_are_tokenized_already_have_the_same_vectors(stand_in: Path) -> None:
+    encoder = Encoder(str(stand_in), max_tokens=24)
     ids = encoder.token_ids(TEXTS)
     expected = encoder.tokenizer(TEXTS, truncation=True, max_length=24)["input_ids"]
     assert [row.tolist() for row in ids] == expected
@@ -87,8 +92,8 @@ def test_texts_that_are_tokenized_already_have_the_same_vectors(folder: Path) ->
     assert encoder.encode([]).shape == (0, encoder.dim)
 
 
-def test_encoding_with_gradient_gives_the_same_vectors_and_reaches_the_weights(folder: Path) -> None:
-    encoder = Encoder(str(folder))
+def test_encoding_with_gradient_gives_the_same_vectors_and_reaches_the_weights(stand_in: Path) -> None:
+    encoder = Encoder(str(stand_in))
     for tokens_per_batch in (64, 8192):
         encoder.zero_grad()
         vectors = encoder.encode_with_gradient(encoder.token_ids(TEXTS), tokens_per_batch)
@@ -131,7 +136,7 @@ def test_the_limit_is_the_smaller_of_tokenizer_and_position_table(stand_in: Path
         Encoder(str(stand_in), max_tokens=129)
 
 
-@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+@EACH
 def test_a_saved_encoder_loads_in_transformers_and_sentence_transformers(
     folder: Path, tmp_path: Path, similarity: str
 ) -> None:
@@ -165,17 +170,3 @@ def test_weights_that_a_folder_lacks_are_the_same_at_every_load(stand_in: Path, 
         encoder.backbones[0].get_input_embeddings().weight[5, 0] += 1e-3
     encoder.save(tmp_path / "other")
     assert weights_sha256(tmp_path / "other") != digests[0]
-
-
-def test_batches_cover_every_row_once_within_the_budget_longest_first() -> None:
-    rng = np.random.default_rng(0)
-    for budget in (1, 50, 300):
-        lengths = rng.integers(1, 60, size=40).tolist()
-        batches = list(token_budget_batches(lengths, budget))
-        assert sorted(row for batch in batches for row in batch) == list(range(40))
-        in_order = [lengths[row] for batch in batches for row in batch]
-        assert in_order == sorted(lengths, reverse=True)
-        for batch in batches:
-            assert len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= budget
-    assert list(token_budget_batches([2, 5, 2, 5], 10)) == [[1, 3], [0, 2]]  # equals in the order given
-    assert list(token_budget_batches([], 10)) == []

@@ -12,12 +12,11 @@ from tokenizers import AddedToken, Regex, normalizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast, masking_utils
 
 from replug.config.errors import UserError
-from replug.models.black_box_lm import ContinuationScore, ScoreCall, UnscorableText, pieces
+from replug.models.black_box_lm import ContinuationScore, ScoreCall, pieces
 from replug.models.generation import GenerationOptions
-from replug.models.local import hf_lm
+from replug.models.lm_source import GivenSource
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.output_layer import continuation_positions
-from replug.models.local.stand_in_lm import StandInLM, StandInSource
+from replug.models.local.stand_in_lm import StandInLM
 from replug.models.model_files import load_lm_tokenizer
 from replug.models.pair_tokens import (
     PairIds,
@@ -240,106 +239,34 @@ def bits(scores: Sequence[ContinuationScore]) -> list[bytes]:
     return [score.token_logprobs.tobytes() for score in scores]
 
 
-@pytest.mark.parametrize("opening", [None, "", "the cat"])
-def test_scores_are_those_of_pairs_that_were_tokenized_one_by_one(lm, monkeypatch, opening: str | None) -> None:
-    prefixes, continuations = zip(*HARD, strict=True)
-    prefixes = [f"the cat{prefix}" for prefix in prefixes] if opening else list(prefixes)
-    together = bits(lm.score(prefixes, continuations, opening=opening))
-    apart = lm.tokenize(prefixes, continuations, opening=opening)
-    assert bits(lm.launch(apart).result()) == together
-    monkeypatch.setattr(hf_lm, "pairs_token_ids", pair_by_pair)
-    assert bits(lm.score(prefixes, continuations, opening=opening)) == together
-
-
-def test_empty_texts_are_refused_before_the_device_is_asked(lm) -> None:
-    with pytest.raises(UnscorableText, match="continuation 1 is empty"):
-        lm.tokenize(["a", "b"], [" c", ""])
-
-
-def test_positions_are_those_before_each_token_of_a_continuation() -> None:
-    row, position, target = continuation_positions([([7], [1, 2]), ([7, 8, 9], [3]), ([5, 6], [4, 4, 4])])
-    assert row.tolist() == [0, 0, 1, 2, 2, 2]
-    assert position.tolist() == [0, 1, 2, 1, 2, 3]
-    assert target.tolist() == [1, 2, 3, 4, 4, 4]
-
-
 # A replica --------------------------------------------------------------------------------------------------------
 
 TWO_CALLS = [[ScoreCall(["a b"], [" b"])], [ScoreCall(["c d"], [" d"])]]
 ONE_CALL = [[unit for units in TWO_CALLS for unit in units]]
 
 
-class SlowLM(StandInLM):
-    """Says what happens to it, and stays at its first call until the second is tokenized."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.events: list[tuple[str, str]] = []
-        self.second_is_tokenized = threading.Event()
-        self.computes_in: set[str] = set()
-
-    def tokenize(self, prefixes, continuations, *, opening=None) -> TokenizedCall:
-        self.events.append(("tokenized", prefixes[0]))
-        if len(self.events) > 1:
-            self.second_is_tokenized.set()
-        pairs = zip(prefixes, continuations, strict=True)
-        return TokenizedCall([(list(p.encode()), list(c.encode())) for p, c in pairs], [])
-
-    def launch(self, call: TokenizedCall) -> "Future[list[ContinuationScore]]":
-        assert self.second_is_tokenized.wait(60), "the next call was not tokenized while the device was at this one"
-        self.computes_in.add(threading.current_thread().name)
-        texts = [(bytes(p).decode(), bytes(c).decode()) for p, c in call.pairs]
-        return self.pending(self.score([p for p, _ in texts], [c for _, c in texts]))
-
-    def pending(self, scores: list[ContinuationScore]) -> "Future[list[ContinuationScore]]":
-        done: Future[list[ContinuationScore]] = Future()
-        done.set_result(scores)
-        return done
-
-
-def test_a_replica_tokenizes_the_next_call_while_its_device_is_at_one() -> None:
-    replica, slow = Scorer(StandInSource(), threads=1), SlowLM()
-    replica._lms = [slow]
-    with ThreadPoolExecutor(2) as calls:  # as many as a pool gives it at once
-        answers = [answer for some in calls.map(replica.score, TWO_CALLS) for answer in some]
-    plain = StandInLM()
-    assert [bits(answer.scores) for answer in answers] == [
-        bits(plain.score(["a b"], [" b"])),
-        bits(plain.score(["c d"], [" d"])),
-    ]
-    assert {name.rpartition("_")[0] for name in slow.computes_in} == {"device"} and len(slow.computes_in) == 1
-    assert all(answer.tokens == 3 for answer in answers)
-
-
-def test_what_tokenizing_refuses_reaches_the_caller_and_the_next_call_is_answered(lm) -> None:
-    replica = Scorer(StandInSource(), threads=1)
-    replica._lms = [lm]
-    with pytest.raises(UnscorableText, match="continuation 0 is empty"):
-        replica.score([ScoreCall(["a"], [""])])
-    [answer] = replica.score([ScoreCall(["a"], [" b"])])
-    assert bits(answer.scores) == bits(lm.score(["a"], [" b"]))
-
-
-class BehindLM(SlowLM):
+class BehindLM(StandInLM):
     """A device whose first call ends when the second has been launched."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.second_is_tokenized.set()
         self.launched: list[Future] = []
 
-    def pending(self, scores: list[ContinuationScore]) -> "Future[list[ContinuationScore]]":
-        under_way: Future[list[ContinuationScore]] = Future()
-        self.launched.append(under_way)
+    def tokenize(self, prefixes, continuations, *, opening=None) -> TokenizedCall:
+        return TokenizedCall([([prefixes[0]], [continuations[0]])], [])  # texts for tokens
+
+    def launch(self, call: TokenizedCall) -> "Future[list[ContinuationScore]]":
+        scores = self.score(*map(list, call.pairs[0]))
+        self.launched.append(Future())
         if len(self.launched) == 2:
-            for call in self.launched:
-                threading.Timer(0.2 if call is under_way else 0.1, call.set_result, [scores]).start()
-        return under_way
+            for seconds, under_way in zip((0.1, 0.2), self.launched, strict=True):
+                threading.Timer(seconds, under_way.set_result, [scores]).start()
+        return self.launched[-1]
 
 
 @pytest.mark.parametrize("asked", [TWO_CALLS, ONE_CALL], ids=["two calls", "two units of one call"])
 def test_a_replica_launches_the_next_unit_behind_the_one_that_its_device_is_at(asked: list[list[ScoreCall]]) -> None:
-    replica, behind = Scorer(StandInSource(), threads=1), BehindLM()
+    replica, behind = Scorer(GivenSource(StandInLM()), threads=1), BehindLM()
     replica._lms = [behind]
     with ThreadPoolExecutor(2) as calls:
         answers = [answer for some in calls.map(replica.score, asked) for answer in some]

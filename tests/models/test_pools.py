@@ -18,8 +18,8 @@ import torch
 from replug.cluster.actor_pool import ActorPool, ActorPoolError, is_device_fault
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, ScoreCall, UnscorableText, sum_of
 from replug.models.generation import GenerationOptions
-from replug.models.local.given_lm import GivenSource
-from replug.models.local.stand_in_lm import StandInLM, StandInSource
+from replug.models.lm_source import GivenSource
+from replug.models.local.stand_in_lm import StandInLM
 from replug.models.scorer_pool import Scorer, ScorerPool
 from tests.support.lm_answers import texts_of
 
@@ -47,13 +47,6 @@ class Worker:
 
 def make_pool(size: int, **options: float) -> ActorPool:
     return ActorPool(lambda number: ray.remote(Worker).options(num_cpus=0).remote(), size, "worker", **options)
-
-
-def test_results_come_back_to_whoever_asked():
-    pool = make_pool(2)
-    futures = [pool.submit("square", x, 0.01) for x in range(20)]
-    assert [future.result(300) for future in futures] == [x * x for x in range(20)]
-    pool.close()
 
 
 def test_killed_replicas_lose_no_work():
@@ -106,7 +99,7 @@ def test_closing_ends_what_is_open_with_an_error():
 @pytest.fixture(scope="module")
 def scorers(ray_session: None) -> Iterator[ScorerPool]:
     """Two replicas for all tests that end none; each call takes 0.3 s, so that both get some."""
-    pool = ScorerPool(StandInSource(0.3), num_replicas=2, threads=1)
+    pool = ScorerPool(GivenSource(StandInLM(0.3)), num_replicas=2, threads=1)
     yield pool
     pool.close()
 
@@ -135,7 +128,7 @@ class OtherLM(StandInLM):
 
 
 def test_a_replica_holds_a_second_lm_whose_answers_are_its_own():
-    pool = ScorerPool(StandInSource(), num_replicas=1, threads=1, second=GivenSource(OtherLM()))
+    pool = ScorerPool(GivenSource(StandInLM()), num_replicas=1, threads=1, second=GivenSource(OtherLM()))
     assert pool.second is not None and (pool.identity, pool.second.identity) == (StandInLM.identity, "other")
     prefixes, continuations = ["a b c", "c d"], [" a b", " e"]
     for lm, alone in ((pool, StandInLM()), (pool.second, OtherLM())):
@@ -362,7 +355,7 @@ class CrampedLM(StandInLM):
 
 
 def test_halved_passes_are_counted_and_the_first_is_told(scorers: ScorerPool, caplog: pytest.LogCaptureFixture):
-    replica = Scorer(StandInSource(), threads=1)
+    replica = Scorer(GivenSource(StandInLM()), threads=1)
     replica._lms = [CrampedLM()]
     for answer in replica.score([ScoreCall(["a"] * rows, [" b"] * rows) for rows in (3, 2)]):
         scorers._note(answer)

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from replug.config.schema import LMConfig
 from replug.models.black_box_lm import AsyncLM
 from replug.models.lm_source import InProcessLM
-from replug.models.local.stand_in_lm import StandInLM, StandInSource
+from replug.models.local.stand_in_lm import StandInLM
 
 
 def source(lm: LMConfig) -> "ToySource | None":
@@ -25,7 +25,7 @@ class ToySource:
     roles = ()
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        return StandInSource().tokenizer()
+        return StandInLM().tokenizer
 
     def connect(self, budget_file=None, cache=None) -> None:
         """Nothing is elsewhere."""

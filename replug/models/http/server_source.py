@@ -197,11 +197,7 @@ class ServerSource:
     def __init__(self, lm: LMConfig) -> None:
         self._config = lm
         self._server: HttpLM | None = None
-        self._mark = ""
-
-    def prompted_by(self, mark: str) -> "ServerSource":
-        self._mark = mark
-        return self
+        self.mark = ""
 
     @property
     def identity(self) -> str:
@@ -221,7 +217,7 @@ class ServerSource:
         if cache is not None and self._config.score is Teacher.logprob:  # others have no fingerprint, but a name
             with closing(ScoreCache(cache)) as scores:
                 server.identity = scores.identity_like(server.model, server.fingerprint)
-        server.identity += self._mark
+        server.identity += self.mark
         self._server = server
 
     def open(self, lm: LMConfig) -> HttpLM:

@@ -10,7 +10,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -31,7 +30,7 @@ from replug.models.black_box_lm import (
 )
 from replug.models.ensemble import mix
 from replug.models.generation import Generated, GenerationOptions, before_stop
-from replug.models.local.local_source import LocalSource
+from replug.models.lm_source import GivenSource
 from replug.models.local.mixtures import TokenChooser, entropy
 
 if TYPE_CHECKING:
@@ -41,37 +40,9 @@ WORD = re.compile(r"\s*\S+|\s+")
 CACHE_SHARE = 0.5
 
 
-def source(lm: LMConfig) -> "StandInSource | None":
+def source(lm: LMConfig) -> GivenSource | None:
     name, _, seconds = (lm.path or "").partition(":")
-    return StandInSource(float(seconds or 0), lm.tokens_per_batch) if name == "stand_in" else None
-
-
-@dataclass(frozen=True, slots=True)
-class StandInSource(LocalSource):
-    """The stand-in, which needs no files."""
-
-    delay_seconds: float = 0.0
-    tokens_per_batch: int | None = None
-    mark: str = ""
-
-    @property
-    def identity(self) -> str:
-        return StandInLM.identity + self.mark
-
-    @property
-    def max_tokens(self) -> int | None:
-        return StandInLM.max_tokens
-
-    def tokenizer(self) -> "PreTrainedTokenizerBase":
-        from tokenizers import Tokenizer
-        from transformers import PreTrainedTokenizerFast  # seconds to import
-
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(word_tokenizer(WORD.pattern)))
-        tokenizer.backend_tokenizer.post_processor = None  # words and nothing else, as before it was wrapped
-        return tokenizer
-
-    def load(self, spread: bool = False) -> "StandInLM":
-        return StandInLM(self.delay_seconds)
+    return GivenSource(StandInLM(float(seconds or 0)), lm.tokens_per_batch) if name == "stand_in" else None
 
 
 class StandInLM:
@@ -87,6 +58,15 @@ class StandInLM:
     def __init__(self, delay_seconds: float = 0.0) -> None:
         self.delay_seconds = delay_seconds
         self.counts = PassCounts()
+
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        from tokenizers import Tokenizer
+        from transformers import PreTrainedTokenizerFast  # seconds to import
+
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(word_tokenizer(WORD.pattern)))
+        tokenizer.backend_tokenizer.post_processor = None  # words and nothing else, as before it was wrapped
+        return tokenizer
 
     def score(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0

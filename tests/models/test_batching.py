@@ -14,8 +14,8 @@ from replug.models.batching import (
     tokens_per_unit,
     units_of_similar_length,
 )
-from replug.models.local.local_source import HuggingFaceSource
-from replug.models.local.stand_in_lm import StandInSource
+from replug.models.lm_source import GivenSource, HuggingFaceSource
+from replug.models.local.stand_in_lm import StandInLM
 from replug.models.model_files import lm_shape
 from tests.support.tiny_lms import write_gpt2
 
@@ -60,7 +60,7 @@ def test_a_models_layers_and_width_are_read_from_its_configuration(tmp_path: Pat
     source = HuggingFaceSource(str(tmp_path))
     assert source.shape == LMShape(2, 32)
     assert (source.tokens_per_unit(on_gpu=True), source.tokens_per_unit(on_gpu=False)) == (32_768, 8192)
-    assert StandInSource(tokens_per_batch=20).tokens_per_unit(on_gpu=False) == 160
+    assert GivenSource(StandInLM(), 20).tokens_per_unit(on_gpu=False) == 160
 
 
 @pytest.mark.parametrize("continuation", [" end", " and the end"], ids=["choices", "texts"])
@@ -80,3 +80,17 @@ def test_choices_after_one_prefix_are_one_unit_and_cost_its_bytes_once() -> None
     units = units_of_similar_length(prefixes, [" A", " B", " C", " D"] * 4, 160)  # 640 bytes in a unit
     assert units == [list(range(8)), list(range(8, 16))]
     assert len(units_of_similar_length(prefixes, [" a longer text"] * 16, 160)) == 8
+
+
+def test_batches_cover_every_row_once_within_the_budget_longest_first() -> None:
+    rng = random.Random(0)
+    for budget in (1, 50, 300):
+        lengths = [rng.randint(1, 60) for _ in range(40)]
+        batches = list(token_budget_batches(lengths, budget))
+        assert sorted(row for batch in batches for row in batch) == list(range(40))
+        in_order = [lengths[row] for batch in batches for row in batch]
+        assert in_order == sorted(lengths, reverse=True)
+        for batch in batches:
+            assert len(batch) == 1 or len(batch) * max(lengths[row] for row in batch) <= budget
+    assert list(token_budget_batches([2, 5, 2, 5], 10)) == [[1, 3], [0, 2]]  # equals in the order given
+    assert list(token_budget_batches([], 10)) == []
