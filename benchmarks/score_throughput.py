@@ -25,8 +25,8 @@ from transformers import PreTrainedModel
 from benchmarks.machine import describe_machine
 from benchmarks.vllm_server import rates_of_vllm
 from benchmarks.workloads import Pairs, mixed_pairs
+from replug.models.architecture import use_cpu_attention
 from replug.models.batching import token_budget_batches
-from replug.models.fused_layers import use_cpu_attention
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import PairIds, pair_token_ids

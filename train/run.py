@@ -35,11 +35,11 @@ from replug.index_workers.service import IndexService
 from replug.index_workers.store_shard import require_store_of
 from replug.models.build import lm_source, load_encoder
 from replug.models.encoder import Encoder
+from replug.models.encoder_side import query_sample, require_known
 from replug.models.ensemble import can_fit
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, write_temperature
 from replug.models.hardware import check_gpus
 from replug.models.preparing import data_folder, prepared_set
-from replug.models.unknown_tokens import query_sample, require_known
 from replug.planning.stages import HELDOUT, INDEX, QUESTIONS_MADE, TRAINING, TUNED
 from replug.train.data_checks import check_data, check_texts
 from replug.train.development import DevResult, QuestionResult, Watch, describe_weights

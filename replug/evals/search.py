@@ -30,9 +30,9 @@ from replug.index_workers.service import IndexService
 from replug.index_workers.version_store import VersionStore
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder, QueryEncoder, require_finite_vectors
+from replug.models.encoder_side import require_known
 from replug.models.hardware import available_cores
 from replug.models.packaged import resolve_encoder_path
-from replug.models.unknown_tokens import require_known
 
 log = logging.getLogger(__name__)
 

@@ -66,7 +66,8 @@ class Encoder(nn.Module):
     default the folder's `truncate_dim`); the weights are the same. `temperature` is the ensemble's that was saved with
     the weights, or None; it is saved with them again.
 
-    `model` is the `SentenceTransformer`. A `task` is "query" or "document".
+    `model` is the `SentenceTransformer`. A `task` is "query" or "document"; `sides` are the modules, tokenizer and
+    prompt of each.
 
     >>> encoder = Encoder("package:minilm")  # or a run, a folder, a name on the hub
     >>> boat, ship, dog = encoder.encode(["a boat", "a ship", "a dog"])
@@ -105,7 +106,7 @@ class Encoder(nn.Module):
         self._chunk_tokens: int | None = None
         self.temperature = temperature_in(path)
         self.eval()
-        self.width, *others = (side.require_vector(self.similarity, path) for side in self._sides.values())
+        self.width, *others = (side.require_vector(self.similarity, path) for side in self.sides.values())
         if others != [self.width]:
             raise UserError(f"{KEY}: {path} makes vectors of {self.width} and {others[0]} numbers; expected one width")
         if query_path is not None:
@@ -115,7 +116,7 @@ class Encoder(nn.Module):
             self.temperature = queries.temperature or self.temperature
         elif self._needs_documents and (documents := document_encoder(path)) is not None:
             self._read_documents(path, documents, max_tokens)
-        for side in self._sides.values():
+        for side in self.sides.values():
             side.require_room()
         self.dims = self._searched_dims(dims, path)
         if device is not None:
@@ -125,7 +126,7 @@ class Encoder(nn.Module):
         """Make vectors by the modules of `model`."""
         self.model = model
         prompts: dict[str, str] = dict(model.prompts)  # type: ignore[arg-type]
-        self._sides = {task: Side(task, chain(model, task), prompts.get(task, "")) for task in TASKS}
+        self.sides = {task: Side(task, chain(model, task), prompts.get(task, "")) for task in TASKS}
 
     def _set_prompts(self, query: str | None, document: str | None, path: str) -> None:
         """Set the prompts that are given, or else the folder's."""
@@ -140,7 +141,7 @@ class Encoder(nn.Module):
 
     def _limit_tokens(self, max_tokens: int, path: str) -> None:
         """Cut documents at `max_tokens`, and queries there at most; it is saved, so that others cut texts alike."""
-        queries, documents = self._sides.values()
+        queries, documents = self.sides.values()
         most = most_tokens(documents.backbone)
         if not 0 < max_tokens <= most:
             raise UserError(f"retriever.max_tokens is {max_tokens}, but {path} holds at most {most} tokens")
@@ -169,55 +170,38 @@ class Encoder(nn.Module):
     @property
     def is_pair(self) -> bool:
         """Return whether queries have modules of their own."""
-        return self.modules_of("query") != self.modules_of("document")
+        return self.sides["query"].modules != self.sides["document"].modules
 
     @property
     def pooling(self) -> str:
         """Return the modules behind the transformer, in words, by which an index knows them."""
-        own = self.describe("document")
-        return f"{own}; queries {self.describe('query')}" if self.is_pair else own
-
-    def describe(self, task: str) -> str:
-        """Return a task's modules in words."""
-        return self._sides[task].describe(self.similarity)
+        queries, documents = (side.describe(self.similarity) for side in self.sides.values())
+        return f"{documents}; queries {queries}" if self.is_pair else documents
 
     def prompt(self, task: str) -> str:
         """Return what stands before each query, or before each document."""
-        return self._sides[task].prompt
-
-    def modules_of(self, task: str) -> list[nn.Module]:
-        """Return the modules that make a task's vectors: a Transformer, a Pooling, and what follows."""
-        return self._sides[task].modules
+        return self.sides[task].prompt
 
     @property
     def backbones(self) -> list[PreTrainedModel]:
         """Return the model of documents, and behind it that of queries if they have their own."""
-        queries, documents = (side.backbone for side in self._sides.values())
+        queries, documents = (side.backbone for side in self.sides.values())
         return [documents] if queries is documents else [documents, queries]
 
     @property
     def device(self) -> torch.device:
         """Return where the models are."""
-        return self._sides["document"].device
-
-    @property
-    def device_kind(self) -> str:
-        """Return "cpu" or "cuda", by which sizes of passes differ."""
-        return self._sides["document"].device_kind
-
-    def tokenizer_of(self, task: str) -> PreTrainedTokenizerBase:
-        """Return a task's tokenizer, whose `model_max_length` is its token limit."""
-        return self._sides[task].tokenizer
+        return self.sides["document"].device
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the tokenizer of documents."""
-        return self.tokenizer_of("document")
+        return self.sides["document"].tokenizer
 
     @property
     def max_tokens(self) -> int:
         """Return how many tokens of a document are read, its prompt included."""
-        return self._sides["document"].max_tokens
+        return self.sides["document"].max_tokens
 
     @cached_property
     def token_rule(self) -> TokenIds:
@@ -227,17 +211,13 @@ class Encoder(nn.Module):
 
     def token_ids(self, texts: Sequence[str], task: str = "document") -> list[np.ndarray]:
         """Return the ids of each text behind the task's prompt, special tokens included, cut at the token limit."""
-        return self._sides[task].token_ids(texts, self.prompt(task))
+        return self.sides[task].token_ids(texts, self.prompt(task))
 
     def document_ids(self, corpus: CorpusStore, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Return token ids of documents: as they were prepared for this tokenizer and prompt, or from their texts."""
         if corpus.tokens_by is not None and corpus.tokens_by == self.token_rule.fingerprint:
             return corpus.token_ids(rows)
         return self.token_ids(corpus.texts(rows))
-
-    def is_cut(self, text: str, task: str) -> bool:
-        """Return whether only the beginning of a text, behind the task's prompt, is read."""
-        return self._sides[task].is_cut(text)
 
     def encode(
         self, texts: Sequence[str], tokens_per_batch: int | None = None, prompt_name: str | None = None
@@ -256,7 +236,7 @@ class Encoder(nn.Module):
             raise UserError(
                 "this retriever has one encoder for queries and one for documents: use encode_query or encode_document"
             )
-        side = self._sides["query" if prompt_name == "query" else "document"]
+        side = self.sides["query" if prompt_name == "query" else "document"]
         prompt = (prompts[name] if name is not None else "") or ""
         return self._encode(side, side.token_ids(texts, prompt), prompt, tokens_per_batch)
 
@@ -276,7 +256,7 @@ class Encoder(nn.Module):
         autocast: bool = False,
     ) -> Tensor:
         """Encode tokenized texts, as `token_ids` returns them."""
-        return self._encode(self._sides[task], ids, self.prompt(task), tokens_per_batch, autocast)
+        return self._encode(self.sides[task], ids, self.prompt(task), tokens_per_batch, autocast)
 
     def _encode(
         self, side: Side, ids: Sequence[np.ndarray], prompt: str, tokens_per_batch: int | None, autocast: bool = False
@@ -284,7 +264,7 @@ class Encoder(nn.Module):
         if not ids:
             return torch.empty(0, self.dim)
         left_out = side.left_out(prompt)
-        batches = list(side.batches(ids, tokens_per_batch or ENCODER_TOKENS[self.device_kind]))
+        batches = list(side.batches(ids, tokens_per_batch or ENCODER_TOKENS[side.device_kind]))
         parts: list[Tensor] = [torch.empty(0)] * len(batches)
 
         def fill(number: int) -> None:
@@ -292,7 +272,7 @@ class Encoder(nn.Module):
                 whole = side.vectors([ids[row] for row in batches[number]], left_out)
                 parts[number] = first_numbers(whole, self.dims, self.similarity)
 
-        if self.device_kind == "cpu":
+        if side.device_kind == "cpu":
             one_per_thread(fill, len(batches))
         else:
             for number in range(len(batches)):
@@ -303,7 +283,8 @@ class Encoder(nn.Module):
         self, ids: Sequence[np.ndarray], tokens_per_batch: int | None = None, task: str = "document"
     ) -> Tensor:
         """Encode tokenized texts with gradient: whole vectors, whatever `dims` is, on the encoder's device."""
-        side, default = self._sides[task], ENCODER_TOKENS_WITH_GRADIENT[self.device_kind]
+        side = self.sides[task]
+        default = ENCODER_TOKENS_WITH_GRADIENT[side.device_kind]
         batches = list(side.batches(ids, tokens_per_batch or self._chunk_tokens or default))
         left_out = side.left_out(side.prompt)
         # With chunks the loss is of all vectors and activations are of one chunk at a time: the backward pass computes
@@ -342,7 +323,7 @@ class Encoder(nn.Module):
         """Move or cast, but keep the modules behind the transformer in float32: they cost nothing beside it."""
         super().to(*args, **kwargs)
         for task in TASKS:
-            for module in self.modules_of(task)[1:]:
+            for module in self.sides[task].modules[1:]:
                 module.float()
         return self
 
@@ -354,7 +335,7 @@ class Encoder(nn.Module):
                 f"{self.width}; expected the two encoders of one retriever"
             )
         self.model.prompts["query"] = queries.prompt("query")
-        self._use(joined(queries.modules_of("query"), self.modules_of("document"), self.model))
+        self._use(joined(queries.sides["query"].modules, self.sides["document"].modules, self.model))
 
     def _read_documents(self, path: str, known: DocumentEncoder, max_tokens: int | None) -> None:
         """Load the encoder of documents that the tuned queries of `path` belong to."""
@@ -375,7 +356,7 @@ class Encoder(nn.Module):
                 f"{KEY}: {path} holds tuned queries, and {known.path} has other weights, modules or another prompt now "
                 f"than when it encoded their documents; {mend}"
             )
-        self._use(joined(self.modules_of("query"), documents.modules_of("document"), self.model))
+        self._use(joined(self.sides["query"].modules, documents.sides["document"].modules, self.model))
 
     def require_documents_of(self, queries: "Encoder", path: str) -> None:
         """Raise UserError where the tuned queries of `path` belong to documents of another encoder than this one."""
@@ -393,11 +374,12 @@ class Encoder(nn.Module):
         """Return a hash of what makes documents' vectors: modules, prompt and weights, whatever files hold them."""
         weights = (
             (f"{place}.{name}", weight)
-            for place, module in enumerate(self.modules_of("document"))
+            for place, module in enumerate(self.sides["document"].modules)
             for name, weight in module.named_parameters()
             if "pooler" not in name.split(".")  # drawn where files lack it, and of no use
         )
-        return json_sha256([self.describe("document"), self.prompt("document"), numbers_sha256(weights)])
+        side = self.sides["document"]
+        return json_sha256([side.describe(self.similarity), side.prompt, numbers_sha256(weights)])
 
     def split(self) -> None:
         """Give queries modules of their own, which begin with the same weights. A pair stays as it is."""
@@ -407,7 +389,7 @@ class Encoder(nn.Module):
     def freeze(self, task: str) -> None:
         """Freeze one side of a pair."""
         assert self.is_pair, "split it first"
-        for module in self.modules_of(task):
+        for module in self.sides[task].modules:
             module.requires_grad_(False)
 
     def save(self, folder: Path, documents: DocumentEncoder | None = None) -> None:
@@ -417,10 +399,10 @@ class Encoder(nn.Module):
         Adapters are merged into the weights, and kept beside them as well.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        queries, model = self.modules_of("query"), self.model
-        backbones = {f"{task}_": side.backbone for task, side in self._sides.items()}
+        queries, model = self.sides["query"].modules, self.model
+        backbones = {f"{task}_": side.backbone for task, side in self.sides.items()}
         if documents is not None or not self.is_pair:
-            backbones = {"": self._sides["query"].backbone}
+            backbones = {"": self.sides["query"].backbone}
         if documents is not None:
             model = joined(queries, queries, self.model)
         save_adapters(backbones, folder)

@@ -24,8 +24,7 @@ from replug.config.errors import UserError
 from replug.config.paths import SETTINGS_FILE, TUNED_QUERIES
 from replug.data.files import write_json
 from replug.data.folder import CHECKSUMS, add_checksum, require_checksums
-from replug.models.attention_masks import trust_given_masks
-from replug.models.fused_layers import use_fused_gelu
+from replug.models.architecture import trust_given_masks, use_fused_gelu
 from replug.models.model_files import (
     REPORTED,
     drop_unknown_tokens,
@@ -154,19 +153,18 @@ def joined(
     """Return one model of two chains, with the prompts of `source`: a `Router` unless they are the same modules."""
     routes: tuple[Any, Any] = list(queries), list(documents)
     prompts: Any = dict(source.prompts)
+    # Without a default route: a text whose task is not said is refused, not taken for a document.
+    is_pair = routes[0] != routes[1]
     return SentenceTransformer(
-        modules=routes[1] if routes[0] == routes[1] else [_router(*routes)],
+        modules=[Router.for_query_document(*routes, default_route=None, allow_empty_key=False)]
+        if is_pair
+        else routes[1],
         device="cpu",
         prompts=prompts,
         default_prompt_name=source.default_prompt_name,
         similarity_fn_name=source.similarity_fn_name,
         truncate_dim=source.truncate_dim,
     )
-
-
-def _router(queries: list[Any], documents: list[Any]) -> Router:
-    """Return a pair without a default route: a text whose task is not said is refused, not taken for a document."""
-    return Router.for_query_document(queries, documents, default_route=None, allow_empty_key=False)
 
 
 def most_tokens(model: PreTrainedModel) -> int:

@@ -3,10 +3,14 @@
 Texts are tokenized here and not by sentence-transformers, so that ids may be kept for a corpus. Batches hold texts of
 similar length within a budget of padded tokens, and follow from the texts alone. Modules behind the transformer compute
 in float32.
+
+A tokenizer reads all that it does not know as one token, and so as one vector: a WordPiece vocabulary of English reads
+a Thai text, which writes no word apart, as a single unknown token. Encoders that know too little are named or refused.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,13 +18,24 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from replug.config.errors import UserError
+from replug.data.store import CorpusStore, PreparedSet
 from replug.data.tokenizing import cut_ids
 from replug.models.batching import padded_length, token_budget_batches
 from replug.models.black_box_lm import require_texts
 from replug.models.encoder_files import KEY, in_words
 from replug.models.hardware import to_device
 from replug.models.model_files import longrope_limit
-from replug.models.unknown_tokens import warn_of_unknown
+
+if TYPE_CHECKING:
+    from replug.models.encoder import Encoder
+
+log = logging.getLogger(__name__)
+
+WORTH_A_WORD, MOST = 0.1, 0.5  # shares of the tokens
+TEXTS = {"query": "queries", "document": "documents"}  # of a task
+LEAST_TOKENS = 1000  # of a real vocabulary: a stand-in's knows the words of its own texts alone
+NUM_TEXTS = 256  # of a corpus, evenly spread
+_warned: set[tuple[str, str]] = set()  # tokenizers and tasks: a run loads its encoder several times
 
 
 class Side:
@@ -178,4 +193,46 @@ class Side:
             raise UserError(
                 f"retriever.max_tokens: {path} reads a batch with a text beyond {limit} tokens by other frequencies "
                 f"(longrope), but would read {self.max_tokens}; set it to {limit} at most"
+            )
+
+
+def unknown_share(tokenizer: PreTrainedTokenizerBase, ids: Sequence[np.ndarray]) -> float:
+    """Return the share of unknown ones among the tokens of texts, without those that the tokenizer adds."""
+    unknown = tokenizer.unk_token_id
+    if unknown is None or not ids or len(tokenizer) < LEAST_TOKENS:
+        return 0.0
+    tokens = np.concatenate(ids)
+    num = int((tokens == unknown).sum())
+    added = np.isin(tokens, [i for i in tokenizer.all_special_ids if i != unknown]).sum() if num else 0
+    return num / max(1, len(tokens) - int(added))
+
+
+def warn_of_unknown(tokenizer: PreTrainedTokenizerBase, ids: Sequence[np.ndarray], task: str) -> None:
+    """Warn once in a process of an encoder that does not know a tenth of what it reads."""
+    name = tokenizer.name_or_path
+    if (name, task) not in _warned and (share := unknown_share(tokenizer, ids)) > WORTH_A_WORD:
+        _warned.add((name, task))
+        log.warning(
+            f"the tokenizer of {name} does not know {share:.0%} of the tokens of {TEXTS[task]}: unlike words are one "
+            "to it; an encoder of their language knows them"
+        )
+
+
+def query_sample(data: PreparedSet) -> list[str]:
+    """Return queries of a set, evenly spread."""
+    rows = np.unique(np.linspace(0, len(data.queries) - 1, NUM_TEXTS).astype(int))
+    return [example.query for example in data.queries.examples(rows)]
+
+
+def require_known(encoder: "Encoder", corpus: CorpusStore | None, queries: Sequence[str], path: str) -> None:
+    """Raise UserError where the encoder at `path` knows fewer than half of the tokens of documents or of queries."""
+    texts: dict[str, Sequence[str]] = {"query": queries[:NUM_TEXTS]}
+    if corpus is not None and corpus.url is None:  # a store gives no row before a search
+        texts["document"] = corpus.texts(np.unique(np.linspace(0, len(corpus) - 1, NUM_TEXTS).astype(int)))
+    for task, some in texts.items():
+        share = unknown_share(encoder.sides[task].tokenizer, encoder.token_ids(some, task))
+        if share > MOST:
+            raise UserError(
+                f"retriever.path: the tokenizer of {path} does not know {share:.0%} of the tokens of "
+                f"{TEXTS[task]}, so unlike texts have one vector; expected an encoder of their language"
             )

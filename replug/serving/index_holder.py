@@ -76,7 +76,7 @@ class ServedIndex:
 
     def is_cut(self, text: str, side: Side) -> bool:
         """Return whether the encoder reads only the beginning of a text."""
-        return self.retriever.encoder.is_cut(text, side)
+        return self.retriever.encoder.sides[side].is_cut(text)
 
 
 def open_served_index(root: Path, temperature: float | None = None) -> ServedIndex:

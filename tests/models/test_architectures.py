@@ -17,11 +17,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from replug.models.architecture import tried
 from replug.models.black_box_lm import Mixture
 from replug.models.generation import GenerationOptions
 from replug.models.local.decoding import CacheUse
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.probing import tried
 from tests.support.architectures import LEFT_OUT, LIMIT, MAX_TOKENS, write_architecture
 
 LETTERS = "qzjxvk"  # one token each: no merges
@@ -37,10 +37,6 @@ EVERY_DAY: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3 with longrope": ("phi3", {"rope_parameters": LONGROPE}),
     "phimoe with longrope": ("phimoe", {"rope_parameters": LONGROPE}),
     "llama with dynamic rope": ("llama", {"rope_parameters": DYNAMIC}),
-    "qwen3_5_text": ("qwen3_5_text", {}),  # linear attention beside full attention
-    "llama4_text": ("llama4_text", {}),  # attention in chunks
-    "deepseek_v32": ("deepseek_v32", {}),  # an indexer that reads the mask
-    "gemma4_text": ("gemma4_text", {}),  # layers with different numbers of heads
 }
 FAMILIES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - LEFT_OUT)
 

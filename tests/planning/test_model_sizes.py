@@ -87,7 +87,7 @@ def test_the_width_is_that_of_the_encoder_itself(tmp_path: Path, pooling: dict, 
         write_chain(tmp_path, pooling, layers)
     found, encoder = encoder_size(str(tmp_path)), Encoder(str(tmp_path))
     assert (found.dim, plain.dim) == (encoder.width, WIDTH)
-    modules = encoder.modules_of("document")[1:]
+    modules = encoder.sides["document"].modules[1:]
     dense = sum(weight.numel() for part in modules for weight in part.parameters() if weight.dim() == 2)
     assert found.parameters - plain.parameters == dense
 

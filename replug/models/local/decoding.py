@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from replug.models.architecture import probe_ids, same_direction, tried
 from replug.models.black_box_lm import PassCounts
 from replug.models.local.output_layer import target_logprobs
-from replug.models.probing import probe_ids, same_direction, tried
 
 # Nats by which log-probs may differ with and without padding, on average by the tokens' probabilities.
 TOLERANCE_NATS, TOLERANCE_NATS_HALF_PRECISION = 0.01, 0.15

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from replug.config.errors import RunError
-from replug.models.attention_masks import no_cache
+from replug.models.architecture import is_out_of_memory, no_cache, tried, use_cpu_attention, use_fused_gelu
 from replug.models.batching import even_batches, padded_groups, tokens_per_pass
 from replug.models.black_box_lm import (
     ContinuationScore,
@@ -27,7 +27,6 @@ from replug.models.black_box_lm import (
     pieces,
     require_texts,
 )
-from replug.models.fused_layers import use_cpu_attention, use_fused_gelu
 from replug.models.generation import Generated, GenerationOptions, stop_texts
 from replug.models.hardware import HostCopy, to_device
 from replug.models.local.decoding import (
@@ -66,7 +65,6 @@ from replug.models.pair_tokens import (
     prompts_token_ids,
     reading_pair,
 )
-from replug.models.probing import is_out_of_memory, tried
 
 log = logging.getLogger(__name__)
 

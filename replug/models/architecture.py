@@ -1,22 +1,63 @@
-"""Layers of transformers in fewer operations: the tanh form of GELU, and causal attention on a CPU.
+"""Change transformers' layers in place where that saves time, and try on a model what its architecture can do.
 
-Many models write the formula of GELU (Hendrycks & Gimpel 2016) out: eight operations on the widest tensor of a layer.
-torch's one kernel computes it in one pass, in float32 within. torch's fused attention takes a fifth of a small LM's
-time on a CPU. Two plain products and a softmax, in blocks that stay in the processor's cache, take half of that. What
-is not simply causal (windows, masks, biases) goes to torch's attention, with its mask.
+**Fused layers.** Many models write the formula of GELU (Hendrycks & Gimpel 2016) out: eight operations on the widest
+tensor of a layer. torch's one kernel computes it in one pass, in float32 within. torch's fused attention takes a fifth
+of a small LM's time on a CPU. Two plain products and a softmax, in blocks that stay in the processor's cache, take half
+of that. What is not simply causal (windows, masks, biases) goes to torch's attention, with its mask.
+
+**Masks.** transformers asks a GPU whether it may leave a mask out, and whether positions tell of several texts in one
+row; each question makes the host wait for all that was launched. Callers pass a mask only if it hides something.
+
+**Probes.** A probe is a small question to transformers' code, since none of 200 architectures says what it can do. Any
+error but one says no. That one is memory that is spent: it says nothing of the architecture.
 """
 
-from typing import Any
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.activations import AccurateGELUActivation, FastGELUActivation, GELUTanh, NewGELUActivation
+from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.models.bloom.modeling_bloom import BloomGelu
 
-from replug.models.probing import probe_ids, same_direction, tried
+log = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
+
+
+def tried(probe: Callable[[], Found], otherwise: Found) -> Found:
+    """Return what a probe finds on the model, or `otherwise` where the architecture cannot do what it tries."""
+    try:
+        return probe()
+    except Exception as error:  # foreign code, of 200 architectures, says no by any kind of error
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
+            raise
+        log.debug(f"{probe} says no: {type(error).__name__}: {error}")
+        return otherwise
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Return whether memory is spent: a CPU's allocator and CUDA's libraries have no error class of their own."""
+    signs = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
+
+
+def probe_ids(model: PreTrainedModel) -> list[int]:
+    """Return sixteen tokens from all over the vocabulary, whose beginning is often special."""
+    size = model.config.get_text_config().vocab_size
+    return [size * (i + 1) // 17 for i in range(16)]
+
+
+def same_direction(a: Tensor, b: Tensor) -> bool:
+    """Return whether states are equal up to rounding; what ignores the prefix, or its length, is below 0.95."""
+    return bool((torch.nn.functional.cosine_similarity(a.float(), b.float(), dim=-1) > 0.99).all())
+
 
 # Ways to write 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))); some round sqrt(2 / pi) to eight digits.
 WRITTEN_OUT = (NewGELUActivation, FastGELUActivation, AccurateGELUActivation, GELUTanh, BloomGelu)
@@ -35,7 +76,7 @@ def use_fused_gelu(model: nn.Module) -> int:
     return len(written_out)
 
 
-NAME = "replug_cpu"
+CPU_ATTENTION = "replug_cpu"
 POSITIONS_PER_BLOCK = 64  # more would compute more scores of later positions, fewer would make small products
 BLOCK_BYTES = 4 * 2**20  # of attention scores at a time
 
@@ -54,7 +95,7 @@ def use_cpu_attention(model: PreTrainedModel) -> None:
         return model(input_ids=ids, use_cache=False).logits
 
     expected = tried(logits, None)
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(CPU_ATTENTION)
     found = tried(logits, None)
     if expected is not None and (found is None or not same_direction(expected, found)):
         model.set_attn_implementation("sdpa")
@@ -121,7 +162,7 @@ def is_plain(module: nn.Module, attention_mask: Tensor | None, options: dict[str
     )
 
 
-def _mask(*arguments: Any, **options: Any) -> Tensor | None:
+def _causal_mask(*arguments: Any, **options: Any) -> Tensor | None:
     """None where a mask would say no more than: no position sees a later one. Else as for the fused attention."""
     plain = options.get("mask_function") is causal_mask_function and options.get("local_size") is None
     whole = options.get("kv_length") == options.get("q_length", 0) + int(options.get("q_offset", 0))
@@ -130,5 +171,50 @@ def _mask(*arguments: Any, **options: Any) -> Tensor | None:
     return sdpa_mask(*arguments, **options)
 
 
-AttentionInterface.register(NAME, blocked_attention)
-AttentionMaskInterface.register(NAME, _mask)
+AttentionInterface.register(CPU_ATTENTION, blocked_attention)
+AttentionMaskInterface.register(CPU_ATTENTION, _causal_mask)
+
+
+GIVEN_MASKS = "replug_given_mask"
+
+
+def trust_given_masks(model: PreTrainedModel) -> None:
+    """Switch an encoder with torch's fused attention to masks that are not looked at; others are left as they are."""
+    if model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(GIVEN_MASKS)
+
+
+def _given_mask(*arguments: Any, **options: Any) -> Tensor | None:
+    if options.get("attention_mask") is not None:
+        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return sdpa_mask(*arguments, **options)
+
+
+AttentionInterface.register(GIVEN_MASKS, sdpa_attention_forward)
+AttentionMaskInterface.register(GIVEN_MASKS, _given_mask)
+
+
+class NoCache(Cache):
+    """Hand keys and values through and keep none. A model that has a cache does not look for several texts in a row."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+
+@torch.inference_mode()
+def no_cache(model: PreTrainedModel) -> NoCache | None:
+    """Return what to give a causal LM as its cache; None where the architecture needs one of its own."""
+    ids = torch.tensor([probe_ids(model)], device=model.device)
+
+    def states(cache: NoCache | None) -> Tensor:
+        output: Tensor = model(input_ids=ids, past_key_values=cache, use_cache=False).logits
+        return output
+
+    expected, found = tried(partial(states, None), None), tried(partial(states, NoCache()), None)
+    is_same = expected is not None and found is not None and torch.allclose(expected, found)
+    return NoCache() if is_same else None
