@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
 
 from replug.config.errors import RunError, UserError
@@ -164,20 +163,6 @@ def test_the_answer_to_another_text_is_a_fault(
         assert bits(asked(server, api=api, tokenizer=folder).score(PREFIXES, CONTINUATIONS)) == RIGHT
 
 
-@pytest.mark.parametrize("with_ids", [False, True])
-def test_two_answers_in_one_packet_falsify_no_score(asked: Asked, tokenizer: str, with_ids: bool) -> None:
-    """The second waits in the connection for the next request, whose answer it is taken for."""
-
-    def twice(number: int, payload: dict) -> bytes:
-        good = http_answer(honest(payload, tokenizer))
-        return good + http_answer(honest({**payload, "prompt": payload["prompt"][::-1]}, tokenizer)) * (number == 0)
-
-    with RawServer(twice) as server:
-        lm = asked(server, tokenizer=tokenizer if with_ids else None)
-        for _ in range(3):
-            assert bits(lm.score(PREFIXES, CONTINUATIONS)) == RIGHT
-
-
 def altered(change: Callable[[dict], object]) -> Answer:
     """The honest answer, changed in place from the first request on."""
 
@@ -214,7 +199,7 @@ RAW_ANSWERS: dict[str, Answer] = {
 def test_an_answer_that_cannot_be_right_is_a_fault_that_ends_in_bounded_time(asked: Asked, name: str) -> None:
     begun = time.monotonic()
     with RawServer(RAW_ANSWERS[name]) as server:
-        lm = asked(server, timeout_seconds=2.0)
+        lm = asked(server, timeout_seconds=0.5)
         with pytest.raises(ServerError, match="did not answer rows 0 to 1 of a call in 2 attempts; last: ") as caught:
             lm.score(PREFIXES, CONTINUATIONS)
         assert len(str(caught.value)) < 700
@@ -230,15 +215,15 @@ def test_a_small_answer_does_not_grow_and_a_large_one_is_not_read(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_connection, "MAX_ATTEMPTS", 1)
+    bomb = gzip.compress(bytes(300 << 20), 1)
+    large = http_answer(b'{"choices": [' + b"[" * (30 << 20))
     before = peak_bytes()
-    bomb = gzip.compress(bytes(1 << 30), 1)
-    large = http_answer(b'{"choices": [' + b"[" * (100 << 20))
     for content in (http_answer(bomb, "Content-Encoding: gzip"), large):
         begun = time.monotonic()
         with RawServer(lambda n, p, content=content: content) as server, pytest.raises(ServerError):  # type: ignore[misc]
             asked(server, timeout_seconds=3.0).score(PREFIXES, CONTINUATIONS)
         assert time.monotonic() - begun < 30
-    assert peak_bytes() - before < 400 << 20  # what the test itself holds, and no gigabyte
+    assert peak_bytes() - before < 200 << 20  # beside what the test itself holds, and not the whole bomb
 
 
 def quoted_in_values(body: dict) -> None:
@@ -284,37 +269,19 @@ def test_the_listed_names_are_shown_for_an_unknown_one_without_the_key_and_witho
 CARD = MODELS["data"][0]
 LISTS: dict[str, tuple[object, int | None]] = {  # what GET /models answers, and the longest input by that
     "vLLM": ({"data": [CARD | {"max_model_len": 2048}]}, 2047),
-    "a length as text": ({"data": [CARD | {"max_model_len": "2048"}]}, 2047),
     "a length of null": ({"data": [CARD | {"max_model_len": None, "context_length": 4096}]}, 4095),
-    "lengths that are none": ({"data": [CARD | {"max_model_len": True}]}, None),
-    "a length of 0": ({"data": [CARD | {"max_model_len": 0}]}, None),
-    "an endless length": ({"data": [CARD | {"max_model_len": 10**30}]}, None),
-    "infinity": ({"data": [CARD | {"max_model_len": float("inf")}]}, None),
+    "an endless length": ({"data": [CARD | {"max_model_len": float("inf")}]}, None),
     "a word for a length": ({"data": [CARD | {"max_model_len": "many"}]}, None),
     "Together's bare list": ([CARD | {"context_length": 2048}], 2047),
     "Groq": ({"data": [CARD | {"context_window": 2048}]}, 2047),
-    "a BOM": (b"\xef\xbb\xbf" + json.dumps({"data": [CARD | {"max_model_len": 2048}]}).encode(), 2047),
-    "Ollama's names": ({"data": [{"id": f"{MODEL}:latest"}]}, None),
-    "paths": ({"data": [{"id": f"/models/{MODEL}.gguf"}], "models": [{"name": MODEL}]}, None),
-    "the first page": ({"data": [{"id": "a"}], "has_more": True}, None),
+    "another name": ({"data": [{"id": f"{MODEL}:latest"}]}, None),
     "null": ({"object": "list", "data": None}, None),
     "by name": ({"data": {MODEL: CARD}}, None),
-    "a number": (5, None),
     "names": ([MODEL], None),
     "no JSON": (b"<html>models</html>", None),
 }
 NO_ANSWER = "no answer"
-REFUSALS = [
-    "404 Not Found",
-    "405 Not Allowed",
-    "501 Not Implemented",
-    "403 Forbidden",
-    "400 Bad",
-    "500 Error",
-    "302 Found",
-    "429 Many",
-    "503 Busy",
-]
+REFUSALS = ["404 Not Found", "500 Error", "302 Found", "503 Busy"]
 
 
 @pytest.mark.parametrize("name", [*LISTS, *REFUSALS, NO_ANSWER])
@@ -328,27 +295,16 @@ def test_the_list_of_models_decides_nothing_and_adds_what_it_can(name: str, monk
         lm.close()
 
 
-def redirect(to: str, status: str = "308 Permanent Redirect") -> bytes:
-    return http_answer(b"", f"Location: {to}", status=status)
-
-
-def test_a_redirect_is_followed_to_the_same_server_only(asked: Asked, tokenizer: str) -> None:
-    def with_slash(number: int, payload: dict) -> bytes:
-        return redirect("/v1/completions/") if number % 2 == 0 else http_answer(honest(payload))
-
-    with RawServer(with_slash) as server:
-        assert bits(asked(server).score(PREFIXES, CONTINUATIONS)) == RIGHT
+def test_a_redirect_is_refused_with_the_address_that_it_names(asked: Asked) -> None:
     with (
         RawServer(lambda n, p: http_answer(honest(p))) as other,
-        RawServer(lambda n, p: redirect(f"{other.url}/completions?key={SECRET}", "301 Moved")) as server,
+        RawServer(
+            lambda n, p: http_answer(b"", f"Location: {other.url}/completions?key={SECRET}", status="301 Moved")
+        ) as server,
     ):
-        with pytest.raises(ServerError, match=rf"301 Moved; .* if you trust it, set lm.url={other.url}$"):
+        with pytest.raises(ServerError, match=rf"301 Moved; .* set lm.url={other.url}$"):
             asked(server).score(PREFIXES, CONTINUATIONS)
         assert other.requests == 0
-    with RawServer(lambda n, p: redirect("/v1/completions")) as server:
-        with pytest.raises(ServerError, match="308 Permanent Redirect"):
-            asked(server).score(PREFIXES, CONTINUATIONS)
-        assert server.requests == 1 + server_connection.MOST_REDIRECTS
 
 
 def refusing(status: str, *headers: str, **error: object) -> Answer:
@@ -366,10 +322,7 @@ def refusing(status: str, *headers: str, **error: object) -> Answer:
             r"asks to wait 1:00:00, too long \(lm.patience_minutes=15",
         ),
         (refusing("500 Error", "Retry-After: 7200"), r"asks to wait 2:00:00, too long"),
-        *(
-            (refusing(status), f"refuses the request: {status}")
-            for status in ("400 Bad", "404 None", "422 No", "501 No")
-        ),
+        (refusing("422 No"), "refuses the request: 422"),
     ],
 )
 def test_what_waiting_does_not_mend_is_not_waited_for(asked: Asked, answer: Answer, says: str) -> None:
@@ -381,15 +334,11 @@ def test_what_waiting_does_not_mend_is_not_waited_for(asked: Asked, answer: Answ
 
 WRONG_VALUES = {
     "what vLLM writes for minus infinity": -9999.0,
-    "below it": -1e4,
-    "the least float16": -65504.0,
-    "the least float32": -3.4028235e38,
     "minus infinity": -math.inf,
     "nan": math.nan,
     "null": None,
     "OpenVINO's mark of none": 1.0,
     "text": "-1.5",
-    "true": True,
 }
 
 
@@ -417,7 +366,7 @@ def test_a_number_that_stands_for_no_log_prob_is_no_score(asked: Asked, tokenize
             asked(server, api=api, tokenizer=folder).score(PREFIXES, CONTINUATIONS)
 
 
-@pytest.mark.parametrize("total", [0, None, "7", 10**400])
+@pytest.mark.parametrize("total", [0, "7", 10**400])
 def test_a_server_cannot_talk_the_budget_down_or_out(asked: Asked, tokenizer: str, total: object) -> None:
     for folder in (None, tokenizer):
         usage = {"usage": {"total_tokens": total}}
@@ -453,18 +402,6 @@ def test_a_server_that_comes_back_with_another_model_is_noticed_at_once() -> Non
         server.first_faults = server.requests + 1
         with pytest.raises(ServerError, match="is not the model that was probed"):
             lm.score(PREFIXES, CONTINUATIONS)
-        lm.close()
-
-
-def test_an_honest_server_is_looked_at_again_and_again_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replug.models.http.http_lm.REQUESTS_BETWEEN_LOOKS", 3)
-    with FaultServer() as server:
-        lm = connect(server_spec(server.url), RequestBudget(None))
-        before = server.requests
-        for _ in range(9):
-            assert bits(lm.score(PREFIXES, CONTINUATIONS)) == RIGHT
-        assert server.requests == before + 9 + 4  # a look is a request too
-        assert np.isfinite(lm.fingerprint).all()
         lm.close()
 
 

@@ -17,7 +17,6 @@ from replug.config.errors import RunError, UserError
 from replug.models.black_box_lm import ContinuationScore, Mixture
 from replug.models.generation import GenerationOptions
 from replug.models.http import connection as server_connection
-from replug.models.http import http_lm
 from replug.models.http.completions_api import (
     IllFormed,
     NoPromptLogprobs,
@@ -30,14 +29,12 @@ from replug.models.http.connection import ServerError
 from replug.models.http.http_lm import HttpLM, _check_same_tokens
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.http.server_source import connect
-from replug.models.local.stand_in_lm import WORD, StandInLM
+from replug.models.local.stand_in_lm import StandInLM
 from tests.support.fault_server import (
     THROTTLED,
     TRANSIENT,
     FaultServer,
-    continue_words,
     server_spec,
-    word_logprobs,
     write_word_tokenizer,
 )
 from tests.support.lm_answers import mixed, texts_of
@@ -116,21 +113,20 @@ def test_no_more_requests_are_open_than_allowed_and_connections_stay_open(opened
 def test_a_fault_that_passes_costs_one_more_attempt(opened: Opened, tokenizer: str, fault: str) -> None:
     prefixes, continuations = pairs(4)
     with FaultServer(first_faults=1, kinds=[fault], tokenizer=tokenizer) as server:
-        patience = 1.0 if fault in ("hang", "drip") else 60.0
+        patience = 0.5 if fault in ("hang", "drip") else 60.0
         lm = opened(server, tokenizer=tokenizer, timeout_seconds=patience)
         assert bits(lm.score(prefixes, continuations)) == bits(StandInLM().score(prefixes, continuations))
         attempts = 1 if fault == "reordered" else 2  # an order that the indices tell is no fault
-        is_late = patience == 1.0 and server.requests > attempts  # so may be the good answer on a busy machine
+        is_late = patience == 0.5 and server.requests > attempts  # so may be the good answer on a busy machine
         assert server.requests == attempts or is_late
         metrics = lm.metrics()
         assert (metrics["requests"], metrics["retries"]) == (server.requests, server.requests - 1)
 
 
-@pytest.mark.parametrize("fault", ["throttled_seconds", "throttled_until"])
-def test_it_waits_as_long_as_the_server_asks(opened: Opened, fault: str) -> None:
-    with FaultServer(first_faults=1, kinds=[fault], retry_after="2") as server:
+def test_it_waits_as_long_as_the_server_asks(opened: Opened) -> None:
+    with FaultServer(first_faults=1, kinds=["throttled_seconds"], retry_after="1") as server:
         opened(server).score(["a"], [" b"])
-    assert 0.9 < server.times[1] - server.times[0] < 30  # dates have whole seconds
+    assert 0.9 < server.times[1] - server.times[0] < 30
 
 
 def test_times_to_retry_are_read_from_seconds_and_dates_and_nonsense_is_none() -> None:
@@ -201,18 +197,6 @@ def test_a_server_that_is_away_is_waited_for_with_a_line_for_all_requests(
     lines = [line for line in caplog.messages if line.startswith(f"waiting for {server.url}: {says}; next attempt in ")]
     assert 1 <= len(lines) <= 10  # of 16 requests that wait four times and more
     assert all("more (lm.patience_minutes)" in line for line in lines) == (kind != "broken")
-
-
-def test_a_server_that_restarts_on_its_port_is_waited_for(opened: Opened) -> None:
-    prefixes, continuations = pairs(8)
-    with FaultServer() as server:
-        lm, port = opened(server, max_concurrency=4), server.port
-    waiting = lm.submit(prefixes, continuations)
-    time.sleep(0.5)
-    again = FaultServer()
-    again.port = port
-    with again:
-        assert bits(waiting.result(100)) == bits(StandInLM().score(prefixes, continuations))
 
 
 @pytest.mark.usefixtures("told_waits")
@@ -304,17 +288,6 @@ def test_the_key_is_sent_and_shown_nowhere(
     assert not any(SECRET in text for text in shown)
 
 
-def test_a_missing_or_wrong_key_names_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    with FaultServer(api_key=SECRET) as server:
-        for key, says in {"": "no key was sent: expected it in", "sk-wrong": "other than the one in"}.items():
-            monkeypatch.setenv("MY_KEY", key)
-            with pytest.raises(
-                UserError, match=rf"401 Unauthorized: .* {says} the environment variable MY_KEY"
-            ) as info:
-                connect(server_spec(server.url, api_key_env="MY_KEY"), RequestBudget(None))
-            assert "sk-wrong" not in str(info.value)
-
-
 @pytest.mark.parametrize("key", ["sk-1\n", "sk 1", "sk-…"])
 def test_a_key_that_no_header_may_hold_is_refused_without_quoting_it(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", key)
@@ -356,49 +329,6 @@ def test_generation_is_whole_in_order_and_ends_before_the_stop(opened: Opened, t
             assert server.payloads[-1]["stop"] == [" fin", "never"]
 
 
-def answers_of(prompts: list[str], number: int) -> list[tuple[str, float]]:
-    """What the server says after each prompt, and its log-prob (nats) there."""
-    said = [continue_words(WORD.findall(prompt), number) for prompt in prompts]
-    logprobs = [
-        sum(word_logprobs([*WORD.findall(prompt), *words])[-number:])
-        for prompt, words in zip(prompts, said, strict=True)
-    ]
-    return list(zip(("".join(words) for words in said), logprobs, strict=True))
-
-
-@pytest.mark.parametrize("with_ids", [False, True])
-def test_the_heaviest_answer_of_several_prompts_is_the_answer(opened: Opened, tokenizer: str, with_ids: bool) -> None:
-    prompts = ["red red blue", "boat boat the", "red red new", "red red of"]
-    weights = [0.1, 0.4, 0.1, 0.4]
-    red, boat, *_ = given = answers_of(prompts, 2)
-    assert [text for text, _ in given] == [" red fin", " boat fin", " red fin", " red fin"]
-    mass = sum(w * np.exp(logprob) for w, (text, logprob) in zip(weights, given, strict=True) if text == red[0])
-    assert mass > 0.4 * np.exp(boat[1])
-    with FaultServer(tokenizer=tokenizer if with_ids else None, first_faults=1) as server:
-        lm = opened(server, tokenizer=tokenizer if with_ids else None, timeout_seconds=0.5)
-        futures = [lm.submit_answer(Mixture(prompts, weights), GenerationOptions(2)) for _ in range(2)]
-        for future in futures:
-            found = future.result(100)
-            assert (found.text, found.num_tokens, found.num_prompts, found.prompt_tokens) == (" red fin", 2, 4, 12)
-            np.testing.assert_allclose(found.token_logprobs, [np.log(mass)], rtol=1e-5)
-            assert (found.mean_logprob, found.mean_entropy) == (pytest.approx(np.log(mass) / 2), None)
-        assert mixed(lm, prompts, [0, 1, 0, 0], GenerationOptions(2)).text == " boat fin"
-        assert mixed(lm, prompts, weights, GenerationOptions(2, stop=" fin")).text == " red"
-
-
-@pytest.mark.parametrize("said", [None, {"prompt_tokens": 0}], ids=str)
-def test_a_server_that_does_not_count_has_its_tokenizer_count_and_nobody_guesses(
-    opened: Opened, tokenizer: str, monkeypatch: pytest.MonkeyPatch, said: dict | None
-) -> None:
-    read = http_lm.api.read_generated
-    monkeypatch.setattr(http_lm.api, "read_generated", lambda body, **how: read(body | {"usage": said}, **how))
-    prompts, weights = ["red red blue", "red blue"], [0.5, 0.5]
-    for folder, counted in ((tokenizer, 5), (None, None)):
-        with FaultServer(tokenizer=folder) as server:
-            lm = opened(server, tokenizer=folder)
-            assert mixed(lm, prompts, weights, GenerationOptions(2)).prompt_tokens == counted
-
-
 def test_a_server_cannot_sample_and_must_say_how_likely_its_answers_are(opened: Opened) -> None:
     with FaultServer(mode="no_logprobs") as server:
         lm = opened(server)
@@ -409,23 +339,6 @@ def test_a_server_cannot_sample_and_must_say_how_likely_its_answers_are(opened: 
         assert server.requests == 0
         with pytest.raises(RunError, match="gives no log-probs of what it generates"):
             mixed(lm, ["red"], [1.0], GenerationOptions(2))
-
-
-def test_metrics_say_what_was_sent_and_how_busy_the_server_was(opened: Opened) -> None:
-    prefixes, continuations = pairs(40)
-    with FaultServer(seconds=0.05) as server:
-        lm = opened(server, max_concurrency=2)
-        lm.score(prefixes, continuations)
-        metrics = lm.metrics()
-        assert metrics["requests"] == server.requests == 10
-        assert metrics["tokens_sent"] == server.tokens
-        assert metrics["retries"] == 0
-        assert 0.1 < metrics["busy_share"] <= 1
-        assert metrics["tokens_per_second"] > 0
-        assert 0.05 < metrics["queue_wait_seconds"] < 60
-        again = lm.metrics()
-    assert (again["tokens_per_second"], again["busy_share"], again["queue_wait_seconds"]) == (0, 0, 0)
-    assert again["tokens_sent"] == metrics["tokens_sent"]
 
 
 def test_closing_breaks_off_what_is_under_way(opened: Opened) -> None:

@@ -1,7 +1,7 @@
-"""Servers of other shapes, byte for byte as they answer: vLLM's chat, Together, gateways such as Azure's.
+"""Servers of other shapes, byte for byte as they answer: chats, Together, gateways such as Azure's.
 
-Each stands on loopback and scores as StandInLM does. The shapes are those of vLLM 0.32 (`chat_completion/protocol.py`),
-Together's openapi.yaml and Azure's REST reference.
+Each stands on loopback and scores as StandInLM does. The shapes are those of Together's openapi.yaml and
+Azure's REST reference.
 """
 
 import math
@@ -67,38 +67,6 @@ def shown(words: list[str]) -> list[tuple[str, float | None]]:
     return list(zip(words, [None, *word_logprobs(words)[1:]], strict=True))
 
 
-class VLLMChat(ShapedServer):
-    """vLLM's chat completions, whose template writes roles before messages."""
-
-    paths = ("/v1/chat/completions",)
-
-    def shaped(self, payload: dict) -> dict:
-        [user] = payload["messages"]
-        words = WORD.findall(f"<user> {user['content']}\n<assistant>")
-        new = continue_words(words, payload["max_tokens"])
-        new[0] = new[0].strip()
-        of_new = shown([*words, *new])[len(words) :]
-        if self.yes is not None:
-            new, of_new = [" Yes"], [(" Yes", math.log(self.yes)), (" No", math.log(1 - self.yes))]
-        choice = {
-            "index": 0,
-            "message": {
-                **{"role": "assistant", "content": "".join(new), "refusal": None, "annotations": None, "audio": None},
-                **{"function_call": None, "reasoning": None},
-            },
-            "logprobs": chat_logprobs(of_new[: len(new)], of_new) if payload.get("logprobs") else None,
-            **{"finish_reason": "length", "stop_reason": None, "token_ids": None},
-        }
-        count = len(words)
-        return {
-            **{"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": MODEL},
-            "choices": [choice | {"index": index} for index in range(payload.get("n", 1))],
-            **{"service_tier": None, "system_fingerprint": None},
-            "usage": {"prompt_tokens": count, "total_tokens": count + len(new), "completion_tokens": len(new)},
-            **{"prompt_logprobs": None, "prompt_token_ids": None, "kv_transfer_params": None},
-        }
-
-
 def chat_logprobs(tokens: list[tuple[str, float]], tops: list[tuple[str, float]]) -> dict:
     def entry(text: str, logprob: float) -> dict:
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
@@ -110,8 +78,8 @@ class Together(ShapedServer):
     """Together's completions: one text a request, the prompt's log-probs beside the choices, a bare list of models."""
 
     async def _models(self, request: web.Request) -> web.Response:
-        card = {"id": MODEL, "object": "model", "created": 0, "type": "chat", "running": False, "context_length": 512}
-        return web.json_response([card | {"display_name": MODEL, "pricing": {"hourly": 0, "input": 0.18}}])
+        card = {"id": MODEL, "object": "model", "type": "chat", "context_length": 512}
+        return web.json_response([card])
 
     def shaped(self, payload: dict) -> dict:
         assert isinstance(payload["prompt"], str)
@@ -123,21 +91,10 @@ class Together(ShapedServer):
             return {"token_ids": [*range(len(texts))], "tokens": texts, "token_logprobs": logprobs}
 
         echoed = {"text": payload["prompt"], "logprobs": part(words, values[: len(words)])}
-        return {
-            **{"id": "nrFCEVD", "object": "text.completion", "created": 1, "model": MODEL},
-            "prompt": [echoed] if payload.get("echo") else [],
-            "choices": [
-                {
-                    **{"text": "".join(new), "finish_reason": "length", "seed": 1, "index": 0},
-                    "logprobs": part(new, values[len(words) :]) | {"top_logprobs": [{word: -1.0} for word in new]},
-                }
-            ],
-            "usage": {
-                "prompt_tokens": len(words),
-                "completion_tokens": len(new),
-                "total_tokens": len(words) + len(new),
-            },
-        }
+        logprobs = part(new, values[len(words) :]) | {"top_logprobs": [{word: -1.0} for word in new]}
+        choice = {"text": "".join(new), "finish_reason": "length", "seed": 1, "index": 0, "logprobs": logprobs}
+        usage = {"prompt_tokens": len(words), "total_tokens": len(words) + len(new)}
+        return {"prompt": [echoed] if payload.get("echo") else [], "choices": [choice], "usage": usage}
 
 
 class Azure(ShapedServer):
@@ -157,17 +114,12 @@ class Azure(ShapedServer):
     def shaped(self, payload: dict) -> dict:
         yes = self.yes if "boat" in payload["messages"][0]["content"] else 1 - self.yes
         tops = [("Yes", math.log(yes)), ("No", math.log(1 - yes) - 0.1)]
-        safe = {"hate": {"filtered": False, "severity": "safe"}}
         choice = {
-            **{"content_filter_results": safe, "finish_reason": "stop", "index": 0},
+            **{"content_filter_results": {"hate": {"filtered": False}}, "finish_reason": "stop", "index": 0},
             "logprobs": chat_logprobs(tops[:1], tops) | {"refusal": None} if payload.get("logprobs") else None,
             "message": {"annotations": [], "content": "Yes", "refusal": None, "role": "assistant"},
         }
-        return {
-            **{"choices": [choice], "created": 1, "id": "chatcmpl-2", "model": "gpt-4o-2024-08-06"},
-            **{"object": "chat.completion", "prompt_filter_results": [{"prompt_index": 0}], "system_fingerprint": "fp"},
-            "usage": {"completion_tokens": 1, "prompt_tokens": 20, "total_tokens": 21},
-        }
+        return {"choices": [choice], "usage": {"completion_tokens": 1, "prompt_tokens": 20, "total_tokens": 21}}
 
 
 def by_words(prefixes: list[str], continuations: list[str] = CONTINUATIONS) -> list[list[float]]:
@@ -178,7 +130,7 @@ def by_words(prefixes: list[str], continuations: list[str] = CONTINUATIONS) -> l
 
 def test_togethers_prompt_is_read_beside_its_choices() -> None:
     with Together() as server:
-        lm = connect(server_spec(server.url), RequestBudget(None))
+        lm = connect(server_spec(server.url, patience_minutes=0.001), RequestBudget(None))
         scores = [score.token_logprobs.tolist() for score in lm.score(PREFIXES, CONTINUATIONS)]
         lm.close()
     assert scores == by_words(PREFIXES)
@@ -242,12 +194,12 @@ def test_what_a_server_cannot_do_is_said_with_what_it_can(
         connect(azure_spec(server, score=score) if isinstance(server, Azure) else together, RequestBudget(None))
 
 
-@pytest.mark.parametrize(
-    "body", [{}, [], "no", {"choices": [{"index": 0}]}, [{"text": "x"}], [{"meta_info": {}}], None]
-)
+@pytest.mark.parametrize("body", [{}, "no", {"choices": [{"index": 0}]}, [{"text": "x"}], None])
 def test_an_answer_of_another_shape_is_a_fault(body: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(VLLMChat, "shaped", lambda self, payload: body)
-    with VLLMChat() as server, pytest.raises(UserError, match=r"the answer (is not of the expected form|has )"):
+    monkeypatch.setattr(Azure, "paths", ("/v1/chat/completions",))
+    monkeypatch.setattr(Azure, "shaped", lambda self, payload: body)
+    monkeypatch.setenv("REPLUG_LM_API_KEY", KEY)
+    with Azure() as server, pytest.raises(UserError, match=r"the answer (is not of the expected form|has )"):
         connect(server_spec(server.url, api="chat", score=Teacher.answer), RequestBudget(None))
 
 

@@ -196,8 +196,6 @@ class FaultServer:
             said = f"maximum context length is {self.max_model_len} tokens"
             return web.json_response({"error": {"message": said}}, status=400)
         await asyncio.sleep(request["seconds"])
-        if self.mode == "mixed_up":  # which choice belongs to which input
-            prompts.reverse()
         return await self._send(request, fault, self._body(prompts, payload), payload)
 
     def body(self, payload: dict) -> dict:

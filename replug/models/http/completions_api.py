@@ -176,11 +176,7 @@ def tokens_used(api: str, body: Any, payload: dict[str, Any]) -> int:
     """Return the tokens that the server counted for a request; the most it can cost if they are not possible."""
     total = _usage(body, "total_tokens")
     sent = sum(1 if isinstance(prompt, str) else len(prompt) for prompt in payload["prompt"])
-    choices = body.get("choices") if isinstance(body, dict) else None
-    shown = [choice.get("logprobs") for choice in choices or [] if isinstance(choice, dict)]
-    values = [logprobs.get("token_logprobs") for logprobs in shown if isinstance(logprobs, dict)]
-    num_shown = sum(len(some) for some in values if isinstance(some, list))
-    is_possible = total is not None and max(sent, num_shown) <= total < MOST_PLAUSIBLE_TOKENS
+    is_possible = total is not None and sent <= total < MOST_PLAUSIBLE_TOKENS
     return total if is_possible and total is not None else most_tokens(api, payload)
 
 

@@ -51,7 +51,6 @@ AWAY = (429, 502, 503, 504)  # and those of the networks that stand before serve
 UNSURE = (408, 500)
 USED_UP = ("insufficient_quota", "billing")  # codes of errors that time does not mend
 UNSUPPORTED = ("unsupported_parameter", "unsupported_value")  # codes of errors that name a field of the request
-MOST_REDIRECTS = 3
 LONGEST_MESSAGE = 300  # characters of a server's own words
 MOST_REFUSAL_BYTES = 1 << 16  # of an answer that is an error; the rest is left unread
 MOST_LIST_BYTES = 4 << 20  # of the list of models
@@ -89,20 +88,20 @@ class ServerError(RunError):
 class ServerConnection:
     """Connections to the server at `url` that stay open, for at most `max_concurrency` exchanges at once.
 
-    `on_retry` is called before each further attempt. `is_reached`: it has taken a connection. Raises UserError
-    for an `lm.url` that is none, and for a key that no header can hold.
+    `num_retries` counts further attempts. `is_reached`: it has taken a connection. No redirect is followed. Raises
+    UserError for an `lm.url` that is none, and for a key that no header can hold.
     """
 
-    def __init__(self, lm: LMConfig, on_retry: Callable[[], None]) -> None:
-        self.url, self.is_reached = server_url(lm), False
-        self._lm, self._on_retry = lm, on_retry
+    def __init__(self, lm: LMConfig) -> None:
+        self.url, self.is_reached, self.num_retries = server_url(lm), False, 0
+        self._lm = lm
         self._key = os.environ.get(lm.api_key_env)
         if self._key:
             require_header_value(self._key, lm.api_key_env)
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._clients = _clients(self.url, headers, api_version(lm), lm.max_concurrency)
         self._free = [client for client in self._clients for _ in range(CONNECTIONS_PER_CLIENT)]
-        self._answered_at, self._told_until = 0.0, 0.0  # monotonic times: of the last good answer, of the last line
+        self._answered_at, self._silent_until = 0.0, 0.0  # monotonic times: of the last good answer, of the last line
 
     async def close(self) -> None:
         for client in self._clients:
@@ -122,10 +121,16 @@ class ServerConnection:
                 left = self._seconds_left(fault, faults[type(fault)], now, first_at)
                 if left <= fault.retry_after:
                     raise ServerError(self._gave_up(what, fault, faults.total(), left)) from fault
-                pause = min(left, fault.retry_after + _backoff(faults.total()))
-                self._tell(fault, now, pause, left)
+                longest = min(LONGEST_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** min(faults.total() - 1, 20))
+                pause = min(left, fault.retry_after + random.uniform(0.5, 1) * longest)
+                if pause >= SECONDS_WORTH_A_LINE and now >= self._silent_until:  # once, however many requests wait
+                    self._silent_until = now + pause
+                    line = f"waiting for {self.url}: {fault}; next attempt in {format_duration(pause)}"
+                    if isinstance(fault, ServerAway):
+                        line += f", for {format_duration(left)} more (lm.patience_minutes)"
+                    log.warning(line)
                 await asyncio.sleep(pause)
-                self._on_retry()
+                self.num_retries += 1
             else:
                 self._answered_at = time.monotonic()
                 return result
@@ -150,13 +155,6 @@ class ServerConnection:
             return f"{self.url} asks to wait {format_duration(fault.retry_after)}, too long{patience}: {fault}"
         return f"{self.url} did not answer {what} in {attempts} attempts{patience}; last: {fault}"
 
-    def _tell(self, fault: ServerFault, now: float, pause: float, left: float) -> None:
-        """Log what is waited for: once, however many requests wait."""
-        if pause >= SECONDS_WORTH_A_LINE and now >= self._told_until:
-            self._told_until = now + pause
-            more = f", for {format_duration(left)} more (lm.patience_minutes)" if isinstance(fault, ServerAway) else ""
-            log.warning(f"waiting for {self.url}: {fault}; next attempt in {format_duration(pause)}{more}")
-
     async def exchange(
         self,
         method: str,
@@ -170,7 +168,8 @@ class ServerConnection:
         seconds = patience if payload else min(patience, SECONDS_TO_LIST_MODELS)
         try:
             async with asyncio.timeout(seconds):  # httpx has time-outs for each read only: a drip would never end
-                response = await _sent(client, client.build_request(method, self.url + path, json=payload))
+                request = client.build_request(method, self.url + path, json=payload)
+                response = await client.send(request, stream=True)
                 try:
                     self.is_reached = True
                     if response.status_code != httpx.codes.OK:
@@ -199,12 +198,15 @@ class ServerConnection:
         status, wait = response.status_code, retry_after(response)
         said = self.words(f"{status} {response.reason_phrase}: {_message(content)}").rstrip(": ")
         is_away = status in AWAY or status >= 520 or (status in UNSURE and wait > 0)
-        if is_away and not _is_used_up(content):
+        error = _error_in(content)
+        code, names = str(error.get("code")), [str(error.get(name)) for name in ("type", "code")]
+        if is_away and not any(name.startswith(USED_UP) for name in names):
             return ServerAway(said, wait, unread=status in (429, 503))
         if status in UNSURE:
             return ServerFault(said)
         message = f"{self.url} refuses the request: {said}{self._hint(response, payload)}"
-        return ServerError(message, status, *_reasons(content))
+        unsupported = str(error.get("param") or "") if code.startswith(UNSUPPORTED) else ""
+        return ServerError(message, status, unsupported, is_filtered=any(FILTERED in name for name in names))
 
     def _no_error(self, body: Any) -> Any:
         """Return an answer. Raises ServerFault for an error that came as one, as some gateways send it."""
@@ -220,32 +222,16 @@ class ServerConnection:
             if self._key:
                 return f"; expected a key that the server accepts, other than the one in the {variable}"
             return f"; no key was sent: expected it in the {variable}"
-        if response.next_request and _origin(response.next_request) != _origin(response.request):
+        if response.next_request:
             elsewhere = response.next_request.url.copy_with(query=None, fragment=None, userinfo=b"")
             address = self.words(str(elsewhere).rstrip("/").removesuffix("/completions"))
-            return f"; the key is not sent to another address: if you trust it, set lm.url={address}"
+            return f"; no redirect is followed: if you trust that address, set lm.url={address}"
         if response.status_code == 404 and not urlsplit(self.url).path:
             return f"; expected lm.url={self.url}/v1"
         if response.status_code == 404:
             return "; expected lm.url to be such as http://HOST:PORT/v1, and lm.model a name that the server knows"
         lengths = [len(prompt) for prompt in (payload or {}).get("prompt", []) if isinstance(prompt, list)]
         return f"; the longest input of the request has {max(lengths)} tokens" if lengths else ""
-
-
-async def _sent(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
-    """Return the answer, after redirects that lead to the same server and leave the request as it is."""
-    for hops_left in reversed(range(MOST_REDIRECTS + 1)):
-        response = await client.send(request, stream=True)
-        again = response.next_request
-        if not hops_left or again is None or _origin(again) != _origin(request) or again.method != request.method:
-            break
-        await response.aclose()
-        request = again
-    return response
-
-
-def _origin(request: httpx.Request) -> tuple[str, str, int | None]:
-    return request.url.scheme, request.url.host, request.url.port
 
 
 def _clients(url: str, headers: dict[str, str], params: dict[str, str], number: int) -> list[httpx.AsyncClient]:
@@ -264,11 +250,6 @@ def _clients(url: str, headers: dict[str, str], params: dict[str, str], number: 
         )
         for _ in range(0, number, CONNECTIONS_PER_CLIENT)
     ]
-
-
-def _backoff(number: int) -> float:
-    """Return the seconds to wait after the fault of this number, from 1 on."""
-    return random.uniform(0.5, 1) * min(LONGEST_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** min(number - 1, 20))
 
 
 async def _whole(response: httpx.Response, most_bytes: int) -> bytes:
@@ -329,20 +310,6 @@ def _error_in(content: bytes) -> dict[str, Any]:
         return {}
     error = body.get("error") if isinstance(body, dict) else None
     return error if isinstance(error, dict) else {}
-
-
-def _is_used_up(content: bytes) -> bool:
-    """Return whether an error's type or code says that a quota is used up until somebody pays."""
-    names = map(_error_in(content).get, ("type", "code"))
-    return any(isinstance(name, str) and name.startswith(USED_UP) for name in names)
-
-
-def _reasons(content: bytes) -> tuple[str, bool]:
-    """Return the field of the request that an error says is not supported, and whether a filter refused the text."""
-    error = _error_in(content)
-    is_unsupported = str(error.get("code")).startswith(UNSUPPORTED)
-    is_filtered = any(FILTERED in str(error.get(name)) for name in ("code", "type"))
-    return (str(error.get("param") or "") if is_unsupported else ""), is_filtered
 
 
 def _message(content: bytes) -> str:

@@ -35,12 +35,12 @@ from replug.models.black_box_lm import (
     as_mixtures,
     check_pairs,
 )
-from replug.models.generation import Generated, GenerationOptions, Stop, before_stop
+from replug.models.ensemble import mix_and_weigh
+from replug.models.generation import Generated, GenerationOptions, Stop, before_stop, stop_texts
 from replug.models.http import completions_api as api
 from replug.models.http import wire
 from replug.models.http.completions_api import Pair, ServerText, TokenForms
 from replug.models.http.connection import IllFormed, ServerConnection, ServerError, ServerFault
-from replug.models.http.mixed_answer import likeliest_answer
 from replug.models.http.request_budget import RequestBudget
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import check_lengths, pair_token_ids, reading_pair, require_exact
@@ -52,6 +52,12 @@ T = TypeVar("T")
 FILTERED_SHOWN = 5  # prompts without an answer, by their beginnings
 INPUTS_PER_REQUEST = 4  # to score: the client's share of a request costs more than that of an input
 REQUESTS_BETWEEN_LOOKS = 256  # at the probed model: such a short request costs next to nothing
+
+# Log-probs that a server gave twice count as the same within these bounds. Bfloat16 logits between 16 and 32 lie 0.125
+# apart, so single tokens of an honest server move by that and more when other texts stand beside them. Their mean over
+# a text moves little. A wrong position costs nats.
+MEAN_TOLERANCE_NATS = 0.15
+TOLERANCE_NATS = 1.0
 
 
 class HttpLM(AsyncLM):
@@ -77,27 +83,22 @@ class HttpLM(AsyncLM):
                 )
             self._tokenizer = tokenizer
             self._forms = TokenForms(self._tokenizer)
-        self._look: Callable[[], Coroutine[Any, Any, bool]] | None = None
+        self._look_at: Pair | None = None
         self._requests_since_look, self._is_doubtful = 0, False
         self._budget, self._settled = budget, asyncio.Event()
         self._slots = asyncio.Semaphore(lm.max_concurrency)
-        self._meter, self._max_concurrency, self._num_retries, self._num_filtered = Meter(), lm.max_concurrency, 0, 0
+        self._meter, self._max_concurrency, self._num_filtered = Meter(), lm.max_concurrency, 0
         self._extra_body, self._accepted = dict(lm.extra_body), wire.Accepted(lm.url or "")
-        self._connection = ServerConnection(lm, self._count_retry)
+        self._connection = ServerConnection(lm)
         self.url = self._connection.url
         self._lock, self._closed = threading.Lock(), False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="http-lm", daemon=True)
         self._thread.start()
 
-    def look_again_at(self, prefix: str, continuation: str, is_same: Callable[[np.ndarray], bool]) -> None:
-        """Check from now on by the pair's log-probs, float32 [T], whether the server still is the probed one."""
-        pair = self.pair(0, prefix, continuation)
-
-        async def look() -> bool:
-            return is_same((await self._score_request([pair]))[0].logprobs)
-
-        self._look, self._requests_since_look = look, 0
+    def look_again_at(self, prefix: str, continuation: str) -> None:
+        """Check from now on by this pair, with which `fingerprint` begins, whether the model is the probed one."""
+        self._look_at, self._requests_since_look = self.pair(0, prefix, continuation), 0
 
     def units(self, call: Call) -> list[list[int]]:
         """Return the rows of each request for scores."""
@@ -108,7 +109,7 @@ class HttpLM(AsyncLM):
 
         Raises UnscorableText at once for empty continuations and inputs beyond `max_tokens`. `generate` raises
         UserError for a temperature above 0, and RunError for a server that does not show log-probs. The answer to
-        several prompts is the likeliest of the prompts' own (`models.http.mixed_answer`). `sample` asks for the
+        several prompts is the likeliest of the prompts' own (`likeliest_answer`). `sample` asks for the
         server's own draws; servers may ignore the seed.
         """
         if isinstance(call, ScoreCall):
@@ -131,7 +132,7 @@ class HttpLM(AsyncLM):
         totals = {"requests": float(self._budget.requests), "tokens_sent": float(self._budget.tokens)}
         rates, sums = self._meter.read(self._max_concurrency)
         waited = sums["waited_seconds"] / max(1, sums["waits"])
-        return totals | rates | {"retries": float(self._num_retries), "queue_wait_seconds": waited}
+        return totals | rates | {"retries": float(self._connection.num_retries), "queue_wait_seconds": waited}
 
     def close(self) -> None:
         """Break off what is under way, which raises RunError, and end the thread."""
@@ -264,10 +265,11 @@ class HttpLM(AsyncLM):
 
     async def _check_unchanged(self) -> None:
         """Raise ServerError if the server is no longer the probed one."""
-        if self._look is None or not (self._is_doubtful or self._requests_since_look >= REQUESTS_BETWEEN_LOOKS):
+        if self._look_at is None or not (self._is_doubtful or self._requests_since_look >= REQUESTS_BETWEEN_LOOKS):
             return
         since, self._requests_since_look, self._is_doubtful = self._requests_since_look, 0, False
-        if not await self._look():
+        [again] = await self._score_request([self._look_at])
+        if not len(again.logprobs) or not agree(self.fingerprint[: len(again.logprobs)], again.logprobs):
             self._is_doubtful = True  # for the calls that are under way
             raise ServerError(
                 f"{self.url} is not the model that was probed at the start: it gives a text other log-probs; what its "
@@ -303,7 +305,12 @@ class HttpLM(AsyncLM):
             body = api.well_formed(lambda: wire.completion(self.api, said, payload))
             spent = api.tokens_used(self.api, body, payload)
             if any(choice.get("finish_reason") == wire.FILTERED for choice in body["choices"]):
-                self._say_filtered(payload["prompt"][0])
+                self._num_filtered += 1
+                if self._num_filtered <= FILTERED_SHOWN:
+                    log.warning(
+                        f"{self.url}: the server's filter gives no answer to the prompt that begins with "
+                        f"{payload['prompt'][0][:60]!r}; it counts as an empty one, the worst"
+                    )
             return read(body)
         except ServerFault as fault:
             spent = 0 if fault.unread else spent
@@ -328,18 +335,13 @@ class HttpLM(AsyncLM):
                 if not self._accepted.learn(error.unsupported, sent):
                     raise
 
-    def _say_filtered(self, prompt: str) -> None:
-        """Name a prompt that the server's filter withholds an answer to: no answer at all, the worst."""
-        self._num_filtered += 1
-        if self._num_filtered <= FILTERED_SHOWN:
-            more = "; further ones are not named" if self._num_filtered == FILTERED_SHOWN else ""
-            log.warning(
-                f"{self.url}: the server's filter gives no answer to the prompt that begins with {prompt[:60]!r}; it "
-                f"counts as an empty one{more}"
-            )
 
-    def _count_retry(self) -> None:
-        self._num_retries += 1
+def agree(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether log-probs (nats) [T] are those of one model, but for what stands beside a text in a request."""
+    if one.shape != other.shape:
+        return False
+    difference = np.abs(one - other)
+    return bool(difference.mean() <= MEAN_TOLERANCE_NATS and difference.max() <= TOLERANCE_NATS)
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, list[T]]]) -> list[T]:
@@ -382,3 +384,50 @@ def _check_same_tokens(pairs: list[Pair], scores: list[ServerText]) -> None:
                 f"inputs {row} and {pair.row} have the same continuation, but the server cuts it into other tokens "
                 f"after another prefix; {api.USE_IDS}"
             )
+
+
+async def likeliest_answer(lm: HttpLM, prompts: list[Pair], mixture: Mixture, options: GenerationOptions) -> Generated:
+    """Return the likeliest of the prompts' own answers under their mixture [K], with one log-prob for all of it.
+
+    A server shows answers and no distributions, so it cannot be decoded token by token as local weights are (REPLUG,
+    section 3.2). Every prompt's own greedy answer is scored after every prompt instead: one request for each prompt,
+    and one scored input for each prompt and each different answer. Weights follow the tokens of an answer.
+    """
+    read, ids = None, [prompt.ids[0] for prompt in prompts if prompt.ids is not None]
+    if mixture.read and (num_read := mixture.num_read(ids)):  # the prompts' last tokens move the weights
+        pairs = [Pair(number, "", "", (row[:-num_read], row[-num_read:])) for number, row in enumerate(ids)]
+        read = np.stack([score.token_logprobs for score in await lm.score_pairs(pairs)])
+    shown, prompt_tokens = await lm.answers(prompts, options.max_new_tokens, None)
+    candidates, count = _candidates(shown, options), len(prompts)
+    if not candidates:  # nothing was generated after any prompt
+        return Generated("", np.empty(0, dtype=np.float32), None, mixture.moving(read).weights, prompt_tokens)
+    rows = [(prompt.prefix, scored) for _, scored in candidates for prompt in prompts]
+    scores = await lm.score_pairs([lm.pair(row, *texts) for row, texts in enumerate(rows)])
+    given = [
+        np.stack([score.token_logprobs for score in scores[start : start + count]])
+        for start in range(0, len(scores), count)
+    ]
+    mixed = [mix_and_weigh(one, mixture.log_prior, mixture.share, mixture.prune, read) for one in given]
+    sums = [logprobs.sum() for logprobs, _ in mixed]
+    best = int(np.argmax(sums))
+    whole, weights = np.array([sums[best]], dtype=np.float32), mixed[best][1]
+    num_tokens = given[best].shape[1]
+    return Generated(candidates[best][0], whole, None, weights[:, -1], prompt_tokens, answer_tokens=num_tokens)
+
+
+def _candidates(shown: Sequence[ServerText], options: GenerationOptions) -> list[tuple[str, str]]:
+    """Return each different answer (white space round it aside) in the first prompt's form, and the text to score.
+
+    An answer is scored with the stop that ended it, or with one if the server itself ended it: without the stop a
+    short answer would always be likelier.
+    """
+    by_text: dict[str, tuple[str, str]] = {}
+    stops = stop_texts(options.stop)
+    for answer in shown:
+        text = before_stop(answer.text, options.stop)
+        rest, ending = answer.text[len(text) :], stops[0] if stops and answer.is_ended else ""
+        if rest:
+            ending = min((one for one in stops if rest.startswith(one)), key=len)  # the one that was complete first
+        if scored := text + ending:
+            by_text.setdefault(text.strip(), (text, scored))
+    return list(by_text.values())

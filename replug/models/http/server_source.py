@@ -21,7 +21,7 @@ from replug.data.files import json_sha256
 from replug.models.generation import GenerationOptions
 from replug.models.http.completions_api import NoPromptLogprobs
 from replug.models.http.connection import ServerError
-from replug.models.http.http_lm import HttpLM, server_tokenizer
+from replug.models.http.http_lm import HttpLM, agree, server_tokenizer
 from replug.models.http.request_budget import RequestBudget
 from replug.models.score_cache import ScoreCache
 from replug.models.teacher import says_yes
@@ -30,12 +30,6 @@ if TYPE_CHECKING:  # seconds to import
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
-
-# Log-probs that a server gave twice count as the same within these bounds. Bfloat16 logits between 16 and 32 lie 0.125
-# apart, so single tokens of an honest server move by that and more when other texts stand beside them. Their mean over
-# a text moves little. A wrong position costs nats.
-MEAN_TOLERANCE_NATS = 0.15
-TOLERANCE_NATS = 1.0
 
 # How much a document must help each token of the text it holds. Language models gain several nats.
 LEAST_HELP_NATS = 0.5
@@ -66,7 +60,7 @@ def connect(config: LMConfig, budget: RequestBudget) -> HttpLM:
     try:
         if config.score is Teacher.logprob:
             lm.fingerprint = probe(lm)
-            lm.look_again_at(HELPFUL, TEXT, lambda again: len(again) > 0 and agree(lm.fingerprint[: len(again)], again))
+            lm.look_again_at(HELPFUL, TEXT)
             lm.identity = f"{lm.model}#{hashlib.blake2b(lm.fingerprint.tobytes(), digest_size=4).hexdigest()}"
         else:  # the fingerprint of a server that shows log-probs covers what is added here
             probe_teacher(lm, config.score)
@@ -106,19 +100,15 @@ def probe(lm: HttpLM) -> np.ndarray:
         ) from error
     if shortcoming:
         raise UserError(f"lm.url: {lm.url} {shortcoming}")
-    if not _scores_together(lm, [short, *others]):
+    try:  # whether texts after other documents have the log-probs in one request that they have alone
+        together = [score.token_logprobs for score in lm.score([HELPFUL, *OTHERS], [TEXT] * 3)]
+        is_same = all(agree(*pair) for pair in zip([short, *others], together, strict=True))
+    except (ServerError, ValueError):
+        is_same = False
+    if not is_same:
         log.warning(f"{lm.url}: inputs that share a request have other scores than alone; each goes in its own request")
         lm.inputs_per_request = 1
     return np.concatenate(scores)
-
-
-def _scores_together(lm: HttpLM, alone: Sequence[np.ndarray]) -> bool:
-    """Return whether texts after other documents have the log-probs in one request that they have `alone`."""
-    try:
-        together = lm.score([HELPFUL, *OTHERS], [TEXT] * len(alone))
-    except (ServerError, ValueError):
-        return False
-    return all(agree(one, score.token_logprobs) for one, score in zip(alone, together, strict=True))
 
 
 def probe_teacher(lm: HttpLM, score: Teacher) -> None:
@@ -134,14 +124,6 @@ def probe_teacher(lm: HttpLM, score: Teacher) -> None:
             f"lm.url: {lm.url} shows {shown} for a question to answer by yes or no; expected the log-probs of its "
             "likeliest tokens (top_logprobs). Set lm.score=answer, which needs none"
         )
-
-
-def agree(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether log-probs (nats) [T] are those of one model, but for what stands beside a text in a request."""
-    if one.shape != other.shape:
-        return False
-    difference = np.abs(one - other)
-    return bool(difference.mean() <= MEAN_TOLERANCE_NATS and difference.max() <= TOLERANCE_NATS)
 
 
 def find_shortcoming(

@@ -115,9 +115,13 @@ def _chat_choice(choice: dict[str, Any], payload: dict[str, Any]) -> dict[str, A
             "top_logprobs": [by_text((top["token"], top["logprob"]) for top in step["top_logprobs"]) for step in steps],
         }
     )
-    said = _said(message["content"])
+    said = message["content"] or ""
+    if isinstance(said, list):  # some servers give a text in parts, of which those of another type are no answer
+        said = "".join(part["text"] for part in said if part["type"] in ("text", "output_text"))
     if not said and (message.get("refusal") or reason == FILTERED):
-        return withheld(choice["index"])
+        # An answer that a filter keeps back is an empty one, without a chance to be right.
+        shown = {"tokens": [""], "token_logprobs": [NO_ANSWER_LOGPROB], "top_logprobs": [{FILTERED: 0.0}]}
+        return {"index": choice["index"], "finish_reason": FILTERED, "text": "", "logprobs": shown}
     text = THOUGHT.sub("", said).rpartition(THOUGHT_END)[2]
     if text != said:
         text = text.lstrip()
@@ -129,19 +133,6 @@ def _chat_choice(choice: dict[str, Any], payload: dict[str, Any]) -> dict[str, A
     if text != said and logprobs["tokens"]:
         raise UserError(f"the LM shows log-probs of its reasoning; expected those of an answer: {REASONING}")
     return {"index": choice["index"], "finish_reason": reason, "text": text, "logprobs": logprobs}
-
-
-def _said(content: Any) -> str:
-    """Return a message's text. Some servers give it in parts, of which those of another type are no answer."""
-    if isinstance(content, list):
-        return "".join(part["text"] for part in content if part["type"] in ("text", "output_text"))
-    return content or ""
-
-
-def withheld(index: int) -> dict[str, Any]:
-    """Return the choice of an answer that a server's filter keeps back: an empty one, without a chance to be right."""
-    shown = {"tokens": [""], "token_logprobs": [NO_ANSWER_LOGPROB], "top_logprobs": [{FILTERED: 0.0}]}
-    return {"index": index, "finish_reason": FILTERED, "text": "", "logprobs": shown}
 
 
 def _together_choice(choice: dict[str, Any], prompts: list[dict[str, Any]]) -> dict[str, Any]:
