@@ -218,15 +218,6 @@ class BlackBoxLM(Protocol):
         ...
 
 
-@runtime_checkable
-class StreamingLM(BlackBoxLM, Protocol):
-    """A language model that gives out an answer while it grows."""
-
-    def stream(self, prompt: Prompt, options: GenerationOptions) -> Iterator[str]:
-        """Yield the text of `generate` in pieces, as they come. Raises what it raises, before the first piece."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ScoreCall:
     """A call of `score`. `sums_only`: the log-probs of tokens are not wanted, and `submit_call` may give a `Sum`."""
@@ -306,7 +297,14 @@ class AsyncLM(ABC):
 
     def submit_units(self, call: Call) -> "list[tuple[list[int], Future[list[Any]]]]":
         """Submit the units of a call; return the rows that are answered together, and a future of their results."""
-        return [(unit, _begun(self.submit_call, call.take(unit))) for unit in self.units(call)]
+        submitted = []
+        for unit in self.units(call):
+            answer: Future[list[Any]] | Exception = attempt(self.submit_call, call.take(unit))
+            if isinstance(answer, Exception):  # refused at once
+                refused, answer = answer, Future()
+                answer.set_exception(refused)
+            submitted.append((unit, answer))
+        return submitted
 
     @abstractmethod
     def metrics(self) -> dict[str, float]:
@@ -347,16 +345,6 @@ class AsyncLM(ABC):
 
     def sample(self, prompts: Sequence[str], options: GenerationOptions) -> list[list[Generated]]:
         return self.submit_samples(prompts, options).result()
-
-
-def _begun(submit: "Callable[[Call], Future[list[Any]]]", call: Call) -> "Future[list[Any]]":
-    """Return the future of a call, also if it is refused at once."""
-    answer: Future[list[Any]] | Exception = attempt(submit, call)
-    if not isinstance(answer, Exception):
-        return answer
-    refused: Future[list[Any]] = Future()
-    refused.set_exception(answer)
-    return refused
 
 
 def gathered(pending: "Iterable[Future[Any]]", result: Callable[[], Whole]) -> "Future[Whole]":

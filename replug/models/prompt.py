@@ -108,24 +108,32 @@ class PromptTemplate:
         if self._surely_holds(whole + continuation, 0):
             return whole
         with self._lock:
-            if document:
-                document = self._readable(document, keep_end) or None
             context = self._readable(context, keep_end=True)
-            excess = self._excess(self.whole(document, context), continuation)
-            self.num_truncated += excess > 0
-            while excess > 0:  # until it fits: what is cut may be joined by other tokens than before
-                if document:
-                    document = self._cut(document, excess, keep_end) or None  # the separator goes with its last token
-                elif document is None and not context:
+            document, excess = self._cut_document(
+                document, lambda left: self._excess(self.whole(left, context), continuation), keep_end
+            )
+            while excess > 0:
+                if document is None and not context:
                     raise UnscorableText(
                         f"lm.prompt is {excess} tokens too long without any document and context, with a continuation: "
                         f"the LM holds {self.max_tokens}; expected a shorter template"
                     )
-                else:
-                    document = None
-                    context = self._cut(context, excess, keep_end=True)
+                document, context = None, self._cut(context, excess, keep_end=True)
                 excess = self._excess(self.whole(document, context), continuation)
             return self.whole(document, context)
+
+    def _cut_document(
+        self, document: str | None, count_excess: Callable[[str | None], int], keep_end: bool
+    ) -> tuple[str | None, int]:
+        """Cut a document until its prompt fits; return what is left, and the tokens that are still too many."""
+        if document:
+            document = self._readable(document, keep_end) or None
+        excess = count_excess(document)
+        self.num_truncated += excess > 0
+        while excess > 0 and document:  # what is cut may be joined by other tokens than before
+            document = self._cut(document, excess, keep_end) or None  # the separator goes with its last token
+            excess = count_excess(document)
+        return document, excess
 
     def prefixes(self, parts: Sequence[tuple[str | None, str, str]]) -> list[str]:
         """Return `prefix` of each document, context and continuation.
@@ -169,13 +177,9 @@ class PromptTemplate:
         if self._surely_holds(build(document), num_after):
             return document
         with self._lock:
-            if document:
-                document = self._readable(document, keep_end) or None
-            excess = self._excess_of(build(document), num_after)
-            self.num_truncated += excess > 0
-            while excess > 0 and document:
-                document = self._cut(document, excess, keep_end) or None
-                excess = self._excess_of(build(document), num_after)
+            document, excess = self._cut_document(
+                document, lambda left: self._excess_of(build(left), num_after), keep_end
+            )
         if excess > 0:
             raise UnscorableText(
                 f"{'a prompt' if name is None else f'question {name}: its prompt'} is {excess} tokens too long without "

@@ -23,7 +23,6 @@ from replug.models.black_box_lm import (
     GenerateCall,
     Mixture,
     Prompt,
-    StreamingLM,
     Watch,
     as_mixtures,
     check_pairs,
@@ -132,7 +131,11 @@ class ReplugLM:
     def retrieve(self, queries: Texts) -> list[list[Retrieved]]:
         """Return the documents of each query, searching once for equal queries."""
         require_texts(queries, "queries")
-        return self._search(queries, self._k)
+        if not self._k:
+            return [[] for _ in queries]
+        once = list(dict.fromkeys(queries))
+        results = dict(zip(once, self._retriever.retrieve(once, self._k), strict=True)) if once else {}
+        return [results[query] for query in queries]
 
     @overload
     def score(  # type: ignore[overload-overlap]  # a string is a sequence of strings, but one text here
@@ -233,17 +236,12 @@ class ReplugLM:
         require_texts([prompt], "prompts")
         own = self._documents([prompt], None if documents is None else [documents])
         ensemble = self._ensemble(Mixture([prompt], [1.0]), own)
-        if isinstance(self._lm, StreamingLM) and not ensemble.weighting.votes:
-            return self._lm.stream(ensemble.calls[0], options)
+        stream = getattr(self._lm, "stream", None)  # local weights have it
+        if stream is not None and not ensemble.weighting.votes:
+            pieces: Iterator[str] = stream(ensemble.calls[0], options)
+            return pieces
         [answer] = answer_all([ensemble], self._lm, options)
         return iter([answer.text] if answer.text else [])
-
-    def _search(self, queries: Texts, k: int) -> list[list[Retrieved]]:
-        if not k:
-            return [[] for _ in queries]
-        once = list(dict.fromkeys(queries))
-        results = dict(zip(once, self._retriever.retrieve(once, k), strict=True)) if once else {}
-        return [results[query] for query in queries]
 
     def _documents(self, texts: Texts, documents: Sequence[Documents] | None) -> Sequence[Documents]:
         if documents is None:

@@ -212,10 +212,10 @@ class ScoreCache:
     def damage(self) -> str | None:
         """Return what SQLite finds wrong with the file itself, or None."""
         try:
-            found = self._database.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            report = self._database.execute("PRAGMA integrity_check(1)").fetchone()[0]
         except sqlite3.DatabaseError as error:
             return str(error)
-        return None if found == "ok" else " ".join(found.split())
+        return None if report == "ok" else " ".join(report.split())
 
     def _select(self, query: str, keys: Sequence[Key]) -> Iterator[tuple]:
         """Yield rows of a query that ends in `key IN ({})`."""
@@ -236,7 +236,12 @@ class ScoreCache:
         try:
             yield
         except sqlite3.Error as error:
-            raise RunError(_explain(self.path, error)) from error
+            if _is_damage(error):
+                raise RunError(f"{self.path} is damaged: {error}; `replug doctor {self.path}` says more") from error
+            raise RunError(
+                f"{self.path}: the cache of scores cannot be used: {error}; what it holds stays, run again when this "
+                "is fixed"
+            ) from error
 
 
 def _packed(result: Stored) -> tuple[int, float | None, int | None, bytes | None] | None:
@@ -311,8 +316,13 @@ def _open(path: Path) -> sqlite3.Connection:
                 f"{path} is damaged, or not a cache of scores: {error}; give another file. The scores of a run are "
                 "computed again where its scores.sqlite is missing"
             ) from error
-        reason = _in_use(path, error) or f"{path}: the cache of scores cannot be opened: {error}; give another file"
-        raise UserError(reason) from error
+        kind = shared_file_system(path)
+        if kind is None or not _is_busy(error):
+            raise UserError(f"{path}: the cache of scores cannot be opened: {error}; give another file") from error
+        raise UserError(
+            f"{path} lies on a network file system ({kind}), where one process at a time can use a cache of scores, "
+            "and another has this one; give another file (lm.cache), or one on a disk of this machine"
+        ) from error
     return database
 
 
@@ -342,23 +352,6 @@ def _switch_journal(database: sqlite3.Connection, mode: str) -> None:
             if not _is_busy(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
-
-
-def _explain(path: Path, error: Exception) -> str:
-    if _is_damage(error):
-        return f"{path} is damaged: {error}; `replug doctor {path}` says more"
-    return f"{path}: the cache of scores cannot be used: {error}; what it holds stays, run again when this is fixed"
-
-
-def _in_use(path: Path, error: Exception) -> str | None:
-    """Say what to do about a file that another process has to itself; None where another thing is wrong."""
-    kind = shared_file_system(path)
-    if kind is None or not _is_busy(error):
-        return None
-    return (
-        f"{path} lies on a network file system ({kind}), where one process at a time can use a cache of scores, and "
-        "another has this one; give another file (lm.cache), or one on a disk of this machine"
-    )
 
 
 def _is_busy(error: Exception) -> bool:

@@ -21,7 +21,7 @@ MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "
 @lru_cache(8)
 def require_bounded(template: str) -> None:
     """Raise TemplateError for a template that takes too long, or too much memory, for two messages of a letter."""
-    command = [sys.executable, "-P", "-m", "replug.models.template_trial"]
+    command = [sys.executable, "-P", "-m", "replug.models.template_trial", str(SECONDS)]
     done = subprocess.run(command, input=json.dumps(template), text=True, capture_output=True, check=False)
     if done.returncode:
         raise TemplateError(
@@ -36,7 +36,7 @@ def main() -> None:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     template = json.load(sys.stdin)
-    limit_process(MAX_MEMORY_BYTES, SECONDS)
+    limit_process(MAX_MEMORY_BYTES, int(sys.argv[1]))
     try:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         given = {"bos_token": "", "eos_token": "", "raise_exception": str, "strftime_now": str}

@@ -5,6 +5,7 @@ import sqlite3
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,24 @@ import pytest
 
 from replug.config.errors import RunError
 from replug.models import caching_lm
-from replug.models.black_box_lm import AsyncLM, Call, ContinuationScore, ScoreCall, gathered, sums_of
+from replug.models.black_box_lm import (
+    AsyncLM,
+    Call,
+    ContinuationScore,
+    GenerateCall,
+    Mixture,
+    ScoreCall,
+    gathered,
+    sums_of,
+)
 from replug.models.caching_lm import CachingLM
+from replug.models.generation import Generated, GenerationOptions
+from replug.models.lm_source import InProcessLM
+from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.local.stand_in_lm import StandInLM
 from replug.models.score_cache import ScoreCache, pair_keys
+from tests.support.lm_answers import mixed
+from tests.support.tiny_lms import load, write_llama
 
 Pair = tuple[str, str]
 
@@ -97,15 +113,6 @@ def test_the_second_call_is_a_hit_with_the_same_bits(path: Path) -> None:
     assert again[0].token_logprobs.dtype == np.float32
     assert len(lm.calls) == 1
     assert (cached.num_hits, cached.num_misses) == (2, 2)
-
-
-def test_duplicates_within_a_call_are_scored_once(path: Path) -> None:
-    lm = CountingLM()
-    cached = CachingLM(lm, path)
-    scores = cached.score(["p", "q", "p"], ["y", "y", "y"])
-    assert lm.calls == [[("p", "y"), ("q", "y")]]
-    assert bits(scores) == bits([lm.answers[0][0], lm.answers[0][1], lm.answers[0][0]])
-    assert (cached.num_hits, cached.num_misses) == (1, 2)
 
 
 def test_a_pair_under_way_is_awaited_and_not_computed_again(path: Path) -> None:
@@ -275,15 +282,6 @@ def test_the_units_of_a_call_are_one_transaction_and_nobody_has_a_score_before_i
     assert written == [5]
 
 
-def test_closing_writes_what_waits(path: Path) -> None:
-    lm = CountingLM(held=True, unit_size=2)
-    cached = CachingLM(lm, path)
-    cached.submit(list("abcde"), ["y"] * 5)
-    lm.finish(1)
-    cached.close()
-    assert stored_texts(path, "abcde", at_least=2) == set("cd")
-
-
 def test_the_units_of_an_interrupted_call_are_computed_again_in_the_same_company(tmp_path: Path) -> None:
     texts = [f"text {number}" for number in range(23)]
     quiet = CachingLM(CompanyLM(unit_size=4), tmp_path / "quiet.sqlite").score(texts, texts)
@@ -362,12 +360,69 @@ def test_many_threads_compute_a_pair_once_and_agree(path: Path) -> None:
     assert sorted(pair for call in lm.calls for pair in call) == sorted((f"t{number}", "y") for number in range(50))
 
 
-# Counts -------------------------------------------------------------------------------------------------
+# Answers behind the cache: the LM is asked once for each, whoever comes, and whatever is killed.
+
+PROMPTS, WEIGHTS, OPTIONS = ["the cat sat", "on the mat the cat"], [0.25, 0.75], GenerationOptions(6)
+SAMPLED = replace(OPTIONS, temperature=1.0, seed=5)
 
 
-def test_the_metrics_are_the_lms_own_and_hits_misses_and_their_share(path: Path) -> None:
-    cached = CachingLM(CountingLM(), path)
-    assert cached.metrics() == {"calls": 0.0, "hit_share": 0.0, "hits": 0.0, "misses": 0.0}
-    cached.score(["a", "b", "a"], ["y", "y", "y"])
-    cached.score(["a"], ["y"])
-    assert cached.metrics() == {"calls": 1.0, "hit_share": 0.5, "hits": 2.0, "misses": 2.0}
+class AnsweringLM(InProcessLM):
+    """Records what it is asked. No two answers are the same."""
+
+    def __init__(self) -> None:
+        super().__init__(StandInLM())
+        self.calls: list[tuple] = []
+
+    def submit_call(self, call: Call) -> "Future[list[Generated]]":
+        assert isinstance(call, GenerateCall)
+        self.calls.append((*call.prompts[0].prompts, call.options))
+        answer: Future[list[Generated]] = Future()
+        answer.set_result([answer_of(len(self.calls) - 1)])
+        return answer
+
+
+def answer_of(number: int) -> Generated:
+    return Generated(f"answer {number}", *np.full((2, 3), -number, np.float32), prompt_tokens=number)
+
+
+def answer_bits(answer: Generated) -> tuple:
+    entropies = None if answer.token_entropies is None else answer.token_entropies.tobytes()
+    counts = answer.weights.tobytes(), answer.prompt_tokens, answer.answer_tokens
+    return answer.text, answer.token_logprobs.tobytes(), entropies, *counts
+
+
+def test_an_equal_call_is_not_asked_twice_nor_after_the_file_was_opened_again(path: Path) -> None:
+    lm = AnsweringLM()
+    cached = CachingLM(lm, path)
+    first = mixed(cached, PROMPTS, WEIGHTS, OPTIONS)
+    assert answer_bits(mixed(cached, PROMPTS, WEIGHTS, replace(OPTIONS, opening="the"))) == answer_bits(first)
+    assert cached.metrics()["hits"] == cached.metrics()["misses"] == 1
+    cached.close()
+    again = CachingLM(lm, path)
+    assert answer_bits(
+        again.submit_answer(Mixture(tuple(PROMPTS), np.array(WEIGHTS)), OPTIONS).result()
+    ) == answer_bits(first)
+    assert len(lm.calls) == 1
+    for changes in ({"share": 0.05}, {"share": 0.05, "prune": 0.01}, {"share": 0.05, "read": 2}):
+        again.submit_answer(Mixture(PROMPTS, WEIGHTS, **changes), OPTIONS).result()
+    again.submit_answer(Mixture(PROMPTS, WEIGHTS, share=0.05), OPTIONS).result()
+    assert len(lm.calls) == 4
+    again.close()
+    scores = ScoreCache(path)
+    assert [(use.rows, use.generations) for use in scores.models()] == [(0, 4)]
+    scores.close()
+
+
+# Behind real backends -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [OPTIONS, SAMPLED], ids=["greedy", "sampled"])
+def test_local_weights_and_the_file_give_the_same_bits(path: Path, tmp_path: Path, options: GenerationOptions) -> None:
+    lm: HuggingFaceLM = load(write_llama, tmp_path / "llama")
+    cached = CachingLM(InProcessLM(lm), path)
+    fresh = mixed(cached, PROMPTS, WEIGHTS, options)
+    assert answer_bits(fresh) == answer_bits(mixed(lm, PROMPTS, WEIGHTS, options))
+    passes = lm.counts.tokens
+    assert answer_bits(mixed(cached, PROMPTS, WEIGHTS, options)) == answer_bits(fresh)
+    assert lm.counts.tokens == passes
+    assert fresh.mean_entropy is not None

@@ -1,12 +1,23 @@
 """Weights of documents that follow the text: what must hold of them for any log-probs."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from replug import mix_token_logprobs, token_weights
-from replug.models.ensemble import MovingWeights, Weighting, common_end, mix, mix_and_weigh, prior_log_weights
+from replug.config.errors import UserError
+from replug.data.folder import checksum_problems
+from replug.models.encoder import Encoder
+from replug.models.encoder_retriever import EncoderRetriever
+from replug.models.ensemble import MovingWeights, Weighting, mix, mix_and_weigh, prior_log_weights
+from replug.models.ensemble_temperature import FILE, EnsembleTemperature, temperature_in
+from replug.models.local.stand_in_lm import StandInLM
+from replug.models.packaged import write_stand_in_encoder
+from replug.models.replug_lm import ReplugLM
 
-ROUNDS = range(20)
+ROUNDS = range(5)
 
 
 def drawn(seed: int, tokens: int = 30) -> tuple[np.ndarray, np.ndarray]:
@@ -64,16 +75,6 @@ def test_the_loss_is_bounded_by_the_best_document(seed: int, share: float) -> No
 
 
 @pytest.mark.parametrize("seed", ROUNDS)
-def test_the_order_of_documents_changes_nothing(seed: int) -> None:
-    given, similarities = drawn(seed)
-    order = np.random.default_rng(seed).permutation(len(given))
-    mixed = mix_token_logprobs(given, similarities)
-    np.testing.assert_allclose(mix_token_logprobs(given[order], similarities[order]), mixed, rtol=1e-12)
-    weights = token_weights(given, similarities)
-    np.testing.assert_allclose(token_weights(given[order], similarities[order]), weights[order], rtol=1e-9)
-
-
-@pytest.mark.parametrize("seed", ROUNDS)
 def test_a_document_that_appears_twice_has_twice_the_prior_and_changes_nothing_else(seed: int) -> None:
     given, similarities = drawn(seed)
     twice = mix_token_logprobs(np.vstack([given, given[:1]]), np.append(similarities, similarities[0]))
@@ -89,12 +90,6 @@ def test_weights_of_1e_300_are_exact_and_come_back() -> None:
     assert token_weights(given, np.zeros(2), share=1e-300)[1, -1] == pytest.approx(1)
     similarities = np.array([0.0, -690.0])  # a prior of about 1e-300
     assert token_weights(given[::-1], similarities, share=0)[1, 200] == pytest.approx(1)
-
-
-def test_one_document_keeps_its_weight() -> None:
-    given = np.log([[0.5, 0.001, 0.9]])
-    np.testing.assert_allclose(mix_token_logprobs(given, np.array([7.0])), given[0])
-    np.testing.assert_allclose(token_weights(given, np.array([7.0])), np.ones((1, 3)))
 
 
 def test_a_document_that_makes_a_token_impossible_loses_its_weight_and_may_come_back() -> None:
@@ -144,13 +139,6 @@ def test_no_document_is_pruned_before_the_text() -> None:
     np.testing.assert_array_equal(moving.weights, [1, 0])
 
 
-def test_what_all_prompts_end_with_is_counted_by_tokens() -> None:
-    assert common_end([[1, 2, 3, 4], [9, 3, 4], [8, 8, 8, 8, 3, 4]], 9) == 2
-    assert common_end([[1, 2, 3, 4], [9, 3, 4]], 1) == 1
-    assert common_end([[3, 4], [9, 3, 4]], 9) == 2
-    assert common_end([[1, 2], [1, 3]], 9) == common_end([[], [1]], 9) == common_end([[1], [1]], 0) == 0
-
-
 @pytest.mark.parametrize("weights", ["similarity", "posterior"])
 def test_what_cannot_be_mixed_is_refused_by_name(weights: str) -> None:
     given = np.log([[0.5, 0.2], [0.1, 0.4]])
@@ -176,3 +164,52 @@ def test_names_and_shares_that_are_none_are_refused() -> None:
     for wrong in ({"prune": -0.1}, {"prune": 1.0}, {"prune": np.nan}, {"read": -1}, {"read": 0.5}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Weighting(**wrong)
+
+
+# A temperature lies beside an encoder's weights, is checked like them, and is used by what reads them.
+
+FITTED = EnsembleTemperature(0.02, "lm", 10, 200)
+TEXTS = ["red sky", "the blue sea", "a green tree"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_stand_in_encoder(tmp_path / "untuned")
+    encoder = Encoder(str(tmp_path / "untuned"))
+    assert encoder.temperature is None
+    encoder.temperature = FITTED
+    encoder.save(tmp_path / "tuned")
+    return tmp_path / "tuned"
+
+
+def test_it_is_saved_with_an_encoder_and_goes_on_with_it(folder: Path, tmp_path: Path) -> None:
+    encoder = Encoder(str(folder))
+    assert encoder.temperature == temperature_in(str(folder)) == FITTED
+    encoder.save(tmp_path / "copy")
+    assert temperature_in(str(tmp_path / "copy")) == FITTED
+    assert FILE in json.loads((folder / "checksums.json").read_text())["files"] and not checksum_problems(folder)
+
+
+def test_one_that_is_gone_or_changed_is_refused(folder: Path) -> None:
+    content = (folder / FILE).read_text()
+    (folder / FILE).write_text(content.replace("0.02", "0.2"))
+    with pytest.raises(UserError, match=r"ensemble\.json"):
+        Encoder(str(folder))
+    with pytest.raises(UserError, match=r"damaged.*fit it again"):
+        temperature_in(str(folder))
+    (folder / FILE).unlink()
+    with pytest.raises(UserError, match=r"ensemble\.json"):
+        Encoder(str(folder))
+
+
+def test_replug_mixes_at_the_retrievers_own_or_at_a_given_one(folder: Path) -> None:
+    retriever, lm = EncoderRetriever(Encoder(str(folder)), TEXTS), StandInLM()
+    [found] = retriever.retrieve(["the red sea"], 3)
+    given = np.stack([lm.score([f"{one.text}\nthe red sea"], [" blue"])[0].token_logprobs for one in found])
+    for asked, used in ((None, 0.02), (1.0, 1.0)):
+        replug = ReplugLM(lm, retriever, 3, temperature=asked)
+        expected = mix(given, prior_log_weights([one.similarity for one in found], used))
+        assert replug.temperature == used
+        assert replug.score(["the red sea"], [" blue"])[0].token_logprobs == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(ValueError, match="temperature is 0"):
+        ReplugLM(lm, retriever, 3, temperature=0)

@@ -57,7 +57,7 @@ WITHOUT_KEYS = writer("mamba")
 
 @pytest.fixture(
     scope="module",
-    params=[*PACKED, *PADDED, WITHOUT_KEYS],
+    params=[*PACKED, *PADDED],
     ids=lambda write: write.__name__.removeprefix("write_"),
 )
 def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
@@ -99,12 +99,6 @@ GREEDY = GenerationOptions(12)
 
 
 # The next token of a mixture -------------------------------------------------------------------------------------
-
-
-def test_the_mixture_is_the_weighted_mean_of_the_probabilities() -> None:
-    given = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]])
-    mixed, _ = mix_next_token(given.log() + 7.0, torch.tensor([0.75, 0.25]).log())  # logits: log-probs and any constant
-    torch.testing.assert_close(mixed.exp(), torch.tensor([0.4, 0.25, 0.35]))
 
 
 def test_equal_answers_add_their_votes_and_each_weighs_by_its_mean_log_prob() -> None:
@@ -164,11 +158,14 @@ def test_the_nucleus_holds_the_fewest_tokens_with_enough_probability() -> None:
         ({"stop": ["\n", 7]}, r"stop is \['\\n', 7\]; expected a text, or a list of texts"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"top_p": 0.0}, "top_p is 0.0; expected above 0 and at most 1"),
+        ({"prompts": ["a"], "weights": [0.5]}, "sum to 0.5"),
+        ({"prompts": ["a", "b"], "weights": [1.5, -0.5]}, "weights"),
+        ({"prompts": ["a", "b"], "weights": [1.0]}, "2 prompts but 1 weights"),
     ],
 )
 def test_options_that_cannot_be_meant_are_value_errors(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        GenerationOptions(**{"max_new_tokens": 5} | options)
+        Mixture(**options) if "prompts" in options else GenerationOptions(**{"max_new_tokens": 5} | options)
 
 
 # One answer from several prompts ---------------------------------------------------------------------------------
@@ -374,47 +371,6 @@ def test_answers_and_their_weights_are_those_of_their_scores(
     assert abs(moved - WEIGHTS).max() > 1e-3 and (pruned == 0).any()
 
 
-def test_a_pruned_prompt_is_read_no_further() -> None:
-    prompts = Scripted([[1, 2, 3], [1, 2, 3], [4, 4, 4], [1, 1, 0]])
-    answers = [
-        mixtures.MixedAnswer([[7]] * len(one.prompts), one, GenerationOptions(3), frozenset([0]), str)
-        for one in (Mixture(["a", "b", "c"], [0.4, 0.4, 0.2], share=0.05, prune=0.1), Mixture(["d"], [1.0]))
-    ]
-    assert len([*mixtures.continue_answers(prompts, answers)]) == 3
-    assert prompts.appended == [([1, 1, 1], [0, 1, 3]), ([2, 2, 1], [0, 1, 2])]
-    np.testing.assert_allclose(answers[0].generated().weights, [0.5, 0.5, 0.0])
-
-
-class Scripted:
-    """Growing prompts that say token after token what each row of the script holds, and keep what they are given."""
-
-    def __init__(self, rows: list[list[int]]) -> None:
-        self._rows, self.appended = rows, []
-        self.logits = self._logits()
-
-    def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
-        self.appended.append((list(tokens), list(kept)))
-        self._rows = [self._rows[row][1:] for row in kept]
-        self.logits = self._logits()
-
-    def _logits(self) -> torch.Tensor:
-        return 9.0 * torch.nn.functional.one_hot(torch.tensor([row[0] for row in self._rows]), 5).float()
-
-
-def test_a_mixture_that_has_ended_is_read_no_further() -> None:
-    prompts = Scripted([[1, 0], [1, 0], [2, 3, 4, 4]])  # 0 is the end
-    answers = [
-        mixtures.MixedAnswer(
-            rows, mixture, GenerationOptions(4, ["44"]), frozenset([0]), lambda ids: "".join(map(str, ids))
-        )
-        for rows, mixture in (([[7], [7]], Mixture(["x", "y"], [0.5, 0.5])), ([[7]], Mixture(["x"], [1.0])))
-    ]
-    texts = [[answer.text for answer in answers] for _ in mixtures.continue_answers(prompts, answers)]
-    assert texts == [["1", "2"], ["1", "23"], ["1", "234"], ["1", "23"]]
-    assert prompts.appended == [([1, 1, 2], [0, 1, 2]), ([3], [2]), ([4], [0])]
-    assert [answer.generated().num_tokens for answer in answers] == [2, 4]
-
-
 def test_mixtures_that_memory_does_not_hold_are_halved(
     llama: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -464,29 +420,4 @@ def test_prompts_that_do_not_fit_with_the_new_tokens_are_unscorable(llama: Huggi
         mixed(llama, ["x", prompt], [0.5, 0.5], GenerationOptions(13))
 
 
-@pytest.mark.parametrize(
-    ("prompts", "weights", "message"),
-    [
-        (["a"], [0.5], "sum to 0.5; expected 0 or more, sum 1"),
-        (["a", "b"], [1.5, -0.5], "expected 0 or more"),
-        (["a", "b"], [1.0], "2 prompts but 1 weights"),
-    ],
-)
-def test_weights_that_are_no_distribution_are_value_errors(
-    llama: HuggingFaceLM, prompts: list[str], weights: list[float], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        mixed(llama, prompts, weights, GREEDY)
-
-
 # A real LM -------------------------------------------------------------------------------------------------------
-
-
-def test_a_real_lm_answers_from_the_document_that_weighs_most(smollm2: HuggingFaceLM) -> None:
-    question = "Question: what is the capital of Norway?\nAnswer: The capital of Norway is"
-    documents = ["Oslo is the capital of Norway.", "Bread is made of flour, water and salt.", "Rome is old."]
-    prompts = [f"{document}\n{question}" for document in documents]
-    found = mixed(smollm2, prompts, [0.6, 0.2, 0.2], GenerationOptions(6))
-    assert "Oslo" in found.text
-    assert_equals_reference(smollm2, found, prompts, [0.6, 0.2, 0.2], 6)
-    assert smollm2._cache_use == CacheUse(True, True, True)

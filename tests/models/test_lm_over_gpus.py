@@ -16,7 +16,6 @@ from replug.models.generation import GenerationOptions
 from replug.models.local import decoding, hf_lm, mixtures, weights
 from replug.models.local.decoding import CacheUse
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.output_layer import Float32Head
 from tests.support.fake_devices import fake_gpus, spread
 from tests.support.lm_answers import mixed
 from tests.support.tiny_lms import CONTINUATIONS, DEMONSTRATIONS, MAX_TOKENS, PREFIXES, VOCABULARY, write_tokenizer
@@ -93,24 +92,6 @@ def test_it_continues_prompts(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch
     answer = mixed(lm, ["the cat sat", "x"], [0.5, 0.5], GenerationOptions(3))
     assert len(answer.token_logprobs) == 3
     assert all(row.dtype == torch.float32 for row in logits)
-
-
-def test_a_gpu_multiplies_in_half_precision_and_gives_float32_under_autocast_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with fake_gpus(monkeypatch):
-        linear = torch.nn.Linear(32, VOCABULARY).requires_grad_(False)
-        for name in ("weight", "bias"):
-            empty = torch.empty(getattr(linear, name).shape, device="cuda:0", dtype=torch.bfloat16)
-            setattr(linear, name, torch.nn.Parameter(empty, requires_grad=False))
-        hidden = torch.empty(5, 32, device="cuda:0", dtype=torch.bfloat16)
-        torch.set_autocast_enabled("cuda", True)
-        torch.set_autocast_dtype("cuda", torch.bfloat16)
-        try:
-            assert (hidden.float() @ linear.weight.float().T).dtype == torch.bfloat16  # what autocast does
-            assert Float32Head(linear)(hidden).dtype == torch.float32
-        finally:
-            torch.set_autocast_enabled("cuda", False)
 
 
 # Layers that do not fit on the GPUs ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from replug.config.errors import UserError
 from replug.config.load import load_ask_config
+from replug.models import template_trial
 from replug.models.build import limited_template, lm_source
 from replug.models.pair_tokens import pair_token_ids
 from replug.models.prompt import PromptTemplate
@@ -180,27 +181,10 @@ CHATS = {  # family of the tokenizer, and a template that behaves as the publish
         TURNS + "{% if m.role == 'assistant' and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
         "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
     ),
-    "DeepSeek R1": (
-        "byte-level",
-        "{% for m in messages %}{% if m.role == 'user' %}User:{{ m.content }}{% else %}Assistant:"
-        "{{ m.content.split('</think>')[-1] }}{% endif %}{% endfor %}{% if add_generation_prompt %}"
-        "Assistant:<think>\n{% endif %}",
-    ),
-    "gpt-oss": (
-        "byte-level",
-        "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.role == "
-        "'assistant' %}<|channel|>final{% endif %}<|message|>{{ m.content }}<|im_end|>{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}",
-    ),
     "Phi, with a line behind the header": (
         "byte-level",
         "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
-    ),
-    "an older header, with a blank": (
-        "Llama 2",
-        "{% for m in messages %}{{ m.role | upper }}: {{ m.content }}\n{% endfor %}"
-        "{% if add_generation_prompt %}ASSISTANT:{% endif %}",
     ),
 }
 
@@ -241,7 +225,6 @@ ENDLESS = {
     "itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
 }
 WRONG = {
-    "division": ("{{ 1 // 0 }}", "ZeroDivisionError"),
     "types": ("{{ 1 + 'a' }}", "TypeError"),
     "a method": ("{{ messages.nothing() }}", "UndefinedError|is undefined|no attribute"),
     "its own": ("{{ raise_exception('no roles') }}", "no roles"),
@@ -250,8 +233,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", [*ENDLESS, *WRONG])
-def test_a_chat_template_that_fails_or_does_not_end_is_one_line(tmp_path, name):
-    template, says = WRONG.get(name) or (ENDLESS[name], r"takes more than 5 s or 1 GiB .* or calls itself without end")
+def test_a_chat_template_that_fails_or_does_not_end_is_one_line(tmp_path, monkeypatch, name):
+    template, says = WRONG.get(name) or (ENDLESS[name], r"takes more than 1 s or 1 GiB .* or calls itself without end")
+    monkeypatch.setattr(template_trial, "SECONDS", 1)
     llama_with("byte-level", tmp_path)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     tokenizer.chat_template = template

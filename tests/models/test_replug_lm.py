@@ -25,11 +25,10 @@ from replug.models.ensemble import (
 from replug.models.generation import GenerationOptions, elected
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
-from replug.models.local import hf_lm
+from replug.models.lm_source import GivenSource
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.stand_in_lm import StandInLM, StandInSource
+from replug.models.local.stand_in_lm import StandInLM
 from replug.models.packaged import write_stand_in_encoder
-from replug.models.pair_tokens import prompts_token_ids
 from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
 from replug.models.scorer_pool import ScorerPool
@@ -210,26 +209,6 @@ def test_the_last_words_of_the_context_move_the_weights_before_the_answer(weight
     assert abs(expected - mix(np.array(given), prior, *moves[:2])).max() > 1e-3
 
 
-@pytest.mark.parametrize("read", [3, 100])
-def test_answers_of_local_weights_are_scored_again_alike_by_the_tokens_that_were_read(
-    lm: HuggingFaceLM, read: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin, begun = lm._begin, []
-    monkeypatch.setattr(lm, "_begin", lambda *given: begun.append(begin(*given)) or begun[-1])
-
-    def pairs_with_its_ids(tokenizer: object, prefixes: Sequence[str], _: object) -> list:
-        return [(ids, begun[-1]._ids) for ids in prompts_token_ids(tokenizer, prefixes)]
-
-    monkeypatch.setattr(hf_lm, "pairs_token_ids", pairs_with_its_ids)  # texts of nonsense have other tokens
-    context = "the cat sat on the mat by the sea"
-    for weighting in (Weighting(read=read), Weighting(0.0, read=read)):
-        replug = ReplugLM(lm, Shelf(found(3)), weighting=weighting)
-        answer, score = replug.generate(context, GREEDY), replug.score(context, "the answer")
-        np.testing.assert_allclose(score.token_logprobs, answer.token_logprobs, atol=1e-4)
-        unread = ReplugLM(lm, Shelf(found(3)), weighting=replace(weighting, read=0)).score(context, "the answer")
-        assert abs(unread.token_logprobs - score.token_logprobs).max() > 1e-3
-
-
 def test_answers_of_documents_vote_and_votes_score_no_text() -> None:
     replug = ReplugLM(StandInLM(), Shelf(found(3)), weighting=Weighting(1.0, votes=True))
     own = [StandInLM().generate([f"{text}\na b"], GREEDY)[0] for text in TEXTS[:3]]
@@ -290,7 +269,7 @@ def test_equal_texts_come_in_their_order_and_no_more_than_there_are(encoder: Enc
 
 @pytest.mark.usefixtures("ray_session")
 def test_round_a_pool_it_gives_what_it_gives_round_the_lm_itself() -> None:
-    pool = ScorerPool(StandInSource(), num_replicas=1, threads=1)
+    pool = ScorerPool(GivenSource(StandInLM()), num_replicas=1, threads=1)
     pooled, local = ReplugLM(pool, Shelf(found())), ReplugLM(StandInLM(), Shelf(found()))
     assert_same_scores(pooled.score(CONTEXTS, CONTINUATIONS), local.score(CONTEXTS, CONTINUATIONS), atol=0)
     ours, theirs = pooled.generate(CONTEXTS, GREEDY), local.generate(CONTEXTS, GREEDY)
@@ -328,17 +307,6 @@ def test_probabilities_are_mixed_and_not_logits() -> None:
     assert math.exp(mixed[0]) == pytest.approx((0.99 + 0.5) / 2)
 
 
-@pytest.mark.parametrize("similarity", [-50.0, 900.0])
-def test_one_document_gives_its_own_log_probs_whatever_its_similarity(similarity: float) -> None:
-    given = np.log([[0.5, 0.001, 0.9]])
-    np.testing.assert_allclose(mix_token_logprobs(given, np.array([similarity]), weights="similarity"), given[0])
-
-
-def test_tiny_probabilities_do_not_underflow() -> None:
-    mixed = mix_token_logprobs(np.array([[-2000.0, -5.0], [-2001.0, -2000.0]]), np.zeros(2), weights="similarity")
-    np.testing.assert_allclose(mixed, [-2000 + math.log((1 + math.exp(-1)) / 2), -5 - math.log(2)], rtol=0, atol=1e-9)
-
-
 # Weights, and answers of which nothing is seen but themselves -----------------------------------------------------
 
 
@@ -348,9 +316,3 @@ def test_document_weights_are_the_softmax_of_the_similarities() -> None:
     assert weights.sum() == 1
     assert document_weights([0.3]).tolist() == [1.0]
     assert document_weights([]).tolist() == []
-
-
-@pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_similarities_that_are_not_finite_are_value_errors(wrong: float) -> None:
-    with pytest.raises(ValueError, match="expected finite numbers"):
-        document_weights([0.1, wrong])

@@ -24,7 +24,6 @@ from replug.models.local.mixtures import TokenChooser
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.replug_lm import ReplugLM
 from tests.support.fault_server import FaultServer, server_spec
-from tests.support.lm_answers import mixed, texts_of
 from tests.support.tiny_lms import DEMONSTRATIONS, load, num_tokens, write_gpt2, write_llama
 
 PROMPTS = [DEMONSTRATIONS + prompt for prompt in ("x\nthe", "a mat and a cat\nthe", "日本語\nthe")]
@@ -83,11 +82,6 @@ def test_a_draw_does_not_depend_on_what_is_asked_with_it(lm: HuggingFaceLM) -> N
     assert texts(lm.sample(PROMPTS, replace(OPTIONS, seed=5))) != texts(whole)
 
 
-def test_the_same_call_gives_the_same_bits(lm: HuggingFaceLM) -> None:
-    first, again = (list(chain(*lm.sample(PROMPTS, OPTIONS))) for _ in range(2))
-    assert [sample.token_logprobs.tobytes() for sample in first] == [s.token_logprobs.tobytes() for s in again]
-
-
 def test_every_way_through_a_model_draws_the_same(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = lm.sample(PROMPTS, OPTIONS)
     for use in (CacheUse(True, True, True), CacheUse(True, True), CacheUse(True), CacheUse()):
@@ -96,25 +90,6 @@ def test_every_way_through_a_model_draws_the_same(lm: HuggingFaceLM, monkeypatch
     monkeypatch.undo()
     monkeypatch.setattr(lm, "tokens_per_batch", 50)  # a row for the samples of each prompt
     assert_same(lm.sample(PROMPTS, OPTIONS), whole)
-
-
-def test_greedy_samples_are_the_greedy_answer_and_generation_is_decoded_together(lm: HuggingFaceLM) -> None:
-    greedy = [mixed(lm, [prompt], [1.0], GenerationOptions(8)) for prompt in PROMPTS]
-    assert [[one.text] for one in greedy] == texts(lm.sample(PROMPTS, GREEDY))
-    before = lm.counts.padded_tokens
-    assert texts_of(lm, PROMPTS, 8) == [one.text for one in greedy]
-    assert lm.counts.padded_tokens - before < 2 * sum(num_tokens(lm, prompt) for prompt in PROMPTS)
-
-
-def test_an_answer_ends_before_the_stop_and_counts_what_held_it(lm: HuggingFaceLM) -> None:
-    whole = lm.sample(PROMPTS, OPTIONS)
-    known = [text.partition("\ufffd")[0] for text in chain(*texts(whole))]  # before half a character
-    stop = next(text[-1] for text in known if text)
-    for free, stopped in zip(chain(*whole), chain(*lm.sample(PROMPTS, replace(OPTIONS, stop=stop))), strict=True):
-        assert stopped.text == free.text.split(stop)[0]
-        assert len(stopped.token_logprobs) <= len(free.token_logprobs)
-        size = len(stopped.token_logprobs)
-        np.testing.assert_allclose(stopped.token_logprobs, free.token_logprobs[:size], atol=1e-4)
 
 
 def test_an_opening_is_read_once_and_each_prompt_once_for_all_its_samples(lm: HuggingFaceLM) -> None:
@@ -126,14 +101,6 @@ def test_an_opening_is_read_once_and_each_prompt_once_for_all_its_samples(lm: Hu
 
 
 # Other backends ---------------------------------------------------------------------------------------------------
-
-
-def test_the_stand_in_draws_words_of_its_prompt() -> None:
-    lm = StandInLM()
-    samples = lm.sample(["a b c", "d d"], OPTIONS)
-    assert all(set(text.split()) <= set("abc") for text in texts(samples)[0])
-    assert len(set(texts(samples)[0])) == 4
-    assert_same(samples[1:], lm.sample(["d d"], OPTIONS))
 
 
 def test_a_mixture_is_drawn_from_token_by_token() -> None:
