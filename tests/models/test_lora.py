@@ -40,13 +40,6 @@ def trained(model: torch.nn.Module) -> list[str]:
     return [name for name, weight in model.named_parameters() if weight.requires_grad]
 
 
-def test_adapters_alone_have_a_gradient_and_begin_as_the_encoder_was(encoder_folder):
-    plain, encoder = Encoder(str(encoder_folder)), Encoder(str(encoder_folder))
-    add_adapters(encoder.backbones[0], LoRAConfig(rank=4), seed=0)
-    assert trained(encoder) and all(".lora_" in name for name in trained(encoder))
-    assert torch.equal(encoder.encode(TEXTS), plain.encode(TEXTS))
-
-
 def test_the_same_seed_draws_the_same_adapters_and_nobody_elses_numbers(encoder_folder):
     state = torch.random.get_rng_state()
     first, again = adapted(encoder_folder).state_dict(), adapted(encoder_folder).state_dict()
@@ -94,11 +87,6 @@ def test_an_adapter_is_kept_for_a_copy_of_the_merged_weights(encoder_folder, tmp
     keep_adapters(tmp_path / "best", tmp_path / "tuned")
     assert {path.name for path in (tmp_path / "tuned" / ADAPTER).iterdir()} >= {"adapter_config.json"}
     assert checksum_problems(tmp_path / "tuned") == []
-
-
-def test_targets_are_pefts(encoder_folder):
-    settings = adapter_settings(Encoder(str(encoder_folder)).backbones[0], LoRAConfig(rank=2))
-    assert set(settings.target_modules) == {"query", "value"} and settings.lora_alpha == 4
 
 
 def test_an_architecture_that_peft_does_not_know_is_refused():

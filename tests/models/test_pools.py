@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +63,19 @@ def test_killed_replicas_lose_no_work():
     pool.close()
 
 
-def test_an_error_of_the_work_itself_reaches_the_caller_and_is_not_retried():
+@pytest.fixture(scope="module")
+def pool(ray_session: None) -> Iterator[ActorPool]:
+    """One replica for all tests that end none."""
     pool = make_pool(1)
+    yield pool
+    pool.close()
+
+
+def test_an_error_of_the_work_itself_reaches_the_caller_and_is_not_retried(pool: ActorPool):
     with pytest.raises(ValueError, match="doc-7"):
         pool.submit("fail").result(300)
     assert pool.counts.respawns == 0
     assert pool.submit("square", 3).result(300) == 9
-    pool.close()
 
 
 def test_work_that_always_kills_its_worker_ends_in_an_error():
@@ -187,27 +193,17 @@ def test_a_replica_that_cannot_start_or_fails_its_probe_is_quarantined_and_the_o
     pool.close()
 
 
-def test_calls_that_find_no_replica_up_end_after_a_while():
-    pool = ActorPool(
-        lambda number: ray.remote(Worker).options(num_cpus=1000).remote(), 1, "worker", start_timeout_seconds=1.0
-    )
-    with pytest.raises(ActorPoolError, match="no replica came up within 1 s; is there room"):
-        pool.submit("square", 3).result(300)
-    pool.close()
-
-
 class Loading:
-    """A worker whose number decides how long it loads its model, and what its GPU does."""
+    """A worker whose GPU fails."""
 
-    def __init__(self, number: int, lives: Path | None = None) -> None:
-        self.number, self.lives = number, lives
+    def __init__(self, lives: Path | None = None) -> None:
+        self.lives = lives
 
     def probe(self) -> int:
-        time.sleep(600 if self.number == 1 else 0)
-        return self.number
+        return 0
 
     def who(self) -> int:
-        return self.number
+        return 0
 
     def fault(self, error: Exception, times: int) -> int:
         """Fails so many times in all, each time in another process; returns in how many it has been."""
@@ -217,24 +213,9 @@ class Loading:
         return len(list(self.lives.iterdir()))
 
 
-def loading_pool(numbers: list[int], lives: Path | None = None, **options: float) -> ActorPool:
-    actor = ray.remote(Loading).options(num_cpus=0)
-    return ActorPool(
-        lambda n: actor.remote(numbers[n], lives), len(numbers), "worker", validate=lambda *_: None, **options
-    )
-
-
-def test_a_replica_that_hangs_while_it_starts_is_quarantined_beside_one_that_is_up():
-    pool = loading_pool([0, 1], start_timeout_seconds=1.0)
-    wait_until(lambda: pool.quarantined)
-    assert pool.quarantined == {1: "it failed to start 3 times: it was not up 1 s after it had room"}
-    assert pool.submit("who").result(300) == 0
-    pool.close()
-
-
 def test_a_replica_that_waits_for_room_is_not_one_that_hangs():
     actors = [ray.remote(Loading).options(num_cpus=cpus) for cpus in (0, 1000)]
-    pool = ActorPool(lambda n: actors[n].remote(0), 2, "worker", start_timeout_seconds=1.0, validate=lambda *_: None)
+    pool = ActorPool(lambda n: actors[n].remote(), 2, "worker", start_timeout_seconds=1.0, validate=lambda *_: None)
     wait_until(lambda: pool.num_up == 1)
     pending = pool.handles()[1]
     time.sleep(1.5)
@@ -248,7 +229,8 @@ ILLEGAL = torch.AcceleratorError("CUDA error: an illegal memory access was encou
 
 
 def test_a_fault_of_the_gpu_replaces_the_replica_and_the_call_is_done_again(tmp_path):
-    pool = loading_pool([0], tmp_path, max_attempts=3)
+    actor = ray.remote(Loading).options(num_cpus=0)
+    pool = ActorPool(lambda _: actor.remote(tmp_path), 1, "worker", validate=lambda *_: None, max_attempts=3)
     assert pool.submit("fault", ILLEGAL, 2).result(300) == 3
     assert (pool.counts.respawns, pool.counts.retries) == (2, 2)
     pool.close()
@@ -272,46 +254,21 @@ def test_what_is_a_fault_of_the_gpu(error: Exception, is_fault: bool):
 # The dispatcher itself ----------------------------------------------------------------------------------------
 
 
-def fail_with(error: Exception) -> Callable:
-    def fail(*_: object) -> None:
-        raise error
-
-    return fail
-
-
-def test_a_dispatcher_that_fails_fails_its_calls_and_later_ones_with_the_cause():
-    pool = ActorPool(
-        lambda number: ray.remote(Loading).options(num_cpus=0).remote(number), 1, "worker",
-        validate=fail_with(KeyError("no such token")),
-    )  # fmt: skip
-    calls = [pool.submit("who") for _ in range(3)]
-    for call in [*calls, pool.submit("who")]:
-        with pytest.raises(ActorPoolError, match="worker: the pool failed: KeyError: 'no such token'") as caught:
-            call.result(60)
-        assert isinstance(caught.value.__cause__, KeyError)
-    with pytest.raises(ActorPoolError, match="the pool failed"):
-        pool.submit("who").result(0)
-    pool.close()
-
-
-def test_a_cancelled_call_is_not_done_and_hurts_no_other():
-    pool = make_pool(1)
+def test_a_cancelled_call_is_not_done_and_hurts_no_other(pool: ActorPool):
+    before = pool.counts.calls
     first = pool.submit("square", 2, 0.5)
     calls = [pool.submit("square", x) for x in range(6)]
     assert calls[5].cancel()
     assert first.result(300) == 4
     assert [call.result(300) for call in calls[:5]] == [x * x for x in range(5)]
-    wait_until(lambda: pool.counts.calls == 6)
+    wait_until(lambda: pool.counts.calls == before + 6)
     assert pool.submit("square", 9).result(300) == 81
-    pool.close()
 
 
-def test_arguments_that_cannot_travel_are_their_own_calls_error():
-    pool = make_pool(1)
+def test_arguments_that_cannot_travel_are_their_own_calls_error(pool: ActorPool):
     with pytest.raises(TypeError, match="serialize"):
         pool.submit("square", threading.Lock()).result(60)
     assert pool.submit("square", 3).result(300) == 9
-    pool.close()
 
 
 def wait_until(holds, seconds: float = 300) -> None:
