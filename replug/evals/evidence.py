@@ -17,11 +17,10 @@ from replug.config.errors import UserError
 from replug.config.methods import GENREAD, LONG_CONTEXT, RANDOM, Method
 from replug.data.files import replace_file
 from replug.data.store import CorpusStore
-from replug.models.black_box_lm import AsyncLM, mapped
+from replug.models.black_box_lm import AsyncLM, Mixture, mapped
 from replug.models.ensemble import POSTERIOR_WEIGHTS, REPLUG_WEIGHTS, Weighting, document_weights, prior_log_weights
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
 from replug.models.generation import Generated, GenerationOptions
-from replug.models.replug_lm import Ensemble
 
 # The errors of reading a damaged archive of numpy.
 DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError)
@@ -94,8 +93,8 @@ class Evidence:
 
     def submit(self, lm: AsyncLM, prompts: Sequence[str], options: GenerationOptions) -> Future[Generated]:
         """Return a future of the one answer to a prompt for each text."""
-        ensemble = Ensemble(prompts, self.weights.tolist(), replace(self.weighting, votes=self.votes))
-        return mapped(ensemble.submit(lm, options), ensemble.answer)
+        mixture = Mixture(prompts, self.weights.tolist(), replace(self.weighting, votes=self.votes))
+        return mapped(mixture.submit(lm, options), mixture.answer)
 
     def final(self, weights: np.ndarray) -> dict[str, list[float]]:
         """Return the detail of an outcome that tells the weights [K] after the text, or votes; none where they stay."""

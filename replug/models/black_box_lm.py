@@ -19,8 +19,8 @@ import numpy as np
 from replug.cluster.background import attempt
 from replug.config.errors import RunError, UserError
 from replug.models.batching import units_of_similar_length
-from replug.models.ensemble import MovingWeights, Weighting, common_end
-from replug.models.generation import Generated, GenerationOptions, Stop, stop_texts
+from replug.models.ensemble import REPLUG_WEIGHTS, MovingWeights, Weighting, common_end
+from replug.models.generation import Generated, GenerationOptions, Stop, elected, stop_texts
 
 # Called with (answer index, text so far) after each token; returns False to end the answer.
 Watch = Callable[[int, str], bool]
@@ -121,12 +121,12 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Prompts that differ by their document, and the weights that they begin with.
+    """Prompts that differ by their document, and the weights that they begin with: the ensemble of one question.
 
-    A `share` below 1 lets the weights follow the answer, and `prune` leaves out prompts whose weight falls below it
-    (`models.ensemble.MovingWeights`). Weights that follow are first moved by the tokens that all prompts end with, such
-    as a question: the last `read` of them, never a prompt's first. Raises ValueError unless the weights are a
-    distribution, and for a `share`, `prune` or `read` out of range.
+    `weighting` says how the weights follow the answer, and which prompts are left out (`models.ensemble`). Weights that
+    follow are first moved by the tokens that all prompts end with, such as a question: never by a prompt's first. With
+    `weighting.votes` the prompts' own answers vote, as `answer` has it; an LM itself mixes. Raises ValueError unless
+    the weights are a distribution.
 
     >>> mixture = Mixture(["in Basel", "in Nantes"], [0.7, 0.3])
     >>> StandInLM().generate([mixture], GenerationOptions(2))[0].num_prompts
@@ -135,9 +135,7 @@ class Mixture:
 
     prompts: Sequence[str]
     weights: Sequence[float]
-    share: float = 1.0
-    prune: float = 0.0
-    read: int = 0
+    weighting: Weighting = REPLUG_WEIGHTS
 
     def __post_init__(self) -> None:
         require_texts(self.prompts, "prompts")
@@ -148,7 +146,6 @@ class Mixture:
         total = sum(self.weights)
         if not all(weight >= 0 for weight in self.weights) or abs(total - 1) > WEIGHTS_TOLERANCE:
             raise ValueError(f"the weights of {len(self.prompts)} prompts sum to {total:g}; expected 0 or more, sum 1")
-        Weighting(self.share, self.prune, self.read)
 
     @property
     def log_prior(self) -> np.ndarray:
@@ -157,12 +154,25 @@ class Mixture:
 
     def moving(self, read_logprobs: np.ndarray | None = None) -> MovingWeights:
         """Return the weights as they are before the answer, moved by log-probs [K, N] of the tokens that are read."""
-        return MovingWeights(self.log_prior, self.share, self.prune, read_logprobs)
+        return MovingWeights(self.log_prior, self.weighting.share, self.weighting.prune, read_logprobs)
 
     def num_read(self, rows: Sequence[Sequence[Any]]) -> int:
         """Return how many last tokens of the prompts, given as tokens, move the weights."""
-        moves = self.read and self.share < 1 and len(rows) > 1
-        return common_end([row[1:] for row in rows], self.read) if moves else 0
+        moves = self.weighting.read and self.weighting.share < 1 and len(rows) > 1
+        return common_end([row[1:] for row in rows], self.weighting.read) if moves else 0
+
+    @property
+    def calls(self) -> "list[Mixture]":
+        """Return what an LM is to answer: the mixture, or each prompt by itself where their answers vote."""
+        return as_mixtures(self.prompts) if self.weighting.votes else [self]
+
+    def answer(self, generated: Sequence[Generated]) -> Generated:
+        """Return the one answer from those to `calls`."""
+        return elected(generated, self.weights) if self.weighting.votes else generated[0]
+
+    def submit(self, lm: "AsyncLM", options: GenerationOptions) -> "Future[list[Generated]]":
+        """Return a future of the LM's answers to `calls`, which may be cancelled."""
+        return lm.submit_call(GenerateCall(self.calls, options))
 
 
 Prompt = str | Mixture
@@ -208,8 +218,8 @@ class BlackBoxLM(Protocol):
     ) -> list[Generated]:
         """Answer each prompt, a text or a mixture; local weights decode them together.
 
-        LMs that show growing answers tell `watch` of them. Where memory does not hold all, some begin anew, and
-        `watch` is told their first texts again.
+        LMs that show growing answers call `watch`. If memory does not hold all, some begin anew, and `watch` is called
+        with their first texts again.
         """
         ...
 

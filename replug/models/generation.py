@@ -69,7 +69,7 @@ class Generated:
     token, 0 for a pruned prompt. `prompt_tokens` counts those of all prompts, with the opening; None if neither the
     server nor its tokenizer tells. Raises ValueError unless there is one entropy a token.
 
-    >>> mixture = Mixture(["in Basel", "Basel Basel"], [0.5, 0.5], share=0.05)
+    >>> mixture = Mixture(["in Basel", "Basel Basel"], [0.5, 0.5], Weighting())
     >>> [answer] = StandInLM().generate([mixture], GenerationOptions(1))
     >>> answer.text, answer.num_tokens, answer.weights.round(2).tolist()
     ('Basel', 1, [0.34, 0.66])
@@ -156,8 +156,8 @@ def before_stop(text: str, stop: Stop) -> str:
 
     The result is the same whether the answer is seen as a whole, token by token, or in a stream.
     """
-    found = [(start + len(ending), start) for ending in stop_texts(stop) if (start := text.find(ending)) >= 0]
-    return text[: min(found)[1]] if found else text
+    ends = [(start + len(ending), start) for ending in stop_texts(stop) if (start := text.find(ending)) >= 0]
+    return text[: min(ends)[1]] if ends else text
 
 
 def _normalized(stop: Stop) -> Stop:

@@ -10,8 +10,6 @@ of an answer are those of its documents, in their order.
 import math
 import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
@@ -20,7 +18,6 @@ from replug.models.black_box_lm import (
     AsyncLM,
     BlackBoxLM,
     ContinuationScore,
-    GenerateCall,
     Mixture,
     Prompt,
     Watch,
@@ -40,55 +37,29 @@ from replug.models.ensemble import (
     prior_log_weights,
 )
 from replug.models.ensemble_temperature import own_temperature
-from replug.models.generation import Generated, GenerationOptions, elected
+from replug.models.generation import Generated, GenerationOptions
 from replug.models.prompt import PromptTemplate
 
 Texts = Sequence[str]
 Documents = Sequence[Retrieved]  # of one text
 
 
-@dataclass(frozen=True, slots=True)
-class Ensemble:
-    """The prompts of one question, one for each document, the weights that they begin with, and how these move.
-
-    >>> ensemble = Ensemble(["in Basel", "in Nantes"], [0.7, 0.3], REPLUG_WEIGHTS)
-    >>> answer_all([ensemble], StandInLM(), GenerationOptions(2))[0].num_prompts
-    2
-    """
-
-    prompts: Sequence[str]
-    priors: Sequence[float]
-    weighting: Weighting = POSTERIOR_WEIGHTS
-
-    @property
-    def calls(self) -> list[Mixture]:
-        """Return the prompts of the LM: their mixture, or each by itself where their answers vote."""
-        if self.weighting.votes:
-            return as_mixtures(self.prompts)
-        return [Mixture(self.prompts, self.priors, self.weighting.share, self.weighting.prune, self.weighting.read)]
-
-    def answer(self, generated: Sequence[Generated]) -> Generated:
-        """Return the one answer from those to `calls`."""
-        return elected(generated, self.priors) if self.weighting.votes else generated[0]
-
-    def submit(self, lm: AsyncLM, options: GenerationOptions) -> "Future[list[Generated]]":
-        """Return a future of the LM's answers to `calls`, which may be cancelled."""
-        return lm.submit_call(GenerateCall(self.calls, options))
-
-
 def answer_all(
-    ensembles: Sequence[Ensemble], lm: BlackBoxLM, options: GenerationOptions, watch: Watch | None = None
+    mixtures: Sequence[Mixture], lm: BlackBoxLM, options: GenerationOptions, watch: Watch | None = None
 ) -> list[Generated]:
-    """Answer each ensemble. `watch` is called with empty texts of answers that vote: none is shown before its end."""
-    calls = [(number, call) for number, ensemble in enumerate(ensembles) for call in ensemble.calls]
+    """Answer each mixture, by the votes of its prompts where its weighting says so.
+
+    `watch` is called with empty texts of answers that vote: none is shown before its end.
+    """
+    calls = [(number, call) for number, mixture in enumerate(mixtures) for call in mixture.calls]
 
     def on_token(place: int, text: str) -> bool:
         number = calls[place][0]
         assert watch is not None
-        return watch(number, "" if ensembles[number].weighting.votes else text)
+        return watch(number, "" if mixtures[number].weighting.votes else text)
 
     answers = iter(lm.generate([call for _, call in calls], options, on_token if watch else None))
-    return [ensemble.answer([next(answers) for _ in ensemble.calls]) for ensemble in ensembles]
+    return [mixture.answer([next(answers) for _ in mixture.calls]) for mixture in mixtures]
 
 
 class ReplugLM:
@@ -215,15 +186,15 @@ class ReplugLM:
             return self.generate([prompts], options, watch, documents=None if documents is None else [documents])[0]
         mixtures = as_mixtures(prompts)
         of_prompts = iter(self._documents([text for mixture in mixtures for text in mixture.prompts], documents))
-        ensembles = [self._ensemble(mixture, [next(of_prompts) for _ in mixture.prompts]) for mixture in mixtures]
-        return answer_all(ensembles, self._lm, options, watch)
+        grown = [self._with_documents(mixture, [next(of_prompts) for _ in mixture.prompts]) for mixture in mixtures]
+        return answer_all(grown, self._lm, options, watch)
 
     def sample(self, prompts: Texts, options: GenerationOptions) -> list[list[Generated]]:
         """Draw from the mixture of each prompt's documents: one generation for each sample."""
         samples = []
         for prompt, own in zip(prompts, self._documents(prompts, None), strict=True):
-            ensemble = self._ensemble(Mixture([prompt], [1.0]), [own])
-            samples.append([answer_all([ensemble], self._lm, own)[0] for own in options.draws(prompt)])
+            mixture = self._with_documents(Mixture([prompt], [1.0]), [own])
+            samples.append([answer_all([mixture], self._lm, own)[0] for own in options.draws(prompt)])
         return samples
 
     def stream(self, prompt: str, options: GenerationOptions, documents: Documents | None = None) -> Iterator[str]:
@@ -235,12 +206,12 @@ class ReplugLM:
         """
         require_texts([prompt], "prompts")
         own = self._documents([prompt], None if documents is None else [documents])
-        ensemble = self._ensemble(Mixture([prompt], [1.0]), own)
+        mixture = self._with_documents(Mixture([prompt], [1.0]), own)
         stream = getattr(self._lm, "stream", None)  # local weights have it
-        if stream is not None and not ensemble.weighting.votes:
-            pieces: Iterator[str] = stream(ensemble.calls[0], options)
+        if stream is not None and not mixture.weighting.votes:
+            pieces: Iterator[str] = stream(mixture, options)
             return pieces
-        [answer] = answer_all([ensemble], self._lm, options)
+        [answer] = answer_all([mixture], self._lm, options)
         return iter([answer.text] if answer.text else [])
 
     def _documents(self, texts: Texts, documents: Sequence[Documents] | None) -> Sequence[Documents]:
@@ -255,7 +226,7 @@ class ReplugLM:
         texts: Sequence[str | None] = [document.text for document in documents] or [None]
         return [self._template.prefix(document, text, continuation) for document in texts]
 
-    def _ensemble(self, mixture: Mixture, documents: Sequence[Documents]) -> Ensemble:
+    def _with_documents(self, mixture: Mixture, documents: Sequence[Documents]) -> Mixture:
         """Return the prompts with the documents of each; a prompt's weight is divided among its documents."""
         prompts: list[str] = []
         weights: list[float] = []
@@ -264,8 +235,7 @@ class ReplugLM:
             similarities = [document.similarity for document in own]
             shares = document_weights(similarities, self.temperature).tolist() if own else [1.0]
             weights += [weight * share for share in shares]
-        without = Weighting(mixture.share, mixture.prune, mixture.read)
-        return Ensemble(prompts, weights, self.weighting if any(documents) else without)
+        return Mixture(prompts, weights, self.weighting if any(documents) else mixture.weighting)
 
     def _score(self, contexts: Texts, prompts: list[list[str]], continuations: Texts) -> list[list[ContinuationScore]]:
         """Return the scores of each continuation after each of its prompts.

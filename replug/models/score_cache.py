@@ -91,8 +91,8 @@ class ModelUse:
 def pair_keys(identity: str, prefixes: Sequence[str], continuations: Sequence[str], read: int = 0) -> list[Key]:
     """Return 16 bytes for each pair scored by a model; a prefix is all that the LM reads before the continuation.
 
-    The first six are the same for all prefixes: they say where in the file a query's rows lie. What many have in
-    common, the model and a query's continuation, is hashed once.
+    The first six are the same for all prefixes: they say where in the file a query's rows lie. The
+    model and a query's continuation, which many have in common, are hashed once.
     """
     also = [f"read {read}"] if read else []
     begun = hashlib.blake2b(b"".join(map(_framed, [identity, *also])), digest_size=10)
@@ -115,7 +115,8 @@ def call_keys(identity: str, call: Call) -> list[Key]:
         return [hashed(identity, "sample", options, prompt, size=16) for prompt in call.texts]
     keys = []
     for one in as_mixtures(call.prompts):
-        numbers = [*one.weights, one.share, one.prune, *([one.read] if one.read else [])]
+        how = one.weighting
+        numbers = [*one.weights, how.share, how.prune, *([how.read] if how.read else [])]
         weighting = np.array(numbers, dtype="<f8").tobytes().hex()
         keys.append(hashed(identity, "generate", options, weighting, *one.prompts, size=16))
     return keys

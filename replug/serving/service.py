@@ -28,14 +28,14 @@ from replug.config.choices import ServerAPI
 from replug.config.errors import RunError
 from replug.config.schema import LMConfig
 from replug.index_workers.build_plan import index_folder
-from replug.models.black_box_lm import AsyncLM, BlackBoxLM, GrowingAnswer
+from replug.models.black_box_lm import AsyncLM, BlackBoxLM, GrowingAnswer, Mixture
 from replug.models.build import limited_template
 from replug.models.ensemble import POSTERIOR_WEIGHTS, REPLUG_WEIGHTS, Retrieved, Weighting, document_weights
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.lm_source import LMSource, LocalSource
 from replug.models.pair_tokens import chat_text
 from replug.models.prompt import Build, PromptTemplate
-from replug.models.replug_lm import Ensemble, answer_all
+from replug.models.replug_lm import answer_all
 from replug.serving.index_holder import IndexHolder, ServedIndex
 from replug.serving.openai_api import QUERY, Answer, ApiError, Message, ServingLimits, Side, document_json, refused
 
@@ -202,7 +202,7 @@ class Question:
     listen: Listener | None = None
     documents: Sequence[Retrieved] = ()
     query_is_cut: bool = False
-    ensemble: Ensemble | None = None
+    ensemble: Mixture | None = None
     are_cut: Sequence[bool] = ()
     disconnected: threading.Event = field(default_factory=threading.Event)
     error: RunError | None = None
@@ -210,16 +210,16 @@ class Question:
     def __post_init__(self) -> None:
         self._growing = GrowingAnswer(self.options.stop)
 
-    def fit(self, template: PromptTemplate, weighting: Weighting) -> Ensemble:
+    def fit(self, template: PromptTemplate, weighting: Weighting) -> Mixture:
         """Build the prompts of the ensemble, each with as much of its document as fits."""
         if not self.documents:
-            self.ensemble = Ensemble([self.build(None)], [1.0], REPLUG_WEIGHTS)
+            self.ensemble = Mixture([self.build(None)], [1.0], REPLUG_WEIGHTS)
             return self.ensemble
         texts = [document.text for document in self.documents]
         prompts = [template.fit(text, self.build, self.options.max_new_tokens) for text in texts]
         self.are_cut = [prompt != self.build(text) for prompt, text in zip(prompts, texts, strict=True)]
         priors = document_weights([document.similarity for document in self.documents], self.index.temperature)
-        self.ensemble = Ensemble(prompts, priors.tolist(), weighting)
+        self.ensemble = Mixture(prompts, priors.tolist(), weighting)
         return self.ensemble
 
     def on_token(self, text: str, is_whole: bool = False) -> bool:
@@ -234,7 +234,7 @@ class Question:
 
     def answered(self, generated: Generated) -> Answer:
         assert self.ensemble is not None, "fitted when it was asked"
-        weights, priors = generated.weights.tolist(), self.ensemble.priors
+        weights, priors = generated.weights.tolist(), self.ensemble.weights
         rows = zip(self.documents, weights, priors, self.are_cut, strict=bool(self.documents))
         evidence = {
             "index_version": self.index.version,

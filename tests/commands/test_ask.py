@@ -13,6 +13,7 @@ from replug.answering.rerankers import RERANKERS, write_weights
 from replug.data.records import Document
 from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.models.black_box_lm import Mixture
+from replug.models.ensemble import Weighting
 from replug.models.generation import GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM
 from replug.web import evidence as build
@@ -85,7 +86,7 @@ def test_an_index_answers_by_the_ensemble_of_its_documents(replug, index):
     priors = [one["prior"] for one in evidence]
     assert priors == pytest.approx([math.exp(one) / total for one in similarities])
     prompts = AnswerPrompts(OWN_SHOTS)
-    mixture = Mixture([prompts.ask(QUESTION, one["text"]) for one in evidence], priors, share=0.05, read=64)
+    mixture = Mixture([prompts.ask(QUESTION, one["text"]) for one in evidence], priors, Weighting(0.05, read=64))
     [expected] = StandInLM().generate([mixture], GenerationOptions(4, "\n"))
     assert row["answer"] == expected.text and row["sum_logprob"] == pytest.approx(expected.sum_logprob)
     assert [one["weight"] for one in evidence] == pytest.approx(expected.weights)
@@ -100,7 +101,7 @@ def test_pruned_passages_have_no_weight(replug, index):
     prompts = AnswerPrompts(OWN_SHOTS)
     priors = [one["prior"] for one in row["evidence"]]
     texts = [prompts.ask(QUESTION, one["text"]) for one in row["evidence"]]
-    [expected] = StandInLM().generate([Mixture(texts, priors, 0.05, 0.3, 6)], GenerationOptions(4, "\n"))
+    [expected] = StandInLM().generate([Mixture(texts, priors, Weighting(0.05, 0.3, 6))], GenerationOptions(4, "\n"))
     assert row["answer"] == expected.text
     assert [one["weight"] for one in row["evidence"]] == pytest.approx(expected.weights) and 0 in expected.weights
 
@@ -124,7 +125,7 @@ def test_keys_of_weights_without_effect_are_refused(replug, index, typed, messag
 def test_a_template_continues_with_the_documents_before_it(replug, index):
     row = asked(replug, "--index", index, LM, "--k", "2", "--max-new-tokens", "5", "--template", "{question}")
     prompts = [f"{one['text']}\n{QUESTION}" for one in row["evidence"]]
-    mixture = Mixture(prompts, [one["prior"] for one in row["evidence"]], share=0.05, read=64)
+    mixture = Mixture(prompts, [one["prior"] for one in row["evidence"]], Weighting(0.05, read=64))
     [expected] = StandInLM().generate([mixture], GenerationOptions(5))
     assert row["answer"] == expected.text
 

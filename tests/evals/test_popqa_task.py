@@ -40,7 +40,7 @@ class Poet:
     def submit_call(self, call):
         [mixture], options = call.prompts, call.options
         prompts = mixture.prompts
-        self.moving.append((mixture.share, mixture.prune))
+        self.moving.append((mixture.weighting.share, mixture.weighting.prune))
         self.asked.append((list(prompts), list(mixture.weights), options))
         text = " A POET, or poet\nQ: next" if any("poet" in prompt for prompt in prompts) else " no idea"
         logprobs = np.array([-1.0, -3.0], dtype=np.float32)

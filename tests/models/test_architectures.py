@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from replug.models.architecture import tried
 from replug.models.black_box_lm import Mixture
+from replug.models.ensemble import Weighting
 from replug.models.generation import GenerationOptions
 from replug.models.local.decoding import CacheUse
 from replug.models.local.hf_lm import HuggingFaceLM
@@ -125,7 +126,9 @@ def check_ends(lm: HuggingFaceLM, alone: Alone) -> None:
     for prompts in (fitting(lm, some, len(end) + NEW_TOKENS) for some in (PROMPTS, FEW_SHOT)):
         if not prompts:
             continue
-        mixture = Mixture([prompt + end for prompt in prompts], [1 / len(prompts)] * len(prompts), share=0.05, read=9)
+        mixture = Mixture(
+            [prompt + end for prompt in prompts], [1 / len(prompts)] * len(prompts), Weighting(0.05, read=9)
+        )
         rows = lm._prompt_ids(mixture.prompts, NEW_TOKENS)
         answer = lm._begin(rows, mixture, GenerationOptions(NEW_TOKENS))
         assert answer.num_read == 9

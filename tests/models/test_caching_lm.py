@@ -24,6 +24,7 @@ from replug.models.black_box_lm import (
     sums_of,
 )
 from replug.models.caching_lm import CachingLM
+from replug.models.ensemble import Weighting
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.lm_source import InProcessLM
 from replug.models.local.hf_lm import HuggingFaceLM
@@ -403,9 +404,9 @@ def test_an_equal_call_is_not_asked_twice_nor_after_the_file_was_opened_again(pa
         again.submit_answer(Mixture(tuple(PROMPTS), np.array(WEIGHTS)), OPTIONS).result()
     ) == answer_bits(first)
     assert len(lm.calls) == 1
-    for changes in ({"share": 0.05}, {"share": 0.05, "prune": 0.01}, {"share": 0.05, "read": 2}):
-        again.submit_answer(Mixture(PROMPTS, WEIGHTS, **changes), OPTIONS).result()
-    again.submit_answer(Mixture(PROMPTS, WEIGHTS, share=0.05), OPTIONS).result()
+    for weighting in (Weighting(0.05), Weighting(0.05, prune=0.01), Weighting(0.05, read=2)):
+        again.submit_answer(Mixture(PROMPTS, WEIGHTS, weighting), OPTIONS).result()
+    again.submit_answer(Mixture(PROMPTS, WEIGHTS, Weighting(0.05)), OPTIONS).result()
     assert len(lm.calls) == 4
     again.close()
     scores = ScoreCache(path)

@@ -15,6 +15,7 @@ from transformers import GPT2LMHeadModel
 
 from replug.config.errors import RunError
 from replug.models.black_box_lm import Mixture, UnscorableText, pieces
+from replug.models.ensemble import Weighting
 from replug.models.generation import Generated, GenerationOptions, before_stop, elected
 from replug.models.local import mixtures
 from replug.models.local.decoding import CacheUse, find_cache_use
@@ -318,10 +319,10 @@ MIXTURES = [
     Mixture(["the mat and the cat"], [1.0]),
     Mixture([prompt * 3 for prompt in PROMPTS[:2]], [0.5, 0.5]),
     Mixture(PROMPTS[::-1], WEIGHTS),
-    Mixture(PROMPTS, WEIGHTS, share=0.05),
-    Mixture(PROMPTS, WEIGHTS, share=0.0, prune=0.25),
-    Mixture([f"{prompt} is what the cat said" for prompt in PROMPTS], WEIGHTS, share=0.05, prune=0.05, read=5),
-    Mixture([prompt[::-1] + " on the mat" for prompt in PROMPTS], WEIGHTS, share=0.0, read=100),
+    Mixture(PROMPTS, WEIGHTS, Weighting(0.05)),
+    Mixture(PROMPTS, WEIGHTS, Weighting(0.0, prune=0.25)),
+    Mixture([f"{prompt} is what the cat said" for prompt in PROMPTS], WEIGHTS, Weighting(0.05, prune=0.05, read=5)),
+    Mixture([prompt[::-1] + " on the mat" for prompt in PROMPTS], WEIGHTS, Weighting(0.0, read=100)),
 ]
 
 
@@ -360,7 +361,7 @@ def test_answers_and_their_weights_are_those_of_their_scores(
             seen = [*prompt[len(prompt) - read :], *ids]
             logits = lm.model(torch.tensor([prompt + ids]), use_cache=False).logits[0, len(prompt) - read - 1 : -1]
             given.append(logits.double().log_softmax(-1)[range(len(seen)), seen].numpy())
-        assert (read > 0) == (mixture.read > 0)
+        assert (read > 0) == (mixture.weighting.read > 0)
         moving = mixture.moving(np.array(given)[:, :read])
         given = np.array(given)[:, read:]
         np.testing.assert_allclose(answer.token_logprobs, [moving.see(one) for one in np.array(given).T], atol=1e-4)

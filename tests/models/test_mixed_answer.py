@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from replug.config.errors import UserError
 from replug.models.black_box_lm import Mixture
+from replug.models.ensemble import Weighting
 from replug.models.generation import GenerationOptions
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
@@ -67,9 +68,9 @@ PROMPTS = ["the cat sat on the mat", "a much longer prefix of the cat", "x", "th
 WEIGHTS = [0.4, 0.3, 0.2, 0.1]
 MIXTURES = [
     Mixture(PROMPTS, WEIGHTS),
-    Mixture(PROMPTS, WEIGHTS, 0.05),
-    Mixture(PROMPTS, WEIGHTS, 0.05, prune=0.15),
-    Mixture([f"{prompt} is on the mat" for prompt in PROMPTS], WEIGHTS, 0.05, read=3),
+    Mixture(PROMPTS, WEIGHTS, Weighting(0.05)),
+    Mixture(PROMPTS, WEIGHTS, Weighting(0.05, prune=0.15)),
+    Mixture([f"{prompt} is on the mat" for prompt in PROMPTS], WEIGHTS, Weighting(0.05, read=3)),
 ]
 
 

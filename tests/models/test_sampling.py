@@ -13,7 +13,7 @@ import torch
 from replug.config.errors import UserError
 from replug.models.black_box_lm import Mixture
 from replug.models.caching_lm import CachingLM
-from replug.models.ensemble import Retrieved
+from replug.models.ensemble import Retrieved, Weighting
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
@@ -110,7 +110,7 @@ def test_a_mixture_is_drawn_from_token_by_token() -> None:
 
     drawn = ReplugLM(StandInLM(), Shelf(), 2).sample(["x", "y"], OPTIONS)
     one = OPTIONS.draws("y")[3]
-    [expected] = StandInLM().generate([Mixture(["a a\ny", "b\ny"], [0.5, 0.5], share=0.05)], one)
+    [expected] = StandInLM().generate([Mixture(["a a\ny", "b\ny"], [0.5, 0.5], Weighting(0.05))], one)
     assert drawn[1][3].text == expected.text
     np.testing.assert_array_equal(drawn[1][3].token_logprobs, expected.token_logprobs)
 

@@ -186,7 +186,7 @@ def test_a_chat_has_each_document_in_its_last_message_and_one_beginning(tiny: Ti
     found, stream = ask(tiny.service(), test)
     priors = [one["prior"] for one in found["replug"]["documents"]]
     # The tiny tokenizer adds no token at the beginning, so the template's stays.
-    mixture = Mixture([ChatText(f"<s>{prompt}", ()) for prompt in prompts], priors, Weighting().share)
+    mixture = Mixture([ChatText(f"<s>{prompt}", ()) for prompt in prompts], priors, Weighting())
     [whole] = tiny.lm.generate([mixture], GenerationOptions(12))
     assert found["choices"][0]["message"] == {"role": "assistant", "content": whole.text}
     assert [one["id"] for one in found["replug"]["documents"]] == [one.id for one in documents]

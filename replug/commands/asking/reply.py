@@ -46,14 +46,13 @@ from replug.data.rows import one_line, read_documents
 from replug.index_workers.bm25 import BM25Index
 from replug.index_workers.build_plan import index_folder
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
-from replug.models.black_box_lm import AsyncLM
+from replug.models.black_box_lm import AsyncLM, Mixture
 from replug.models.build import counting_template, limited_template, lm_source, load_encoder
 from replug.models.ensemble import REPLUG_WEIGHTS, Retrieved
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import GenerationOptions
 from replug.models.hardware import available_cores
 from replug.models.lm_source import LMSource
-from replug.models.replug_lm import Ensemble
 from replug.train.run_dir import RunDirectory
 from replug.web import require_web
 from replug.web.records import (
@@ -297,8 +296,8 @@ def _answer_by_ensemble(
     decoding = generation_options(options)
     prompts, opening = ensemble_prompts(question, weighing, source, options, config.lm, decoding.max_new_tokens)
     weighting = weighting_of(config) if weighing else REPLUG_WEIGHTS
-    ensemble = Ensemble(prompts, [passage.probability for passage in weighing] or [1.0], weighting)
-    generated = ensemble.answer(ensemble.submit(lm, replace(decoding, opening=opening)).result())
+    mixture = Mixture(prompts, [passage.probability for passage in weighing] or [1.0], weighting)
+    generated = mixture.answer(mixture.submit(lm, replace(decoding, opening=opening)).result())
     after = iter(generated.weights.tolist())
     weights = [next(after) if passage.probability > 0 else 0.0 for passage in evidence.passages]
     return Reply(

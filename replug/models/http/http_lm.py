@@ -122,10 +122,12 @@ class HttpLM(AsyncLM):
             return self._run(self._sample(self._prompts(call.texts, call.options), call.options))
         require_greedy(call.options)
         mixtures = as_mixtures(call.prompts)
-        if self._tokenizer is None and any(mixture.read and len(mixture.prompts) > 1 for mixture in mixtures):
+        if self._tokenizer is None and any(mixture.weighting.read and len(mixture.prompts) > 1 for mixture in mixtures):
             raise UserError(READS_TOKENS)
         prompts = [self._prompts(mixture.prompts, call.options) for mixture in mixtures]
-        return self._run(_all(self._answer(*asked, call.options) for asked in zip(prompts, mixtures, strict=True)))
+        return self._run(
+            _all(self._answer(*arguments, call.options) for arguments in zip(prompts, mixtures, strict=True))
+        )
 
     def metrics(self) -> dict[str, float]:
         """Return requests and tokens counted by the budget, retries of this process, and rates since the last call."""
@@ -192,9 +194,9 @@ class HttpLM(AsyncLM):
 
         return self._run(listed()).result()
 
-    def words(self, said: str) -> str:
+    def words(self, text: str) -> str:
         """Return the server's words without the key."""
-        return self._connection.words(said)
+        return self._connection.words(text)
 
     async def score_pairs(self, pairs: list[Pair]) -> list[ContinuationScore]:
         scores = await _all(self._score_request(chunk) for chunk in self._chunks(pairs))
@@ -292,7 +294,7 @@ class HttpLM(AsyncLM):
             return await self._connection.retrying(what, partial(self._attempt, payload, read))
 
     async def _attempt(self, payload: dict[str, Any], read: Callable[[Any], T]) -> T:
-        """Send once: reserved in the budget before, settled after. What breaks off half-way counts in full."""
+        """Send once: reserved in the budget before, settled after. A request that breaks off counts in full."""
         most = spent = api.most_tokens(self.api, payload)
         while not self._budget.reserve(most):
             self._settled.clear()
@@ -301,8 +303,8 @@ class HttpLM(AsyncLM):
         begun = time.monotonic()
         try:
             most_bytes = api.MOST_OTHER_ANSWER_BYTES + api.MOST_ANSWER_BYTES_PER_TOKEN * most
-            said = await self._exchange(payload, most_bytes)
-            body = api.well_formed(lambda: wire.completion(self.api, said, payload))
+            answer = await self._exchange(payload, most_bytes)
+            body = api.well_formed(lambda: wire.completion(self.api, answer, payload))
             spent = api.tokens_used(self.api, body, payload)
             if any(choice.get("finish_reason") == wire.FILTERED for choice in body["choices"]):
                 self._num_filtered += 1
@@ -394,7 +396,7 @@ async def likeliest_answer(lm: HttpLM, prompts: list[Pair], mixture: Mixture, op
     and one scored input for each prompt and each different answer. Weights follow the tokens of an answer.
     """
     read, ids = None, [prompt.ids[0] for prompt in prompts if prompt.ids is not None]
-    if mixture.read and (num_read := mixture.num_read(ids)):  # the prompts' last tokens move the weights
+    if mixture.weighting.read and (num_read := mixture.num_read(ids)):  # the prompts' last tokens move the weights
         pairs = [Pair(number, "", "", (row[:-num_read], row[-num_read:])) for number, row in enumerate(ids)]
         read = np.stack([score.token_logprobs for score in await lm.score_pairs(pairs)])
     shown, prompt_tokens = await lm.answers(prompts, options.max_new_tokens, None)
@@ -407,7 +409,9 @@ async def likeliest_answer(lm: HttpLM, prompts: list[Pair], mixture: Mixture, op
         np.stack([score.token_logprobs for score in scores[start : start + count]])
         for start in range(0, len(scores), count)
     ]
-    mixed = [mix_and_weigh(one, mixture.log_prior, mixture.share, mixture.prune, read) for one in given]
+    mixed = [
+        mix_and_weigh(one, mixture.log_prior, mixture.weighting.share, mixture.weighting.prune, read) for one in given
+    ]
     sums = [logprobs.sum() for logprobs, _ in mixed]
     best = int(np.argmax(sums))
     whole, weights = np.array([sums[best]], dtype=np.float32), mixed[best][1]
