@@ -3,13 +3,13 @@
 **Fused layers.** Many models write the formula of GELU (Hendrycks & Gimpel 2016) out: eight operations on the widest
 tensor of a layer. torch's one kernel computes it in one pass, in float32 within. torch's fused attention takes a fifth
 of a small LM's time on a CPU. Two plain products and a softmax, in blocks that stay in the processor's cache, take half
-of that. What is not simply causal (windows, masks, biases) goes to torch's attention, with its mask.
+of that. Attention that is not simply causal (windows, masks, biases) goes to torch's, with its mask.
 
 **Masks.** transformers asks a GPU whether it may leave a mask out, and whether positions tell of several texts in one
 row; each question makes the host wait for all that was launched. Callers pass a mask only if it hides something.
 
 **Probes.** A probe is a small question to transformers' code, since none of 200 architectures says what it can do. Any
-error but one says no. That one is memory that is spent: it says nothing of the architecture.
+error says no, except that spent memory says nothing of the architecture.
 """
 
 import logging
@@ -96,8 +96,8 @@ def use_cpu_attention(model: PreTrainedModel) -> None:
 
     expected = tried(logits, None)
     model.set_attn_implementation(CPU_ATTENTION)
-    found = tried(logits, None)
-    if expected is not None and (found is None or not same_direction(expected, found)):
+    changed = tried(logits, None)
+    if expected is not None and (changed is None or not same_direction(expected, changed)):
         model.set_attn_implementation("sdpa")
 
 
@@ -215,6 +215,6 @@ def no_cache(model: PreTrainedModel) -> NoCache | None:
         output: Tensor = model(input_ids=ids, past_key_values=cache, use_cache=False).logits
         return output
 
-    expected, found = tried(partial(states, None), None), tried(partial(states, NoCache()), None)
-    is_same = expected is not None and found is not None and torch.allclose(expected, found)
+    expected, actual = tried(partial(states, None), None), tried(partial(states, NoCache()), None)
+    is_same = expected is not None and actual is not None and torch.allclose(expected, actual)
     return NoCache() if is_same else None

@@ -171,7 +171,7 @@ def _named_source(lm: LMConfig) -> LMSource:
 def load_encoder(retriever: RetrieverConfig, path: str | Path | None = None, dims: int | None = None) -> Encoder:
     """Load the retriever of the configuration, or another of its kind, which has both encoders of a pair.
 
-    `dims` is `index.dims`. Where documents alone are trained it is a pair: queries have the weights as they were.
+    `dims` is `index.dims`. If documents alone are trained it is a pair: queries keep the weights that they had.
     """
     folder = str(path) if path is not None else resolve_encoder_path(retriever.path)
     encoder = Encoder(

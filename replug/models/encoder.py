@@ -96,9 +96,9 @@ class Encoder(nn.Module):
         require_name(KEY, path, MODEL, "a folder of a model, or a name on the hub")  # once; loading asks five times
         container = load_container(path)
         self.own_similarity = similarity_in(container)
-        said = container.similarity_fn_name
-        self.similarity = _similarity(similarity, said, path)
-        self._use(_ended(container, self.similarity, leave_out=self.similarity == "dot" != said))
+        own = container.similarity_fn_name
+        self.similarity = _similarity(similarity, own, path)
+        self._use(_ended(container, self.similarity, leave_out=self.similarity == "dot" != own))
         self._set_prompts(query_prompt, document_prompt, path)
         if max_tokens is not None:
             self._limit_tokens(max_tokens, path)
@@ -452,15 +452,15 @@ def _ended(model: SentenceTransformer, similarity: str, leave_out: bool) -> Sent
     return whole
 
 
-def _similarity(asked: str | None, said: str, path: str) -> str:
-    """Return what is asked for, or else what the folder says."""
-    if asked is not None and asked not in SIMILARITIES:
-        raise UserError(f"similarity is {asked!r}; expected {' or '.join(SIMILARITIES)}")
-    if asked is None and said not in SIMILARITIES:
+def _similarity(requested: str | None, own: str, path: str) -> str:
+    """Return what is requested for, or else what the folder says."""
+    if requested is not None and requested not in SIMILARITIES:
+        raise UserError(f"similarity is {requested!r}; expected {' or '.join(SIMILARITIES)}")
+    if requested is None and own not in SIMILARITIES:
         raise UserError(
-            f"retriever.similarity: {path} says {said}, which no index has; expected {' or '.join(SIMILARITIES)}"
+            f"retriever.similarity: {path} says {own}, which no index has; expected {' or '.join(SIMILARITIES)}"
         )
-    return asked or said
+    return requested or own
 
 
 def require_finite_vectors(vectors: np.ndarray, ids: Sequence[str]) -> None:

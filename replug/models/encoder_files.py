@@ -128,13 +128,13 @@ def load_container(path: str) -> SentenceTransformer:
 
 def chain(container: SentenceTransformer, task: str, path: str = "") -> list[nn.Module]:
     """Return the modules that make a vector of a query or of a document."""
-    found: list[nn.Module] = []
+    modules: list[nn.Module] = []
     for module in container:
         routes: Any = module.sub_modules if isinstance(module, Router) else {task: [module]}
         if task not in routes:
             raise UserError(f"{KEY}: {path} has a Router of {', '.join(routes)}; expected query and document")
-        found += routes[task]
-    return found
+        modules += routes[task]
+    return modules
 
 
 def similarity_in(container: SentenceTransformer) -> str | None:

@@ -1,6 +1,6 @@
 """A retriever over a few texts in memory: what the library is tried with, and what re-ranks a search engine's passages.
 
-Similarities are exact. Whoever has millions of documents builds an index.
+Similarities are exact. Millions of documents want an index.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from replug.models.ensemble_temperature import own_temperature
 
 
 class TextEncoder(Protocol):
-    """What makes vectors of texts: an `Encoder`, or a `SentenceTransformer`.
+    """Makes vectors of texts: an `Encoder`, or a `SentenceTransformer`.
 
-    Where it has `encode_query` and `encode_document`, as both do, these are asked: they know its prompts.
+    Its `encode_query` and `encode_document` are called if it has them, as both do: they know its prompts.
 
     >>> class Letters:
     ...     def encode(self, texts):

@@ -80,10 +80,10 @@ def available_cores() -> int:
 
     An actor has the variable from whoever started it (`thread_env`), since Ray would set it to a CPU's share.
     """
-    said = os.environ.get("OMP_NUM_THREADS") or str(allowed_cores())
-    first = said.partition(",")[0].strip()  # OpenMP's list has a number for each level of nested regions
+    setting = os.environ.get("OMP_NUM_THREADS") or str(allowed_cores())
+    first = setting.partition(",")[0].strip()  # OpenMP's list has a number for each level of nested regions
     if not first.isdigit() or int(first) < 1:
-        raise UserError(f"$OMP_NUM_THREADS is {said!r}; expected a number of threads, such as 4")
+        raise UserError(f"$OMP_NUM_THREADS is {setting!r}; expected a number of threads, such as 4")
     return int(first)
 
 

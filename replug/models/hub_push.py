@@ -51,21 +51,21 @@ def push_folder(folder: Path, name: str, is_public: bool = False) -> str:
         except HfHubHTTPError as error:
             if error.response.status_code != CONFLICT:
                 raise
-            found = api.model_info(name)
-            files = {sibling.rfilename for sibling in found.siblings or []}
-            if files - {OF_THE_HUB} and OWN_TAG not in (found.tags or []):
+            existing = api.model_info(name)
+            files = {sibling.rfilename for sibling in existing.siblings or []}
+            if files - {OF_THE_HUB} and OWN_TAG not in (existing.tags or []):
                 raise UserError(f"{url} exists already, and is not an export of replug; give another name") from None
-            if bool(found.private) == is_public:
+            if bool(existing.private) == is_public:
                 raise UserError(f"{url} exists already and is not {visibility}; change it, or ask for that") from None
-        said = "A retriever tuned by REPLUG LSR"
+        message = "A retriever tuned by REPLUG LSR"
         api.upload_folder(
-            repo_id=name, folder_path=folder, allow_patterns=PATTERNS, delete_patterns="*", commit_message=said
+            repo_id=name, folder_path=folder, allow_patterns=PATTERNS, delete_patterns="*", commit_message=message
         )
     except HfHubHTTPError as error:
         status = error.response.status_code
         fix = f"; expected a token that may write there (`hf auth login`, or {TOKEN})" if status in NOT_ALLOWED else ""
-        told = _safe(error.server_message or error)
-        raise UserError(f"--push {name}: {endpoint} answered {status}: {told}{fix}") from error
+        reason = _safe(error.server_message or error)
+        raise UserError(f"--push {name}: {endpoint} answered {status}: {reason}{fix}") from error
     except (HTTPError, ConnectionError) as error:  # of ours, UserError is neither
         raise UserError(
             f"--push {name}: {endpoint} is not reached ({_safe(error)}); check the network and HF_ENDPOINT, then run "
@@ -74,5 +74,5 @@ def push_folder(folder: Path, name: str, is_public: bool = False) -> str:
     return url
 
 
-def _safe(said: object) -> str:
-    return plain_line(str(said)).replace(get_token() or TOKEN, f"${TOKEN}")
+def _safe(text: object) -> str:
+    return plain_line(str(text)).replace(get_token() or TOKEN, f"${TOKEN}")

@@ -147,7 +147,7 @@ def folder_source(lm: LMConfig) -> "HuggingFaceSource | None":
 
 
 class HuggingFaceSource(LocalSource):
-    """Weights in a folder, or under a hub name. What reads them takes seconds to import, so methods do it."""
+    """Weights in a folder, or under a hub name. Methods import what reads them, which takes seconds."""
 
     def __init__(self, path: str, dtype: torch.dtype = torch.float32, tokens_per_batch: int | None = None) -> None:
         self.path, self.dtype, self.tokens_per_batch = path, dtype, tokens_per_batch

@@ -98,8 +98,8 @@ def save_adapters(backbones: Mapping[str, PreTrainedModel], folder: Path) -> Non
 
 def keep_adapters(source: Path, target: Path) -> None:
     """Copy the adapters of an encoder's folder, if it has any, to another one of the same weights."""
-    found = [folder for folder in source.glob(f"*{ADAPTER}") if folder.is_dir()]
-    for folder in found:
+    adapters = [folder for folder in source.glob(f"*{ADAPTER}") if folder.is_dir()]
+    for folder in adapters:
         shutil.copytree(folder, target / folder.name, dirs_exist_ok=True)
-    if found:
+    if adapters:
         write_checksums(target)

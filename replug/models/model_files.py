@@ -75,8 +75,8 @@ def loading(key: str, path: str) -> Iterator[None]:
 def _pointer_problem(path: Path) -> str | None:
     """Return which file of a model is a pointer of Git LFS, or the web page of an error."""
     for file in path.rglob("*") if path.is_dir() else [path]:
-        if file.suffix in MODEL_FILES and file.is_file() and (found := other_format(file)) in (LFS_POINTER, HTML):
-            return f"{file} is, by its first bytes, {found}"
+        if file.suffix in MODEL_FILES and file.is_file() and (kind := other_format(file)) in (LFS_POINTER, HTML):
+            return f"{file} is, by its first bytes, {kind}"
     return None
 
 
@@ -306,7 +306,7 @@ def _of_model(model: PreTrainedModel, unread: Iterable[str]) -> list[str]:
 
     Such a table is a buffer that the model computes (`inv_freq`), or a mask on a module of several parts (`attn.bias`).
     """
-    found: list[str] = []
+    inside: list[str] = []
     prefix = f"{model.base_model_prefix}."
     modules = {name.removeprefix(prefix): module for name, module in model.named_modules()}
     weights = {name.rpartition(".")[2] for name, _ in model.named_parameters()}
@@ -318,8 +318,8 @@ def _of_model(model: PreTrainedModel, unread: Iterable[str]) -> list[str]:
         around = modules.get(place)
         is_mask = name in MASKS and around is not None and around._modules and name not in around._parameters
         if is_inside and name not in tables and not is_mask and POOLER not in place.split("."):
-            found.append(weight)
-    return found
+            inside.append(weight)
+    return inside
 
 
 @cache  # a run loads its encoder several times
@@ -335,7 +335,7 @@ def _named(names: Iterable[str]) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    said = " ".join(str(error).split())
-    if "trust_remote_code" in said:
-        return f"{said.partition('. ')[0]}; replug runs no code that comes with a model"
-    return (said if len(said) <= SHOWN_CHARACTERS else f"{said[:SHOWN_CHARACTERS]} ...") or "no reason is given"
+    line = " ".join(str(error).split())
+    if "trust_remote_code" in line:
+        return f"{line.partition('. ')[0]}; replug runs no code that comes with a model"
+    return (line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]} ...") or "no reason is given"

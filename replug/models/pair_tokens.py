@@ -146,18 +146,18 @@ class TextRules:
     @cached_property
     def _chat(self) -> tuple["Tokenizer", "Tokenizer"]:
         """Return `begin` and `inside` with control tokens, and all as the tokenizer's makers have it."""
-        found = load_plain(self._json), load_plain(inside_rules(self._json))
-        for tokenizer in found:
+        tokenizers = load_plain(self._json), load_plain(inside_rules(self._json))
+        for tokenizer in tokenizers:
             tokenizer.encode_special_tokens = False
-        return found
+        return tokenizers
 
     def cuts(self, text: str) -> tuple[int, ...]:
         """Return a character inside the name of each control token, where a text is tokenized apart."""
         if isinstance(text, ChatText):
             return text.cuts
         cuts: list[int] = []
-        while found := self._names.search(text, cuts[-1] if cuts else 0):
-            cuts.append(found.start() + 1)
+        while name := self._names.search(text, cuts[-1] if cuts else 0):
+            cuts.append(name.start() + 1)
         return tuple(cuts)
 
     def pieces(self, text: str) -> tuple[str, ...]:
@@ -326,8 +326,8 @@ def _before_answer(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mapp
         raise
     except Exception as error:  # it is a program of its makers, which may raise whatever it likes
         raise TemplateError(f"{type(error).__name__}: {error}") from error
-    written, found, _ = str(text).partition(ANSWER)
-    if not found:
+    written, separator, _ = str(text).partition(ANSWER)
+    if not separator:
         raise TemplateError("it does not write the assistant's message")
     return written
 

@@ -95,9 +95,9 @@ def data_inputs(config: Config) -> Inputs:
             inputs[f"{data.tokenizer}.path"] = paths[data.tokenizer]
         if limits := _lm_limits(config):  # which LM must hold the pieces, and how many of its tokens
             inputs |= {"lm.path": lm_path, LM_TOKENS: list(limits)}
-        found = source_fingerprint(data.source, FieldMap.of(data.fields))
+        fingerprint = source_fingerprint(data.source, FieldMap.of(data.fields))
         inputs |= row_inputs(_row_sources(config)) if data.train else {}
-        return {**inputs, "data.source (files)": found} if found else inputs
+        return {**inputs, "data.source (files)": fingerprint} if fingerprint else inputs
     return row_inputs(_row_sources(config), data.fields)
 
 

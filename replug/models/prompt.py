@@ -1,8 +1,8 @@
 """Make the LM's prompts of documents and texts, and cut them where they are too long together.
 
 The document comes first (REPLUG, section 3.2), or where a template of the user's has it. In a chat all of it is the
-user's message, and what the LM is scored on is the assistant's. What does not fit is cut from the document's end, then
-from the context's beginning, and never from the continuation: cut continuations would not be comparable. Documents that
+user's message, and the scored text is the assistant's. Too long prompts are cut at the document's end, then at the
+context's beginning, and never in the continuation: cut continuations would not be comparable. Documents that
 were concatenated with the nearest last are cut from their beginning.
 """
 

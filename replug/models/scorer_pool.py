@@ -122,10 +122,10 @@ class Scorer:
             with self._clock:
                 began = min(max(launched, self._free_at), ended)
                 self._free_at = max(self._free_at, ended)
-            said = list(map(sum_of, scores)) if call.sums_only else scores
+            results = list(map(sum_of, scores)) if call.sums_only else scores
             warnings = self._warnings.take()
             return TimedScores(
-                said, self._number, began, ended - began, tokens, padded, halved, warnings, self._devices
+                results, self._number, began, ended - began, tokens, padded, halved, warnings, self._devices
             )
 
         return answer

@@ -109,10 +109,10 @@ class TeacherLM(AsyncLM):
         self._lm.close()
 
     def _scores(
-        self, continuations: Sequence[str], said: Sequence[Generated | Sequence[Generated]]
+        self, continuations: Sequence[str], generated: Sequence[Generated | Sequence[Generated]]
     ) -> list[ContinuationScore]:
         """Return z of each continuation as the score of one token."""
-        answers = [[one] if isinstance(one, Generated) else one for one in said]
+        answers = [[one] if isinstance(one, Generated) else one for one in generated]
         values = [self._z(*pair) for pair in zip(answers, continuations, strict=True)]
         return [ContinuationScore(np.array([z], dtype=np.float32)) for z in values]
 
@@ -137,7 +137,7 @@ def yes_logprob(tops: Mapping[str, float]) -> float:
     """
     if not tops:
         raise RunError("the LM shows no likeliest tokens of its answer, which lm.score=yes needs; set lm.score=answer")
-    said = [logprob for text, logprob in tops.items() if says_yes(text)]
-    if said:
-        return float(np.logaddexp.reduce(said))
+    likely = [logprob for text, logprob in tops.items() if says_yes(text)]
+    if likely:
+        return float(np.logaddexp.reduce(likely))
     return min(math.log(max(1 - math.fsum(map(math.exp, tops.values())), LEAST_SHARE)), *tops.values())

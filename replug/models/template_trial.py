@@ -1,7 +1,7 @@
 """Try a chat template in a process with limits of time and memory, before it is used in this one.
 
-Templates come with models, and a few words of one can loop for ever or ask for gigabytes. What else is wrong with one,
-the tokenizer that has it says.
+Templates come with models, and a few words of one can loop for ever or ask for gigabytes. Other mistakes show
+where the tokenizer uses the template.
 """
 
 import json

@@ -133,12 +133,12 @@ def context_lengths(models: Any) -> dict[str, int | None]:
 
 
 def _length(card: dict) -> int | None:
-    said = [card[key] for key in CONTEXT_LENGTHS if card.get(key) is not None]
+    lengths = [card[key] for key in CONTEXT_LENGTHS if card.get(key) is not None]
     try:
-        length = int(said[0])
+        length = int(lengths[0])
     except (IndexError, ValueError, TypeError, OverflowError):
         return None
-    return length if 1 < length < MOST_PLAUSIBLE_TOKENS and not isinstance(said[0], bool) else None
+    return length if 1 < length < MOST_PLAUSIBLE_TOKENS and not isinstance(lengths[0], bool) else None
 
 
 def score_payload(api: str, pairs: Sequence[Pair]) -> dict[str, Any]:
@@ -307,8 +307,8 @@ def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:
     return [first, *(entry[str(i)]["logprob"] for i, entry in zip(ids[1:], entries[1:], strict=True))]
 
 
-def _checked(values: Sequence[float | None], whose: str) -> np.ndarray:
-    """Return float32 log-probs. Raises IllFormed for what cannot be one, naming `whose` it is.
+def _checked(values: Sequence[float | None], owner: str) -> np.ndarray:
+    """Return float32 log-probs. Raises IllFormed, which names their `owner`, for what cannot be one.
 
     JSON as Python reads it holds NaN, infinity, and whole numbers without an end. Servers write -9999 and the like for
     minus infinity (vLLM, of a token that top_k forbids) and for a token that is not among the likeliest (OpenAI).
@@ -316,15 +316,15 @@ def _checked(values: Sequence[float | None], whose: str) -> np.ndarray:
     if not isinstance(values, list) or not all(
         isinstance(value, int | float) and not isinstance(value, bool) for value in values
     ):
-        raise IllFormed(f"the log-probs of {whose} are not all numbers")
+        raise IllFormed(f"the log-probs of {owner} are not all numbers")
     logprobs = np.array([value if abs(value) < 1e9 else np.nan for value in values], dtype=np.float64)
     bad = np.flatnonzero(~((logprobs > LEAST_LOGPROB) & (logprobs < MOST_LOGPROB)))
     if len(bad):
         value = logprobs[bad[0]]
-        said = f"is {value:g}" if np.isfinite(value) else "is not finite"
+        problem = f"is {value:g}" if np.isfinite(value) else "is not finite"
         raise IllFormed(
-            f"the log-prob of token {bad[0]} of {whose} {said}; expected one between {LEAST_LOGPROB:g} and 0, of each "
-            "token and before top_k and top_p (vLLM: --logprobs-mode raw_logprobs)"
+            f"the log-prob of token {bad[0]} of {owner} {problem}; expected one between {LEAST_LOGPROB:g} and 0, of "
+            "each token and before top_k and top_p (vLLM: --logprobs-mode raw_logprobs)"
         )
     return logprobs.astype(np.float32)
 

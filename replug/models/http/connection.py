@@ -190,21 +190,21 @@ class ServerConnection:
         finally:
             self._free.append(client)
 
-    def words(self, said: str) -> str:
+    def words(self, text: str) -> str:
         """Return the server's words without the key."""
-        return shown_words(said, self._key)
+        return shown_words(text, self._key)
 
     def _refusal(self, response: httpx.Response, content: bytes, payload: dict[str, Any] | None) -> Exception:
         status, wait = response.status_code, retry_after(response)
-        said = self.words(f"{status} {response.reason_phrase}: {_message(content)}").rstrip(": ")
+        reply = self.words(f"{status} {response.reason_phrase}: {_message(content)}").rstrip(": ")
         is_away = status in AWAY or status >= 520 or (status in UNSURE and wait > 0)
         error = _error_in(content)
         code, names = str(error.get("code")), [str(error.get(name)) for name in ("type", "code")]
         if is_away and not any(name.startswith(USED_UP) for name in names):
-            return ServerAway(said, wait, unread=status in (429, 503))
+            return ServerAway(reply, wait, unread=status in (429, 503))
         if status in UNSURE:
-            return ServerFault(said)
-        message = f"{self.url} refuses the request: {said}{self._hint(response, payload)}"
+            return ServerFault(reply)
+        message = f"{self.url} refuses the request: {reply}{self._hint(response, payload)}"
         unsupported = str(error.get("param") or "") if code.startswith(UNSUPPORTED) else ""
         return ServerError(message, status, unsupported, is_filtered=any(FILTERED in name for name in names))
 
@@ -293,9 +293,9 @@ def servers_words(response: httpx.Response, secret: str | None) -> str:
     return shown_words(_message(response.content), secret)
 
 
-def shown_words(said: str, secret: str | None) -> str:
+def shown_words(text: str, secret: str | None) -> str:
     """Return a server's words as one short line without the secret, which it may quote."""
-    line = plain_line(said)
+    line = plain_line(text)
     if secret:
         forms = "|".join({re.escape(secret), re.escape(quote(secret, safe=""))})
         line = re.sub(forms, "***", line, flags=re.IGNORECASE)

@@ -87,9 +87,9 @@ def probe(lm: HttpLM) -> np.ndarray:
         scores = _alone(lm, [HELPFUL, HELPFUL, *OTHERS], [TEXT, TEXT + LONGER, TEXT, TEXT])
         short, long, *others = scores
         answers = [lm.generate([beginning], GenerationOptions(NUM_GENERATED))[0] for beginning in BEGINNINGS]
-        said = [(beginning, answer) for beginning, answer in zip(BEGINNINGS, answers, strict=True) if answer.text]
-        echoed = _alone(lm, [beginning for beginning, _ in said], [answer.text for _, answer in said])
-        shortcoming = find_shortcoming(short, long, others, [answer.token_logprobs for _, answer in said], echoed)
+        generated = [(beginning, answer) for beginning, answer in zip(BEGINNINGS, answers, strict=True) if answer.text]
+        echoed = _alone(lm, [beginning for beginning, _ in generated], [answer.text for _, answer in generated])
+        shortcoming = find_shortcoming(short, long, others, [answer.token_logprobs for _, answer in generated], echoed)
     except (ServerError, ValueError) as error:
         if not isinstance(error.__cause__, NoPromptLogprobs):
             raise _refused(lm, error) from error

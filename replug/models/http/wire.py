@@ -115,22 +115,22 @@ def _chat_choice(choice: dict[str, Any], payload: dict[str, Any]) -> dict[str, A
             "top_logprobs": [by_text((top["token"], top["logprob"]) for top in step["top_logprobs"]) for step in steps],
         }
     )
-    said = message["content"] or ""
-    if isinstance(said, list):  # some servers give a text in parts, of which those of another type are no answer
-        said = "".join(part["text"] for part in said if part["type"] in ("text", "output_text"))
-    if not said and (message.get("refusal") or reason == FILTERED):
+    content = message["content"] or ""
+    if isinstance(content, list):  # some servers give a text in parts, of which those of another type are no answer
+        content = "".join(part["text"] for part in content if part["type"] in ("text", "output_text"))
+    if not content and (message.get("refusal") or reason == FILTERED):
         # An answer that a filter keeps back is an empty one, without a chance to be right.
         shown = {"tokens": [""], "token_logprobs": [NO_ANSWER_LOGPROB], "top_logprobs": [{FILTERED: 0.0}]}
         return {"index": choice["index"], "finish_reason": FILTERED, "text": "", "logprobs": shown}
-    text = THOUGHT.sub("", said).rpartition(THOUGHT_END)[2]
-    if text != said:
+    text = THOUGHT.sub("", content).rpartition(THOUGHT_END)[2]
+    if text != content:
         text = text.lstrip()
-    if (not said and reason == "length") or (said and not text):
+    if (not content and reason == "length") or (content and not text):
         raise UserError(
             f"the LM spent all of its {payload['max_tokens']} tokens on reasoning and gave no answer; expected an "
             f"answer without reasoning, or more tokens: {REASONING}"
         )
-    if text != said and logprobs["tokens"]:
+    if text != content and logprobs["tokens"]:
         raise UserError(f"the LM shows log-probs of its reasoning; expected those of an answer: {REASONING}")
     return {"index": choice["index"], "finish_reason": reason, "text": text, "logprobs": logprobs}
 

@@ -7,7 +7,7 @@ demonstrations, is computed once. Its end follows from a call's texts alone: kep
 numbers.
 
 Prompts that share most of their tokens, such as fifty samples of one, stand in one row behind each other, and a mask
-shows each its own. What they share is then kept once and read once for a token of all, not once for each.
+shows each its own. Their shared tokens are then kept once, and read once for a token of all.
 """
 
 import copy
@@ -176,7 +176,7 @@ class CachedPrompts:
         self._seen = own[:, :0].to(model.device)  # [K, T so far]: 1 where a token stands, 0 where padding does
         width = max(1, tokens_per_pass // len(once))
         wanted = total - max(num_ends, default=0)  # the first column whose log-probs are
-        found: list[Tensor] = []
+        parts: list[Tensor] = []
         shown = own.to(model.device)
         for start in range(0, total, width):
             require_wanted()
@@ -185,15 +185,15 @@ class CachedPrompts:
             targets = ids[:, max(wanted, start + 1) : end + 1]  # a column predicts the next
             if targets.numel():
                 logprobs = target_logprobs(logits[:, : targets.shape[1]].flatten(0, 1), targets.flatten(), None)
-                found.append(logprobs.view(targets.shape))
+                parts.append(logprobs.view(targets.shape))
             self.logits = logits[:, -1]
         counts.add(sum(map(len, once)), ids.numel())
         if len(once) < len(rows):
             owner = [once[tuple(row)] for row in rows]
             self._select(owner)
             self.logits = self.logits[owner]
-            found = [part[owner] for part in found]
-        ends = torch.cat(found, 1) if found else torch.empty(len(rows), 0)
+            parts = [part[owner] for part in parts]
+        ends = torch.cat(parts, 1) if parts else torch.empty(len(rows), 0)
         self.ends = [row[len(row) - n :] for row, n in zip(ends, num_ends, strict=bool(num_ends))]
 
     def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
@@ -258,12 +258,12 @@ class PackedPrompts:
             own = (owner[part, None] == owner[earlier]) & (part[:, None] >= earlier)
             seen = torch.cat([torch.ones(len(part), before, dtype=torch.bool), own], 1).to(device)
             kept = part[following[part] <= max(num_ends)]  # what predicts an end, or the token after a prompt
-            found = self._pass(ids[part].to(device), positions[part].to(device), seen, kept - part[0])
+            kept_logits = self._pass(ids[part].to(device), positions[part].to(device), seen, kept - part[0])
             is_last = following[kept] == 0
-            logits.append(found[is_last])
+            logits.append(kept_logits[is_last])
             targets = kept[~is_last] + 1
             if len(targets):
-                logprobs[targets] = target_logprobs(found[~is_last], ids[targets].to(device), None).cpu()
+                logprobs[targets] = target_logprobs(kept_logits[~is_last], ids[targets].to(device), None).cpu()
         counts.add(len(ids), len(ids))
         of = torch.tensor([once[tuple(row)] for row in rows])
         self.ends = [logprobs[end + 1 - n : end + 1] for end, n in zip(last[of].tolist(), num_ends, strict=True)]

@@ -319,8 +319,8 @@ class HuggingFaceLM:
         """Score the last tokens of rows, reading each row once more."""
         cuts = [len(row) - n for row, n in zip(rows, num_ends, strict=True)]
         pairs = [(row[:cut], row[cut:]) for row, cut in zip(rows, cuts, strict=True) if cut < len(row)]
-        found = iter(self.launch(TokenizedCall(pairs, [])).result())
-        return [torch.from_numpy(next(found).token_logprobs) if n else torch.empty(0) for n in num_ends]
+        scores = iter(self.launch(TokenizedCall(pairs, [])).result())
+        return [torch.from_numpy(next(scores).token_logprobs) if n else torch.empty(0) for n in num_ends]
 
     def _num_shared(self, answers: Sequence[MixedAnswer]) -> int:
         """Return how many tokens all prompts of answers begin with; what moves weights is read behind them."""
@@ -334,13 +334,13 @@ class HuggingFaceLM:
         if not num_tokens:
             return None
         ids = prefixes[0][:num_tokens]
-        found = next((one for one in self._kept if one.ids == ids), None)
-        if found is None:
+        shared = next((one for one in self._kept if one.ids == ids), None)
+        if shared is None:
             self._kept = self._kept[1 - KEPT_PREFIXES :]  # first, since memory may not hold one more
-            found = SharedPrefix(self.model, ids)
+            shared = SharedPrefix(self.model, ids)
             self.counts.add(num_tokens, num_tokens)
-        self._kept = [*(one for one in self._kept if one is not found), found]
-        return found
+        self._kept = [*(one for one in self._kept if one is not shared), shared]
+        return shared
 
     def _score_inputs(self, inputs: list[LMInput], shared: SharedPrefix | None) -> list[Pass]:
         """Score one pass, or halves where memory does not hold it: the log-probs of every row, input by input.
@@ -408,8 +408,8 @@ class HuggingFaceLM:
         parts = []
         for some in (rows[start : start + size] for start in range(0, len(rows), size)):
             last = torch.tensor([len(row) - 1 for row in some])
-            found = self._predicting_rows(some, torch.arange(len(some)), last, None)
-            parts.append(self._head(found) if self._head is not None else found)
+            rows_read = self._predicting_rows(some, torch.arange(len(some)), last, None)
+            parts.append(self._head(rows_read) if self._head is not None else rows_read)
         return torch.cat(parts)
 
     def _predicting_rows(self, ids: Rows, row: Tensor, position: Tensor, shared: SharedPrefix | None) -> Tensor:

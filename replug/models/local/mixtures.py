@@ -135,9 +135,10 @@ class MixedAnswer:
         return self._goes_on is None or self._goes_on(self.text)
 
     def generated(self) -> Generated:
-        said, unsure = np.array([self._logprobs, self._entropies], dtype=np.float32)
+        token_logprobs, token_entropies = np.array([self._logprobs, self._entropies], dtype=np.float32)
         prompt_tokens = sum(map(len, self.rows))
-        return Generated(self.text, said, unsure, self._moving.weights, prompt_tokens, tops=self._tops)
+        weights = self._moving.weights
+        return Generated(self.text, token_logprobs, token_entropies, weights, prompt_tokens, tops=self._tops)
 
 
 def continue_answers(prompts: "GrowingPrompts", answers: Sequence[MixedAnswer]) -> Iterator[None]:

@@ -146,8 +146,8 @@ def _in_pieces(rows: Tensor, target: Tensor, head: Float32Head) -> Tensor:
     wanted, totals = torch.zeros(len(rows), device=target.device), []
     for start, logits in head.pieces(rows):
         place, last = target - start, logits.shape[1] - 1
-        found = logits.gather(1, place.clamp(0, last)[:, None])[:, 0]
-        wanted = torch.where((place >= 0) & (place <= last), found, wanted)
+        values = logits.gather(1, place.clamp(0, last)[:, None])[:, 0]
+        wanted = torch.where((place >= 0) & (place <= last), values, wanted)
         totals.append(logits.logsumexp(1))
     return wanted - torch.stack(totals, 1).logsumexp(1)
 

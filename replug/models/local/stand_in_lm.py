@@ -131,8 +131,9 @@ class StandInLM:
             for known in counts:
                 known[words[chosen]] += 1
         self.counts.add(len(logprobs), len(logprobs))
-        said, unsure = np.array([logprobs, entropies], dtype=np.float32)
-        return Generated(before_stop(answer, options.stop), said, unsure, moving.weights, prompt_tokens, tops=tops)
+        token_logprobs, token_entropies = np.array([logprobs, entropies], dtype=np.float32)
+        text = before_stop(answer, options.stop)
+        return Generated(text, token_logprobs, token_entropies, moving.weights, prompt_tokens, tops=tops)
 
 
 def _word_logprobs(before: Sequence[str], words: Sequence[str]) -> list[float]:
