@@ -158,7 +158,7 @@ class HuggingFaceSource(LocalSource):
 
     @cached_property
     def identity(self) -> str:
-        from replug.models.local.weights import lm_identity
+        from replug.models.model_files import lm_identity
 
         return lm_identity(self.path, self.dtype) + self.mark
 

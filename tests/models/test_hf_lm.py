@@ -16,10 +16,10 @@ from transformers import (
 )
 
 from replug.config.errors import RunError
+from replug.models import model_files
 from replug.models.lm_source import HuggingFaceSource
-from replug.models.local import weights
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.weights import lm_identity
+from replug.models.model_files import lm_identity
 from tests.support.tiny_lms import (
     CONTINUATIONS,
     DEMONSTRATIONS,
@@ -122,7 +122,7 @@ def test_the_identity_follows_the_weights_and_the_dtype(folder: Path, lm: Huggin
 def test_a_replica_hashes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = HuggingFaceSource(str(folder))
     sent = pickle.loads(pickle.dumps(source))
-    monkeypatch.setattr(weights, "_digest", None)
+    monkeypatch.setattr(model_files, "_digest", None)
     assert sent.load().identity == sent.identity
 
 

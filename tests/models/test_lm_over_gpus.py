@@ -12,8 +12,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from replug.config.errors import UserError
+from replug.models import model_files
 from replug.models.generation import GenerationOptions
-from replug.models.local import decoding, hf_lm, mixtures, weights
+from replug.models.local import decoding, hf_lm, mixtures
 from replug.models.local.decoding import CacheUse
 from replug.models.local.hf_lm import HuggingFaceLM
 from tests.support.fake_devices import fake_gpus, spread
@@ -106,14 +107,14 @@ def test_layers_outside_of_the_gpus_are_refused_with_what_they_need(
     model.hf_device_map = {"model.embed": 0, "model.layers.0": 1, "model.layers.1": outside}
     report: dict[str, list] = {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": []}
     loader = SimpleNamespace(from_pretrained=lambda *_, **__: (model, report))
-    monkeypatch.setattr(weights, "AutoModelForCausalLM", loader)
+    monkeypatch.setattr(model_files, "AutoModelForCausalLM", loader)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(total_memory=80e9))
     with pytest.raises(UserError) as caught:
-        weights.load_causal_lm("big", torch.float32, "auto")
+        model_files.load_causal_lm("big", torch.float32, "auto")
     message = str(caught.value)
     for part in ("lm.gpus_per_replica", "need 0.0 GB", "2 GPUs", "160.0 GB", "1 of its 3", "model.layers.1"):
         assert part in message
     model.hf_device_map["model.layers.1"] = 1
-    assert weights.load_causal_lm("big", torch.float32, "auto") is model
+    assert model_files.load_causal_lm("big", torch.float32, "auto") is model

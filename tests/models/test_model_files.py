@@ -19,8 +19,7 @@ from replug.models.black_box_lm import ContinuationScore
 from replug.models.encoder import Encoder
 from replug.models.lm_source import folder_source
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.local.weights import ENGLISH, OTHERS, require_sense
-from replug.models.model_files import loading
+from replug.models.model_files import ENGLISH, OTHERS, loading, require_sense
 from replug.models.packaged import resolve_encoder_path, resolve_lm_path, write_stand_in_encoder
 from tests.support.encoder_folders import write_chain, write_encoder
 from tests.support.real_models import real_encoder

@@ -51,8 +51,14 @@ from replug.models.local.output_layer import (
     target_logprobs,
     use_float32_head,
 )
-from replug.models.local.weights import lm_identity, load_causal_lm, require_sense
-from replug.models.model_files import lm_shape, load_lm_tokenizer, longest_input
+from replug.models.model_files import (
+    lm_identity,
+    lm_shape,
+    load_causal_lm,
+    load_lm_tokenizer,
+    longest_input,
+    require_sense,
+)
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import (
     LMInput,
