@@ -20,7 +20,7 @@ from replug.config.methods import GENREAD, NONE
 from replug.evals.folder import LM, EvaluationFolder
 from replug.evals.intervals import Interval, holm
 from replug.evals.outcomes import OutcomeFile, Row
-from replug.evals.popqa_sets import DOCUMENTS
+from replug.evals.popqa import DOCUMENTS
 from replug.evals.thresholds import (
     ALWAYS,
     ALWAYS_RETRIEVE,

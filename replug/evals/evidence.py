@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from replug.answering.genread import WrittenDocument
 from replug.config.errors import UserError
 from replug.config.methods import GENREAD, LONG_CONTEXT, RANDOM, Method
 from replug.data.files import replace_file
@@ -65,6 +64,15 @@ def random_documents(num_documents: int, num_examples: int, k: int, seed: int) -
     rng = np.random.default_rng([seed, 1])
     rows = np.stack([rng.choice(num_documents, size=k, replace=False) for _ in range(num_examples)])
     return RetrievedDocuments(rows, np.zeros(rows.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenDocument:
+    """A document that an LM wrote for a question; `text` is None where it wrote nothing. The LM counted the tokens."""
+
+    text: str | None
+    prompt_tokens: int | None
+    generated_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

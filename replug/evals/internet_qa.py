@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from replug.answering.answerer import Answered, Answerer, AnsweringOptions
-from replug.answering.few_shot import DROPPED
 from replug.answering.prompts import AnswerPrompts, FittingPrompts
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
@@ -29,6 +28,7 @@ from replug.data.answers import has_answer
 from replug.data.progress import Progress
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
+from replug.evals.few_shot import DROPPED
 from replug.evals.folder import EvaluationFolder
 from replug.evals.internet_costs import (
     LineCounter,

@@ -16,14 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from replug.answering.few_shot import FewShotPrompts
 from replug.config.errors import RunError, UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
 from replug.config.rules import tokens_read
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence
-from replug.evals.few_shot import Asking, FewShotTask, PromptForm, dropped_shots, few_shot_dataset
+from replug.evals.few_shot import Asking, FewShotPrompts, FewShotTask, PromptForm, dropped_shots, few_shot_dataset
 from replug.evals.kinds import SHOWS_SHOTS, EvalDataset, EvaluationKind
 from replug.evals.loop import Item, Metric, Outcome, Outcomes
 from replug.evals.questions import knowledge_line, queries_of

@@ -1,5 +1,14 @@
 """PopQA: short answers about subjects of known popularity, closed book or from documents (Mallen et al. 2023).
 
+A set is one of
+
+FILE.tsv            the published table: tab-separated, with a header
+FILE.jsonl[.gz]     JSON Lines of the same fields
+akariasai/PopQA     the same on the hub
+
+The fields are `subj`, `prop` (one of TEMPLATES), `obj`, `possible_answers` (or `answers`; in a table a JSON list), and
+optional `question`, `s_pop` (monthly page views), `id` and `gold`. A `question` must be its template's.
+
 Prompts are those of the official code (`run_model.py`): a question is `Q: ... A:`, with its passage and a blank line
 before it where there is one. Besides whether an answer is right, an outcome holds its costs and the signals by which a
 policy may decide whether to retrieve (`evals.adaptive`): popularity, the LM's confidence, the retriever's scores, how
@@ -11,71 +20,261 @@ with log10 of popularity (figure 4).
 """
 
 import json
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from replug.answering.genread import first_line
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.methods import Method
-from replug.data.answers import contains_answer, has_answer
+from replug.data.answers import answer_tokens, contains_answer, has_answer
 from replug.data.files import write_json
 from replug.data.folder import require_checksums, write_checksums
+from replug.data.progress import Progress
+from replug.data.row_files import list_in, read_rows
 from replug.data.rows import one_line
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.few_shot import Asking, FewShotTask, PromptForm, dropped_shots, few_shot_dataset
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import ANSWERS_QUESTIONS, EvalDataset, EvaluationKind, Finished
+from replug.evals.lm_passes import first_line
 from replug.evals.loop import Item, Metric, Outcome
-from replug.evals.outcomes import Row
-from replug.evals.popqa_sets import (
-    DOCUMENTS,
-    NUM_SHOTS,
-    PAGE_VIEWS,
-    PopQuestion,
-    document_frequencies,
-    plan_shots,
-    popularity_bin,
-    popularity_correlation,
-    read_popqa,
+from replug.evals.questions import (
+    BETWEEN_BLOCKS,
+    STOP,
+    OpenQuestion,
+    answers_field,
+    draw_demonstrations,
+    draw_questions,
+    hold_out_demonstrations,
+    open_question,
+    questions_of_rows,
+    text_of,
 )
-from replug.evals.questions import BETWEEN_BLOCKS, STOP, OpenQuestion, draw_questions
-from replug.evals.results import Results
 from replug.evals.tables import Block, Table
 from replug.models.generation import Generated
 
+NUM_SHOTS = 15
+PAGE_VIEWS, DOCUMENTS = "s_pop", "corpus"  # what popularity counts; outcomes name it in `popularity_from`
 SCALES = {
     PAGE_VIEWS: "Popularity is monthly page views of the subject (s_pop).",
     DOCUMENTS: "Popularity is the number of documents in the corpus that name the subject: the questions tell none.",
 }
+# Subjects stand where the braces are. The relations' names are those of the field `prop`.
+TEMPLATES = {
+    "occupation": "What is {}'s occupation?",
+    "place of birth": "In what city was {} born?",
+    "genre": "What genre is {}?",
+    "father": "Who is the father of {}?",
+    "country": "In what country is {}?",
+    "producer": "Who was the producer of {}?",
+    "director": "Who was the director of {}?",
+    "capital of": "What is {} the capital of?",
+    "screenwriter": "Who was the screenwriter for {}?",
+    "composer": "Who was the composer of {}?",
+    "color": "What color is {}?",
+    "religion": "What is the religion of {}?",
+    "sport": "What sport does {} play?",
+    "author": "Who is the author of {}?",
+    "mother": "Who is the mother of {}?",
+    "capital": "What is the capital of {}?",
+}
+
+
+def question_of(relation: str, subject: str) -> str:
+    """Return the question that asks for a subject's relation, a key of TEMPLATES."""
+    before, after = TEMPLATES[relation].split("{}")
+    return f"{before}{subject}{after}"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A question with what is known before the LM answers.
+class PopQuestion(OpenQuestion):
+    """A question of the relation `example.group`; `object` is the answer that shots show.
 
-    `frequency` is the number of documents that name the subject, None without a corpus. `most_frequent_answer` is the
-    object that most other questions of the relation have.
+    `subject_popularity` is the monthly page views of the subject, None if the file gives none. `frequency` is the
+    number of documents that name the subject, None without a corpus. `most_frequent_answer` is the object that most
+    other questions of the relation have.
     """
 
-    question: PopQuestion
-    frequency: int | None
-    most_frequent_answer: str
+    subject: str
+    object: str
+    subject_popularity: float | None = None
+    frequency: int | None = None
+    most_frequent_answer: str = ""
+
+    @property
+    def relation(self) -> str:
+        return self.example.group
 
     @property
     def popularity(self) -> float:
         """Return the subject's page views, or the number of documents that name it where the set gives no views."""
-        views = self.question.subject_popularity
-        if views is None:
-            assert self.frequency is not None, "neither page views nor a corpus"
-            return float(self.frequency)
-        return views
+        if self.subject_popularity is not None:
+            return self.subject_popularity
+        assert self.frequency is not None, "neither page views nor a corpus"
+        return float(self.frequency)
+
+
+# Reading and shots ----------------------------------------------------------------------------------------------------
+
+
+def read_popqa(source: str | Path) -> list[PopQuestion]:
+    """Return every question of a file or of the hub's set, in its order.
+
+    Raises UserError with file and line for a missing or malformed field, an unknown relation, a question that its
+    template does not make, and for popularity that only some of the questions have.
+    """
+    questions = questions_of_rows(read_rows(source), _question, source)
+    without = [question.example.id for question in questions if question.subject_popularity is None]
+    if without and len(without) < len(questions):  # page views of some and documents of others are not one scale
+        raise UserError(
+            f"{source}: s_pop is missing in {len(without)} of {len(questions)} questions, first {without[0]}; expected "
+            "it in all, or in none (then documents of the corpus are counted)"
+        )
+    return questions
+
+
+def _question(row: Mapping[str, Any], where: str) -> PopQuestion:
+    relation, subject = text_of(row, "prop", where), text_of(row, "subj", where)
+    if relation not in TEMPLATES:
+        raise UserError(f"{where}: prop {relation!r} is unknown; expected one of {', '.join(TEMPLATES)}")
+    expected = question_of(relation, subject)
+    question = row.get("question") or expected
+    if one_line(str(question)) != one_line(expected):
+        raise UserError(f"{where}: question {question!r} is not what prop {relation!r} and subj make: {expected!r}")
+    field = answers_field(row, ("possible_answers", "answers"), where)
+    answers = row[field]
+    if isinstance(answers, str):  # of PopQA's tables; a text that is not a list is refused below
+        answers = list_in(answers)
+    read = open_question({**row, "question": question, "domain": relation, field: answers}, where, field)
+    views = row.get("s_pop")
+    if isinstance(views, str):  # of a table; a word is refused with its field's name
+        with suppress(ValueError):
+            views = float(views)
+    if views is not None and (
+        isinstance(views, bool) or not isinstance(views, int | float) or not 0 <= views < math.inf
+    ):
+        raise UserError(f"{where}: field 's_pop' must be a count, 0 or more, found {views!r}")
+    popularity = None if views is None else float(views)
+    return PopQuestion(read.example, read.answers, subject, text_of(row, "obj", where), popularity)
+
+
+def plan_shots(
+    pool: Sequence[PopQuestion], evaluated: Sequence[PopQuestion] | None, num_shots: int, seed: int
+) -> tuple[list[PopQuestion], dict[str, tuple[PopQuestion, ...]]]:
+    """Return the questions to ask, by relation, and the shots before the questions of each relation.
+
+    A relation's shots are `num_shots` // (number of other relations) of each other relation, shuffled. The official
+    code draws them anew for every question; here they are drawn once for a relation, so that its questions share an
+    opening. They come from the pool and are never evaluated; `evaluated` None means the rest of the pool. Raises
+    UserError where too few questions are left, and where there is no other relation.
+    """
+    relations = sorted({question.relation for question in (pool if evaluated is None else evaluated)})
+    questions, shots = list(pool if evaluated is None else evaluated), dict[str, tuple[PopQuestion, ...]]()
+    if num_shots == 0:
+        return sorted(questions, key=lambda question: question.relation), dict.fromkeys(relations, ())
+    by_relation: dict[str, list[PopQuestion]] = {}
+    for question in sorted(pool, key=lambda question: question.relation):
+        by_relation.setdefault(question.relation, []).append(question)
+    numbers = {}
+    for relation in relations:
+        others = len(by_relation.keys() - {relation})
+        if not others:
+            raise UserError(
+                f"shots come from other relations, but all questions are of {relation!r}; expected questions.shots=0, "
+                "or questions.demonstrations=FILE with questions of other relations"
+            )
+        if num_shots < others:
+            raise UserError(
+                f"questions.shots is {num_shots}, but each of {others} other relations gives as many shots; expected "
+                f"{others} or more, or 0"
+            )
+        numbers[relation] = num_shots // others
+    drawn, questions = _draw(by_relation, evaluated, max(numbers.values()), seed)
+    for relation, number in numbers.items():
+        given = [shot for other in drawn if other != relation for shot in drawn[other][:number]]
+        order = np.random.default_rng([seed, 4]).permutation(len(given))
+        shots[relation] = tuple(given[place] for place in order)
+    return sorted(questions, key=lambda question: question.relation), shots
+
+
+def _draw(
+    pool: Mapping[str, Sequence[PopQuestion]], evaluated: Sequence[PopQuestion] | None, number: int, seed: int
+) -> tuple[dict[str, list[PopQuestion]], list[PopQuestion]]:
+    """Return `number` questions of each relation of the pool, and the questions left to evaluate."""
+    drawn, rest = {}, list(evaluated or ())
+    for relation, questions in pool.items():
+        if len(questions) < number + (evaluated is None):
+            raise UserError(
+                f"{len(questions)} questions of relation {relation!r}, but {number} are shown as shots"
+                f"{' and one at least is to be left to evaluate' if evaluated is None else ''}; ask for fewer "
+                "(questions.shots), or give another file of shots (questions.demonstrations)"
+            )
+        if evaluated is not None:
+            drawn[relation] = draw_demonstrations(questions, evaluated, number, seed)
+        else:
+            drawn[relation], left = hold_out_demonstrations(questions, number, seed)
+            rest += left
+    return drawn, rest
+
+
+# Popularity -----------------------------------------------------------------------------------------------------------
+
+
+def popularity_bin(popularity: float) -> str:
+    """Return the power of ten, such as `popularity 10^2-10^3`, whose lower end belongs to it; 0 has its own bin."""
+    if popularity < 1:
+        return "popularity 0"
+    power = len(str(int(popularity))) - 1  # a logarithm may round 1,000 down
+    return f"popularity 10^{power}-10^{power + 1}"
+
+
+def popularity_correlation(popularity: np.ndarray, right: np.ndarray) -> float | None:
+    """Return Pearson's correlation of being right with log10 of popularity, both [N]; below 1 counts as 1.
+
+    None means that one of the two is the same for all questions.
+    """
+    logs = np.log10(np.maximum(np.asarray(popularity, dtype=np.float64), 1.0))
+    right = np.asarray(right, dtype=np.float64)
+    if len(logs) < 2 or np.ptp(logs) == 0 or np.ptp(right) == 0:
+        return None
+    deviations = logs - logs.mean(), right - right.mean()
+    return float(
+        (deviations[0] @ deviations[1]) / math.sqrt((deviations[0] @ deviations[0]) * (deviations[1] @ deviations[1]))
+    )
+
+
+def document_frequencies(entities: Iterable[str], texts: Iterable[str], num_texts: int) -> dict[str, int]:
+    """Return by entity the number of texts that hold its words, whatever their case, in one pass over the texts.
+
+    No text holds an entity without a word.
+    """
+    words_of = {entity: tuple(answer_tokens(entity)) for entity in dict.fromkeys(entities)}
+    lengths: dict[str, set[int]] = {}  # first word -> numbers of words of the entities that begin with it
+    for words in filter(None, words_of.values()):
+        lengths.setdefault(words[0], set()).add(len(words))
+    counts = dict.fromkeys(words_of.values(), 0)
+    progress = Progress(f"documents that name {len(words_of)} subjects", num_texts)
+    for text in texts:
+        tokens = answer_tokens(text)
+        spans = {
+            tuple(tokens[place : place + length])
+            for place, token in enumerate(tokens)
+            for length in lengths.get(token, ())
+        }
+        for words in spans & counts.keys():
+            counts[words] += 1
+        progress.advance()
+    return {entity: counts[words] for entity, words in words_of.items()}
+
+
+# The evaluation -------------------------------------------------------------------------------------------------------
 
 
 def _block(question: OpenQuestion, passage: str | None) -> str:
@@ -102,11 +301,12 @@ class PopQa(FewShotTask):
         "shots": Metric("shots"),  # demonstrations that the LM had room for
     }
 
-    def __init__(self, asking: Asking, asked: Sequence[Asked], book: EvidenceBook, max_new_tokens: int) -> None:
-        super().__init__(asking, [one.question for one in asked], max_new_tokens)
-        self._asked, self._book = asked, book
-        self._methods = {method.name: method for method in book.methods}
-        self._popularity = {one.question.example.id: one.popularity for one in asked}
+    def __init__(
+        self, asking: Asking, questions: Sequence[PopQuestion], book: EvidenceBook, max_new_tokens: int
+    ) -> None:
+        super().__init__(asking, questions, max_new_tokens)
+        self._book, self._methods = book, {method.name: method for method in book.methods}
+        self._popularity = {question.example.id: question.popularity for question in questions}
 
     def groups(self, example: Item) -> tuple[str, ...]:
         return (example.group, popularity_bin(self._popularity[example.id]))
@@ -115,73 +315,68 @@ class PopQa(FewShotTask):
         return STOP if self.asking.shots[method, self.questions[row].relation] else None
 
     def outcome(self, row: int, method: str, evidence: Evidence, generated: Generated) -> Outcome:
-        asked, by = self._asked[row], self._methods[method]
+        question, by = self.questions[row], self._methods[method]
         prediction = first_line(generated.text)
+        calls, prompt, new = generated.num_prompts, generated.prompt_tokens, generated.num_tokens
+        if written := self._book.written(by, row):  # the document that the LM wrote for the answer costs too
+            known_tokens = prompt is not None and written.prompt_tokens is not None
+            calls, new = calls + 1, new + written.generated_tokens
+            prompt = (prompt or 0) + (written.prompt_tokens or 0) if known_tokens else None
+        similarities = self._book.similarities(by, row)
         known = {
-            "accuracy": float(contains_answer(prediction, asked.question.answers)),
-            "answer_recall": float(any(has_answer(text, asked.question.answers) for text in evidence.texts if text)),
-            "most_frequent_accuracy": float(contains_answer(asked.most_frequent_answer, asked.question.answers)),
-            "popularity": asked.popularity,
-            "frequency": asked.frequency,
-            **self._costs(row, by, generated),
+            "accuracy": float(contains_answer(prediction, question.answers)),
+            "answer_recall": float(any(has_answer(text, question.answers) for text in evidence.texts if text)),
+            "most_frequent_accuracy": float(contains_answer(question.most_frequent_answer, question.answers)),
+            "popularity": question.popularity,
+            "frequency": question.frequency,
+            "lm_calls": calls,
+            "retriever_calls": len(similarities) > 0,
+            "prompt_tokens": prompt,
+            "generated_tokens": new,
             "mean_logprob": generated.mean_logprob,
             "mean_entropy": generated.mean_entropy,
+            "top_score": next(iter(similarities), None),
         }
-        known["top_score"] = next(iter(self._book.similarities(by, row)), None)
         detail = {
             "answer": prediction,
-            "relation": asked.question.relation,
-            "subject": asked.question.subject,
-            "popularity_from": DOCUMENTS if asked.question.subject_popularity is None else PAGE_VIEWS,
-            "most_frequent_answer": asked.most_frequent_answer,
+            "relation": question.relation,
+            "subject": question.subject,
+            "popularity_from": DOCUMENTS if question.subject_popularity is None else PAGE_VIEWS,
+            "most_frequent_answer": question.most_frequent_answer,
             **evidence.final(generated.weights),
         }
         return Outcome({name: float(value) for name, value in known.items() if value is not None}, detail)
 
-    def _costs(self, row: int, method: Method, generated: Generated) -> dict[str, float | None]:
-        """Return the costs of the answer, and of the document that the LM wrote for it."""
-        calls, prompt, new = generated.num_prompts, generated.prompt_tokens, generated.num_tokens
-        if written := self._book.written(method, row):
-            known = prompt is not None and written.prompt_tokens is not None
-            calls, new = calls + 1, new + written.generated_tokens
-            prompt = (prompt or 0) + (written.prompt_tokens or 0) if known else None
-        retrieved = len(self._book.similarities(method, row)) > 0
-        return {"lm_calls": calls, "retriever_calls": retrieved, "prompt_tokens": prompt, "generated_tokens": new}
-
 
 def popqa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
     """Draw the questions, and the shots of each relation."""
-    questions, shots = _drawn(config)
-    asked = asked_questions(questions, _frequencies(config, corpus, questions))
-    num_new = config.questions.max_new_tokens
+    keys = config.questions
+    num_shots, num_new = NUM_SHOTS if keys.shots is None else keys.shots, keys.max_new_tokens
+    drawn = read_popqa(str(keys.path))
+    if keys.demonstrations:
+        drawn = draw_questions(drawn, keys.max_questions, config.seed)
+        drawn, shots = plan_shots(read_popqa(keys.demonstrations), drawn, num_shots, config.seed)
+    else:
+        drawn, shots = plan_shots(drawn, None, num_shots, config.seed)
+        drawn = draw_questions(drawn, keys.max_questions, config.seed)
+    questions = with_counts(drawn, _frequencies(config, corpus, drawn))
     return few_shot_dataset(
-        config, FORM, questions, shots, num_new, lambda asking, book: PopQa(asking, asked, book, num_new)
+        config, FORM, questions, shots, num_new, lambda asking, book: PopQa(asking, questions, book, num_new)
     )
 
 
-def _drawn(config: EvaluationConfig) -> tuple[Sequence[PopQuestion], Mapping[str, Sequence[PopQuestion]]]:
-    """Return the questions that are asked, and the shots before those of each relation."""
-    keys = config.questions
-    num_shots = NUM_SHOTS if keys.shots is None else keys.shots
-    questions = read_popqa(str(keys.path))
-    if keys.demonstrations:
-        pool = read_popqa(keys.demonstrations)
-        drawn = draw_questions(questions, keys.max_questions, config.seed)
-        return plan_shots(pool, drawn, num_shots, config.seed)
-    asked, shots = plan_shots(questions, None, num_shots, config.seed)
-    return draw_questions(asked, keys.max_questions, config.seed), shots
-
-
-def asked_questions(questions: Sequence[PopQuestion], frequencies: Mapping[str, int] | None) -> list[Asked]:
+def with_counts(questions: Sequence[PopQuestion], frequencies: Mapping[str, int] | None) -> list[PopQuestion]:
+    """Give questions what is counted over all of them: the frequency of subjects and the most frequent answers."""
     objects: dict[str, Counter[str]] = {}
     for question in questions:
         objects.setdefault(question.relation, Counter())[question.object] += 1
-    asked = []
+    counted = []
     for question in questions:
         others = objects[question.relation] - Counter([question.object])  # its own answer would count for itself
         frequent = others.most_common(1)[0][0] if others else ""
-        asked.append(Asked(question, frequencies[question.subject] if frequencies else None, frequent))
-    return asked
+        frequency = frequencies[question.subject] if frequencies else None
+        counted.append(replace(question, frequency=frequency, most_frequent_answer=frequent))
+    return counted
 
 
 def _frequencies(
@@ -213,51 +408,34 @@ def _frequencies(
 
 def add_popqa_findings(finished: Finished) -> list[Block]:
     """Add the most frequent answer and correlations to the results; return tables of them."""
-    results, members = finished.results, _members_by_group(finished.rows)
-    for method, entries in results.items():
-        for group, rows in members.items():
-            popularity, right, frequent = (
-                np.array([row["methods"][method]["numbers"][name] for row in rows])
-                for name in ("popularity", "accuracy", "most_frequent_accuracy")
-            )
-            if entry := entries.get(_named("accuracy", group)):
-                entry["most_frequent_answer"] = float(frequent.mean())
-            correlation = popularity_correlation(popularity, right)
-            if correlation is not None and not group.startswith("popularity "):
-                entries[_named("correlation", group)] = {"value": correlation, "n": len(rows)}
-    scale = SCALES[_any_outcome(finished.rows[0])["detail"]["popularity_from"]]
-    return [scale, *dropped_shots(finished), _findings_table(results, members)]
-
-
-def _members_by_group(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return all rows under the empty name, those of each relation, and of each bin of popularity."""
-    relations: dict[str, list[Row]] = {}
-    bins: dict[str, list[Row]] = {}
-    for row in rows:
-        relations.setdefault(_any_outcome(row)["detail"]["relation"], []).append(row)
-        bins.setdefault(popularity_bin(_any_outcome(row)["numbers"]["popularity"]), []).append(row)
-    return {"": list(rows), **dict(sorted(relations.items())), **dict(sorted(bins.items()))}
-
-
-def _any_outcome(row: Row) -> dict[str, Any]:
-    """Return one outcome: what is known of the question is the same under every method."""
-    outcome: dict[str, Any] = next(iter(row["methods"].values()))
-    return outcome
-
-
-def _named(metric: str, group: str) -> str:
-    return f"{metric}/{group}" if group else metric
-
-
-def _findings_table(results: Results, members: Mapping[str, Sequence[Row]]) -> Table:
-    rows = []
-    for group, own in members.items():
-        frequent = float(np.mean([_any_outcome(row)["numbers"]["most_frequent_accuracy"] for row in own]))
-        correlations = [of.get(_named("correlation", group)) for of in results.values()]
-        shown = [f"{entry['value']:+.2f}" if entry else "" for entry in correlations]
-        rows.append([group or "all", str(len(own)), f"{frequent:.3f}", *shown])
-    head = [f"correlation with log popularity, {name}" for name in results]
-    return Table(["", "n", "accuracy of the most frequent answer of the relation's other questions", *head], rows)
+    results, rows = finished.results, finished.rows
+    questions = [next(iter(row["methods"].values())) for row in rows]  # known of a question under every method
+    relations: dict[str, list[int]] = {}
+    bins: dict[str, list[int]] = {}
+    for row, question in enumerate(questions):
+        relations.setdefault(question["detail"]["relation"], []).append(row)
+        bins.setdefault(popularity_bin(question["numbers"]["popularity"]), []).append(row)
+    table = []
+    for group, own in {
+        "": [*range(len(rows))],
+        **dict(sorted(relations.items())),
+        **dict(sorted(bins.items())),
+    }.items():
+        popularity = np.array([questions[row]["numbers"]["popularity"] for row in own])
+        frequent = float(np.mean([questions[row]["numbers"]["most_frequent_accuracy"] for row in own]))
+        suffix, shown = f"/{group}" if group else "", []
+        for method, entries in results.items():
+            if entry := entries.get(f"accuracy{suffix}"):
+                entry["most_frequent_answer"] = frequent
+            right = np.array([rows[row]["methods"][method]["numbers"]["accuracy"] for row in own])
+            correlation = None if group in bins else popularity_correlation(popularity, right)
+            if correlation is not None:
+                entries[f"correlation{suffix}"] = {"value": correlation, "n": len(own)}
+            shown.append("" if correlation is None else f"{correlation:+.2f}")
+        table.append([group or "all", str(len(own)), f"{frequent:.3f}", *shown])
+    correlations = [f"correlation with log popularity, {name}" for name in results]
+    head = ["", "n", "accuracy of the most frequent answer of the relation's other questions", *correlations]
+    return [SCALES[questions[0]["detail"]["popularity_from"]], *dropped_shots(finished), Table(head, table)]
 
 
 EVALUATION = EvaluationKind(popqa_dataset, ANSWERS_QUESTIONS, add_findings=add_popqa_findings)

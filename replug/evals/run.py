@@ -12,8 +12,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from replug.answering.few_shot import FewShot
-from replug.answering.genread import WrittenDocument
 from replug.cluster.ray_cluster import ray_cluster
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import GENREAD, Method
@@ -24,7 +22,8 @@ from replug.data.folder import sole_writer
 from replug.data.store import Corpus
 from replug.evals.charts import draw_methods, draw_sweep, sweeps_of, to_svg
 from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
-from replug.evals.evidence import EvidenceBook, RetrievedDocuments
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
+from replug.evals.few_shot import FewShot
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM, check_evaluation
 from replug.evals.leakage import Overlaps, overlap_line, overlaps_with, write_leakage

@@ -23,7 +23,7 @@ from replug.data.store import Corpus
 from replug.evals.intervals import Clusters, Ratio, difference_and_p, interval_of
 from replug.evals.kinds import MEASURES_TEXTS, EvalDataset, EvaluationKind, Finished
 from replug.evals.language_modelling import lm_dataset, text_problems
-from replug.evals.popqa_sets import popularity_bin, read_popqa
+from replug.evals.popqa import popularity_bin, read_popqa
 from replug.evals.results import Entry, clusters_of, correct_for_many
 from replug.evals.tables import Block, Table, difference_text
 

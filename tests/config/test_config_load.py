@@ -24,7 +24,7 @@ from replug.config.schema import Config, DataConfig, LMConfig
 from replug.data.rows import read_documents
 from replug.evals.kinds import check_evaluation
 from replug.evals.language_modelling import read_spans
-from replug.evals.popqa_sets import TEMPLATES, question_of
+from replug.evals.popqa import TEMPLATES, question_of
 from tests.support.tiny_lms import write_llama, write_tokenizer
 
 FOLDER = Path(__file__).parents[2] / "configs"

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from replug.answering.few_shot import FewShot, FewShotPrompts
 from replug.config.choices import TooLong
 from replug.config.load import load_evaluation_config
+from replug.evals.few_shot import FewShot, FewShotPrompts
 from replug.evals.loop import Item
-from replug.evals.popqa import FORM
-from replug.evals.popqa_sets import PopQuestion
+from replug.evals.popqa import FORM, PopQuestion
 from replug.evals.run import evaluate
 from replug.models.black_box_lm import UnscorableText
 from replug.models.prompt import PromptTemplate

@@ -6,9 +6,8 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from replug.answering.genread import WrittenDocument
 from replug.config.methods import parse_methods
-from replug.evals.evidence import EvidenceBook, RetrievedDocuments
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.kinds import PromptedLM
 from replug.evals.lm_passes import write_documents
 from replug.models.generation import Generated

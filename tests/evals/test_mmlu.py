@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.answering.few_shot import FewShot
 from replug.config.errors import RunError, UserError
 from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import Method
 from replug.evals.evidence import NOTHING, Evidence
-from replug.evals.few_shot import Asking
+from replug.evals.few_shot import Asking, FewShot
 from replug.evals.kinds import PromptedLM
 from replug.evals.loop import Item
 from replug.evals.mmlu import (

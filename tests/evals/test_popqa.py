@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.answering.genread import first_line, genread_prompt
 from replug.config.errors import UserError
 from replug.data.answers import answer_tokens
+from replug.evals.lm_passes import first_line, genread_prompt
 from replug.evals.loop import Item
-from replug.evals.popqa import FORM
-from replug.evals.popqa_sets import (
+from replug.evals.popqa import (
+    FORM,
     TEMPLATES,
     PopQuestion,
     document_frequencies,

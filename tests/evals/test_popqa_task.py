@@ -6,16 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from replug.answering.few_shot import FewShot
-from replug.answering.genread import WrittenDocument
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_methods
-from replug.evals.evidence import EvidenceBook, RetrievedDocuments
-from replug.evals.few_shot import Asking
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
+from replug.evals.few_shot import Asking, FewShot
 from replug.evals.loop import Item
 from replug.evals.outcomes import Row
-from replug.evals.popqa import FORM, Asked, PopQa, add_popqa_findings, asked_questions
-from replug.evals.popqa_sets import PopQuestion
+from replug.evals.popqa import FORM, PopQa, PopQuestion, add_popqa_findings, with_counts
 from replug.evals.results import compare
 from replug.evals.tables import to_markdown
 from replug.models.ensemble import Weighting
@@ -50,14 +47,16 @@ class Poet:
         return done
 
 
-def question(number: int, relation: str, popularity: float | None, answer: str = "poet") -> PopQuestion:
+def question(
+    number: int, relation: str, popularity: float | None, answer: str = "poet", frequency: int | None = 0
+) -> PopQuestion:
     example = Item(str(number), f"question {number}?", relation)
-    return PopQuestion(example, (answer, "bard"), f"subject {number}", answer, popularity)
+    return PopQuestion(example, (answer, "bard"), f"subject {number}", answer, popularity, frequency, "poet")
 
 
 ASKED = [
-    Asked(question(0, "occupation", 5.0), 7, "poet"),
-    Asked(question(1, "occupation", 50_000.0, "painter"), 0, "poet"),
+    question(0, "occupation", 5.0, frequency=7),
+    question(1, "occupation", 50_000.0, "painter"),
 ]
 
 
@@ -153,7 +152,7 @@ def test_an_outcome_holds_rightness_costs_and_signals():
 
 def test_what_is_not_known_is_left_out_and_never_zero():
     lm = Poet(entropies=False, prompt_tokens=None)
-    asked = [Asked(question(0, "occupation", 5.0), None, "poet")]
+    asked = [question(0, "occupation", 5.0, frequency=None)]
     numbers = {name: of["numbers"] for name, of in measured(lm, asked=asked)[0]["methods"].items()}
     for of in numbers.values():
         assert not {"mean_entropy", "prompt_tokens", "frequency"} & of.keys()
@@ -164,16 +163,16 @@ def test_what_is_not_known_is_left_out_and_never_zero():
 
 
 def test_popularity_that_no_question_tells_is_the_frequency_in_the_corpus():
-    asked = [Asked(question(0, "occupation", None), 12, "poet")]
+    asked = [question(0, "occupation", None, frequency=12)]
     outcome = measured(asked=asked)[0]["methods"]["none"]
     assert outcome["numbers"]["popularity"] == outcome["numbers"]["frequency"] == 12.0
     assert outcome["detail"]["popularity_from"] == "corpus"
-    assert task(Poet(), asked=asked).groups(asked[0].question.example) == ("occupation", "popularity 10^1-10^2")
+    assert task(Poet(), asked=asked).groups(asked[0].example) == ("occupation", "popularity 10^1-10^2")
 
 
 def test_results_have_the_most_frequent_answer_and_the_correlation():
     popularity, right = [1, 10, 100, 1000, 5, 50], [0, 0, 1, 1, 0, 1]
-    asked = [Asked(question(n, "mother" if n % 2 else "father", p), 0, "poet") for n, p in enumerate(popularity)]
+    asked = [question(n, "mother" if n % 2 else "father", p) for n, p in enumerate(popularity)]
     rows = [
         {
             "id": str(number),
@@ -187,9 +186,9 @@ def test_results_have_the_most_frequent_answer_and_the_correlation():
                         "popularity": one.popularity,
                     },
                     "detail": {
-                        "relation": one.question.relation,
+                        "relation": one.relation,
                         "popularity_from": "s_pop",
-                        "most_frequent_answer": f"{one.question.relation}'s",
+                        "most_frequent_answer": f"{one.relation}'s",
                     },
                 }
             },
@@ -214,4 +213,4 @@ def test_results_have_the_most_frequent_answer_and_the_correlation():
 def test_the_most_frequent_answer_is_counted_on_the_other_questions():
     objects = {"occupation": ["poet", "poet", "painter"], "mother": ["Ann"]}
     questions = [question(n, of, 5.0, one) for of, some in objects.items() for n, one in enumerate(some)]
-    assert [one.most_frequent_answer for one in asked_questions(questions, None)] == ["poet", "poet", "poet", ""]
+    assert [one.most_frequent_answer for one in with_counts(questions, None)] == ["poet", "poet", "poet", ""]

@@ -6,11 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from replug.answering.few_shot import FewShot
 from replug.config.evaluation_schema import PaperConfig
 from replug.data.records import Example
 from replug.evals.evidence import NOTHING, Evidence
-from replug.evals.few_shot import Asking
+from replug.evals.few_shot import Asking, FewShot
 from replug.evals.language_modelling import LanguageModelling
 from replug.evals.loop import Item
 from replug.evals.mmlu import FORM as MMLU_FORM
