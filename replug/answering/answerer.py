@@ -3,17 +3,19 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from replug.answering.factors import (
+from replug.answering.prompts import STOP, AnswerPrompts
+from replug.answering.rerankers import (
+    RERANKERS,
     Candidate,
     Factors,
+    Weights,
+    best_answer,
     logprobs_of_samples,
     normalized_over_labels,
     num_tokens,
     sampled_candidates,
     submit_factors,
 )
-from replug.answering.prompts import STOP, AnswerPrompts
-from replug.answering.rerankers import RERANKERS, Weights, best_answer
 from replug.models.black_box_lm import AsyncLM
 from replug.models.ensemble import log_softmax
 from replug.models.generation import GenerationOptions
@@ -65,19 +67,6 @@ class Answered:
         return best_answer(self.scores[reranker])
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweredAlone:
-    """The likeliest answer without a choice of passages, and the log-prob (nats) of each distinct sample or label.
-
-    Labels' log-probs are normalised over the labels. The answer is empty if all samples are.
-    `written_tokens` are those of all samples, 0 in classification.
-    """
-
-    answer: str
-    logprobs: Mapping[str, float]
-    written_tokens: int = 0
-
-
 class Answerer:
     """Ask `lm` for candidates and log p(a|q,p), and `scorer`, which may be smaller, for the other factors.
 
@@ -109,22 +98,26 @@ class Answerer:
         candidates = self._submit_candidates(question, passages)
         return lambda: self._submit_factors(question, passages, *candidates())
 
-    def submit_alone(self, question: str, evidence: str | None) -> Callable[[], AnsweredAlone]:
-        """Ask closed book, or with one text as evidence, such as the gold one."""
+    def submit_alone(self, question: str, evidence: str | None) -> Callable[[], tuple[dict[str, float], int]]:
+        """Ask closed book, or with one text as evidence, such as the gold one.
+
+        Return what waits for the log-prob (nats) of each distinct sample or label, and for the tokens of all samples, 0
+        in classification. Labels' log-probs are normalised over the labels.
+        """
         options, labels, prompts = self._options, self._options.labels, self._prompts
         if not labels:
             opening = prompts.opening(has_evidence=evidence is not None)
             sampling = options.sampling(options.num_samples_alone, opening)
             drawn = self._lm.submit_samples([prompts.ask(question, evidence)], sampling)
-            return lambda: _likeliest(logprobs_of_samples(drawn.result()[0]), num_tokens(drawn.result()[0]))
+            return lambda: (logprobs_of_samples(drawn.result()[0]), num_tokens(drawn.result()[0]))
         parts = [prompts.answer_given_question(label, question, evidence) for label in labels]
         scores = self._lm.submit(
             [part.prefix for part in parts], [part.continuation for part in parts], opening=parts[0].opening
         )
 
-        def gather() -> AnsweredAlone:
+        def gather() -> tuple[dict[str, float], int]:
             logprobs = log_softmax([score.sum_logprob for score in scores.result()])  # type: ignore[arg-type]
-            return _likeliest(dict(zip(labels, logprobs.tolist(), strict=True)))
+            return dict(zip(labels, logprobs.tolist(), strict=True)), 0
 
         return gather
 
@@ -154,7 +147,3 @@ class Answerer:
             return Answered(question, tuple(passages), tuple(candidates), factors, scores, written)
 
         return ranked
-
-
-def _likeliest(logprobs: dict[str, float], written_tokens: int = 0) -> AnsweredAlone:
-    return AnsweredAlone(best_answer(logprobs), logprobs, written_tokens)

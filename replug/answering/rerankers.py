@@ -1,4 +1,9 @@
-"""Score answers from factors (Lazaridou et al. 2022, section 3.3), and fit the weights of factors.
+"""Sample candidates for an answer, score the factors of each, and rank them (Lazaridou et al. 2022, section 3.3).
+
+Four candidates are sampled for each passage, and equal ones of a passage are one. In classification the labels are
+every passage's candidates. Factors are natural logarithms of probabilities of whole texts with their end, float64.
+p(a|q,p) is that of the LM that answers: a sample's own, which costs nothing, or a label's. The other factors are of the
+LM that reranks, which may be smaller.
 
 A score is a logarithm of any scale: only the order counts. An answer that several passages gave has the score of its
 best candidate, or the sum of all where the reranker says so. Weights w are exponents, 1 by default.
@@ -13,26 +18,208 @@ make right answers likely where scores are log-probabilities up to a constant. A
 weights, so below MIN_QUESTIONS all stay 1. An evaluation writes a file of JSON, which `replug ask --weights` reads:
 
     {"format": 1, "lm": ..., "reranker": ..., "methods": {"poe@10": {"weights": {"answer_alone": 0.5, ...}, ...}}}
+
+Letters: C candidates, P passages.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from replug.answering.factors import (
-    ANSWER_ALONE,
-    ANSWER_GIVEN_QUESTION,
-    PASSAGE,
-    QUESTION_ALONE,
-    QUESTION_GIVEN_ANSWER,
-    Factors,
-)
+from replug.answering.prompts import AnswerPrompts, ScoredPart
 from replug.config.errors import UserError
 from replug.data.files import read_json, write_json
+from replug.data.rows import one_line
+from replug.models.black_box_lm import AsyncLM, ContinuationScore
 from replug.models.ensemble import log_softmax
+from replug.models.generation import Generated
+from replug.web.records import Passage
+
+# In one call: a few passes of a CPU, and work for several replicas. The texts of a call are scored together.
+PASSAGES_PER_CALL = 8
+# The factors by their names, which are the fields of `Factors`.
+ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER = "answer_given_question", "question_given_answer"
+ANSWER_ALONE, QUESTION_ALONE, PASSAGE = "answer_alone", "question_alone", "passage"
+LOGPROB_TOLERANCE = 1e-3  # by which rounding may lift a log-probability above 0
+
+
+Reader = tuple[AsyncLM, AnswerPrompts]  # an LM, with prompts that fit it
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An answer on one line, the number of the passage that it was sampled from, and log p(a|q,p); None of a label."""
+
+    text: str
+    passage: int
+    logprob: float | None = None
+
+
+def sampled_candidates(samples: Sequence[Sequence[Generated]]) -> list[Candidate]:
+    """Return the distinct answers of each passage [P], in the order they were drawn. Empty answers are left out."""
+    return [
+        Candidate(text, passage, logprob)
+        for passage, drawn in enumerate(samples)
+        for text, logprob in logprobs_of_samples(drawn).items()
+    ]
+
+
+def logprobs_of_samples(samples: Sequence[Generated]) -> dict[str, float]:
+    """Return each distinct answer with its largest log-probability (nats), in the order they were drawn.
+
+    One text may have been drawn by several sequences of tokens. Empty answers are left out.
+    """
+    logprobs: dict[str, float] = {}
+    for sample in samples:
+        if text := one_line(sample.text):
+            logprobs[text] = max(sample.sum_logprob, logprobs.get(text, -float("inf")))
+    return logprobs
+
+
+def num_tokens(samples: Sequence[Generated]) -> int:
+    """Return the number of tokens of all samples, with the tokens that ended them."""
+    return sum(len(sample.token_logprobs) for sample in samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """The factors of one question's candidates.
+
+    `answers` [C] are the candidates' texts, `passages` [C] the numbers of their passages. Raises ValueError for arrays
+    of other lengths and for numbers that are not log-probabilities.
+    """
+
+    answers: tuple[str, ...]
+    passages: np.ndarray  # int64 [C]
+    answer_given_question: np.ndarray  # [C] log p(a|q,p)
+    question_given_answer: np.ndarray  # [C] log p(q|a,p)
+    answer_alone: np.ndarray  # [C] log p(a|p)
+    question_alone: np.ndarray  # [P] log p(q|p)
+    passage: np.ndarray  # [P] log p_tfidf(p|q), minus infinity for a passage that shares no word with the question
+
+    def __post_init__(self) -> None:
+        num_candidates, num_passages = (len(self.answers),), (len(self.passage),)
+        shapes = {
+            "passages": num_candidates,
+            ANSWER_GIVEN_QUESTION: num_candidates,
+            QUESTION_GIVEN_ANSWER: num_candidates,
+            ANSWER_ALONE: num_candidates,
+            QUESTION_ALONE: num_passages,
+            PASSAGE: num_passages,
+        }
+        for name, shape in shapes.items():
+            numbers = getattr(self, name)
+            if numbers.shape != shape:
+                raise ValueError(f"{name} has the shape {numbers.shape}; expected {shape}")
+            if np.isnan(numbers).any() or (name != "passages" and (numbers > LOGPROB_TOLERANCE).any()):
+                raise ValueError(f"{name} holds {numbers.tolist()}; expected log-probabilities, 0 or less")
+        if any(not 0 <= passage < len(self.passage) for passage in self.passages):
+            raise ValueError(f"passages are {self.passages.tolist()}; expected numbers below {len(self.passage)}")
+
+    @property
+    def distinct(self) -> tuple[str, ...]:
+        """Return the distinct answers, in the order of the candidates."""
+        return tuple(dict.fromkeys(self.answers))
+
+    def of_first(self, num_passages: int) -> "Factors":
+        """Return the factors as if there were only `num_passages` passages; p_tfidf is a share of their sum."""
+        kept, shares = self.passages < num_passages, self.passage[:num_passages]
+        if np.isfinite(shares).any():
+            shares = shares - np.logaddexp.reduce(shares)
+        else:  # all are 0: equal ones
+            shares = np.full(len(shares), -np.log(max(1, len(shares))))
+        answers = tuple(answer for answer, is_kept in zip(self.answers, kept, strict=True) if is_kept)
+        return Factors(
+            answers,
+            self.passages[kept],
+            self.answer_given_question[kept],
+            self.question_given_answer[kept],
+            self.answer_alone[kept],
+            self.question_alone[:num_passages],
+            shares,
+        )
+
+
+def submit_factors(
+    answering: Reader,
+    reranking: Reader,
+    question: str,
+    passages: Sequence[Passage],
+    candidates: Sequence[Candidate],
+) -> Callable[[], Factors]:
+    """Ask for the factors of a question that no sampling gave; the returned function waits for them.
+
+    Errors are those of `AsyncLM.submit`.
+    """
+    answers = tuple(candidate.text for candidate in candidates)
+    values = {name: np.zeros(len(answers)) for name in (ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER, ANSWER_ALONE)}
+    values[QUESTION_ALONE] = np.zeros(len(passages))
+    calls: list[tuple[list[Asked], Future[list[ContinuationScore]]]] = []
+    for start in range(0, len(passages), PASSAGES_PER_CALL):
+        numbers = range(start, min(start + PASSAGES_PER_CALL, len(passages)))
+        by_lm: dict[tuple[AsyncLM, str], list[Asked]] = {}
+        for lm, part in _asked((answering, reranking), question, passages, candidates, numbers):
+            by_lm.setdefault((lm, part[2].opening), []).append(part)
+        for (lm, opening), together in by_lm.items():
+            prefixes, continuations = zip(*((part.prefix, part.continuation) for _, _, part in together), strict=True)
+            calls.append((together, lm.submit(prefixes, continuations, opening=opening)))
+
+    def gather() -> Factors:
+        for together, scores in calls:
+            for (factor, place, _), score in zip(together, scores.result(), strict=True):
+                values[factor][place] = score.sum_logprob
+        with np.errstate(divide="ignore"):  # a passage that shares no word with the question
+            values[PASSAGE] = np.log(np.array([passage.probability for passage in passages], dtype=np.float64))
+        for row, candidate in enumerate(candidates):
+            if candidate.logprob is not None:
+                values[ANSWER_GIVEN_QUESTION][row] = candidate.logprob
+        numbers = np.array([candidate.passage for candidate in candidates], dtype=np.int64)
+        return Factors(answers, numbers, **values)
+
+    return gather
+
+
+Asked = tuple[str, tuple[int, ...], ScoredPart]  # a factor, the place of an entry, and the text whose log-prob it is
+
+
+def _asked(
+    readers: Sequence[Reader],
+    question: str,
+    passages: Sequence[Passage],
+    candidates: Sequence[Candidate],
+    numbers: range,
+) -> Iterator[tuple[AsyncLM, Asked]]:
+    """Yield what is asked about these passages and their candidates, with the LM of the two that is asked."""
+    (answering, asking), (reranking, prompts) = readers
+    own = [(row, candidate) for row, candidate in enumerate(candidates) if candidate.passage in numbers]
+    for row, candidate in own:
+        if candidate.logprob is None:
+            part = asking.answer_given_question(candidate.text, question, passages[candidate.passage].text)
+            yield answering, (ANSWER_GIVEN_QUESTION, (row,), part)
+    for number in numbers:
+        yield reranking, (QUESTION_ALONE, (number,), prompts.question_alone(question, passages[number].text))
+    for row, candidate in own:
+        text, answer = passages[candidate.passage].text, candidate.text
+        yield reranking, (QUESTION_GIVEN_ANSWER, (row,), prompts.question_given_answer(question, answer, text))
+        yield reranking, (ANSWER_ALONE, (row,), prompts.answer_alone(answer, text))
+
+
+def normalized_over_labels(factors: Factors) -> Factors:
+    """Return the factors of a classification, whose answers' probabilities are shares of the labels in each passage."""
+    if not factors.answers:  # no passages
+        return factors
+    given, alone = factors.answer_given_question.copy(), factors.answer_alone.copy()
+    for passage in range(len(factors.passage)):
+        mine = factors.passages == passage
+        given[mine], alone[mine] = log_softmax(given[mine]), log_softmax(alone[mine])
+    return replace(factors, answer_given_question=given, answer_alone=alone)
+
+
+# Rerankers -----------------------------------------------------------------------------------------------------------
 
 Weights = Mapping[str, float]  # by factor
 GradedQuestion = tuple[Factors, Mapping[str, float]]  # with the gain of each answer (exact match or accuracy, 0 to 1)
@@ -40,17 +227,32 @@ GradedQuestion = tuple[Factors, Mapping[str, float]]  # with the gain of each an
 
 @dataclass(frozen=True, slots=True)
 class Reranker:
-    """A reranker. `score(factors, weights)` returns the score of each distinct answer, in order.
+    """The factors that a score multiplies, each with a weight.
 
-    `factors` names exactly those that have a weight.
+    `adds` sums over the passages that gave an answer, in place of taking the best.
     """
 
-    score: Callable[[Factors, Weights], dict[str, float]]
     factors: tuple[str, ...]
+    adds: bool = False
 
     @property
     def default_weights(self) -> dict[str, float]:
         return dict.fromkeys(self.factors, 1.0)
+
+    def score(self, factors: Factors, weights: Weights) -> dict[str, float]:
+        """Return the score of each distinct answer, in order. A weight of 0 leaves its factor out."""
+        scores = np.zeros(len(factors.answers))
+        for name in sorted(self.factors, key=lambda name: name == PASSAGE):
+            if weights[name]:
+                logprobs = weights[name] * getattr(factors, name)
+                if name in (QUESTION_ALONE, PASSAGE):
+                    logprobs = logprobs[factors.passages]
+                scores = scores - logprobs if name == QUESTION_ALONE else scores + logprobs
+        rows: dict[str, list[int]] = {}
+        for row, answer in enumerate(factors.answers):
+            rows.setdefault(answer, []).append(row)
+        joined = np.logaddexp.reduce if self.adds else np.max
+        return {answer: float(joined(scores[own])) for answer, own in rows.items()}
 
 
 def best_answer(scores: Mapping[str, float]) -> str:
@@ -58,58 +260,12 @@ def best_answer(scores: Mapping[str, float]) -> str:
     return max(scores, key=lambda answer: scores[answer], default="")
 
 
-def _direct(factors: Factors, weights: Weights) -> dict[str, float]:
-    return _best(factors, weights[ANSWER_GIVEN_QUESTION] * factors.answer_given_question)
-
-
-def _rag(factors: Factors, weights: Weights) -> dict[str, float]:
-    shares = _power(factors.passage, weights[PASSAGE])[factors.passages]
-    joint = shares + _power(factors.answer_given_question, weights[ANSWER_GIVEN_QUESTION])
-    return {answer: float(np.logaddexp.reduce(joint[own])) for answer, own in _rows(factors).items()}
-
-
-def _noisy_channel(factors: Factors, weights: Weights) -> dict[str, float]:
-    return _best(factors, _channel(factors, weights))
-
-
-def _product_of_experts(factors: Factors, weights: Weights) -> dict[str, float]:
-    shares = _power(factors.passage, weights[PASSAGE])[factors.passages]
-    return _best(factors, shares + _channel(factors, weights))
-
-
-def _channel(factors: Factors, weights: Weights) -> np.ndarray:
-    """Return log p(q|a,p)^w p(a|p)^w p(a|q,p)^w / p(q|p)^w [C]."""
-    return (
-        _power(factors.question_given_answer, weights[QUESTION_GIVEN_ANSWER])
-        + _power(factors.answer_alone, weights[ANSWER_ALONE])
-        + _power(factors.answer_given_question, weights[ANSWER_GIVEN_QUESTION])
-        - _power(factors.question_alone, weights[QUESTION_ALONE])[factors.passages]
-    )
-
-
-def _power(logprobs: np.ndarray, weight: float) -> np.ndarray:
-    """Return the logarithm of probabilities to the power of a weight: 0 for a weight of 0."""
-    return weight * logprobs if weight else np.zeros_like(logprobs)
-
-
-def _best(factors: Factors, scores: np.ndarray) -> dict[str, float]:
-    return {answer: float(scores[own].max()) for answer, own in _rows(factors).items()}
-
-
-def _rows(factors: Factors) -> dict[str, list[int]]:
-    """Return the candidates of each distinct answer."""
-    rows: dict[str, list[int]] = {}
-    for row, answer in enumerate(factors.answers):
-        rows.setdefault(answer, []).append(row)
-    return rows
-
-
 _CHANNEL = (QUESTION_GIVEN_ANSWER, ANSWER_ALONE, ANSWER_GIVEN_QUESTION, QUESTION_ALONE)
 RERANKERS = {
-    "direct": Reranker(_direct, (ANSWER_GIVEN_QUESTION,)),
-    "rag": Reranker(_rag, (PASSAGE, ANSWER_GIVEN_QUESTION)),
-    "noisy_channel": Reranker(_noisy_channel, _CHANNEL),
-    "poe": Reranker(_product_of_experts, (PASSAGE, *_CHANNEL)),
+    "direct": Reranker((ANSWER_GIVEN_QUESTION,)),
+    "rag": Reranker((PASSAGE, ANSWER_GIVEN_QUESTION), adds=True),
+    "noisy_channel": Reranker(_CHANNEL),
+    "poe": Reranker((PASSAGE, *_CHANNEL)),
 }
 
 
@@ -138,14 +294,11 @@ def read_weights(path: Path, lm: str, reranker: str, method: str) -> Weights:
         known = ", ".join(kept["methods"]) or "none"
         raise UserError(f"{path} has no weights of {method}; expected --rerank and --k of one of: {known}")
     weights, factors = kept["methods"][method].get("weights"), RERANKERS[method.partition("@")[0]].factors
-    if not isinstance(weights, dict) or set(weights) != set(factors) or not all(map(_is_weight, weights.values())):
+    is_known = isinstance(weights, dict) and set(weights) == set(factors)
+    if not is_known or not all(type(one) in (int, float) and 0 <= one < np.inf for one in weights.values()):
         expected = "expected a number of 0 or more for each factor"
         raise UserError(f"{path}: {method} has the weights {weights}; {expected}")
     return {name: float(weight) for name, weight in weights.items()}
-
-
-def _is_weight(weight: Any) -> bool:
-    return isinstance(weight, int | float) and not isinstance(weight, bool) and 0 <= weight < np.inf
 
 
 def fit_weights(reranker: Reranker, questions: Sequence[GradedQuestion]) -> tuple[Weights, float, float]:

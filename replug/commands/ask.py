@@ -1,6 +1,6 @@
 """`replug ask`: answer a question from an index or a search engine, in this process and without Ray.
 
-The options are checked here, before anything heavy is imported; `asking.reply` answers.
+The options are checked here, before anything heavy is imported; `ask_reply` answers.
 """
 
 import math
@@ -133,7 +133,7 @@ def ask(
     chosen = [f"web.engine={engine or 'local'}", *([f"retriever.path={retriever}"] if retriever is not None else [])]
     config = config_of(options.index, [*(overrides or []), *chosen])
     options = _with_template(options, config)
-    from replug.commands.asking.reply import print_reply, reply_to
+    from replug.commands.ask_reply import print_reply, reply_to
 
     reply = reply_to(question, options, config)
     if as_json:

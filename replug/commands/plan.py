@@ -1,9 +1,11 @@
 """`replug plan`: estimate the cost of a run or evaluation."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Column, Table
 
 from replug.commands.command import LM, ConfigFile, Overrides, Retriever, Source, with_short_keys
 from replug.config.errors import UserError
@@ -12,7 +14,8 @@ from replug.config.paths import SHIPPED
 from replug.data.sources.shards import look_at_texts
 from replug.planning.estimate import plan_training
 from replug.planning.evaluations import plan_evaluation
-from replug.planning.tables import print_plan
+
+Plan = dict[str, Any]
 
 
 def plan(
@@ -56,3 +59,80 @@ def plan(
         return
     name = config.relative_to(SHIPPED).with_suffix("") if config.is_relative_to(SHIPPED) else config
     print_plan(f"{name} on {planned['devices']}", planned)
+
+
+def print_plan(title: str, plan: Plan) -> None:
+    """Print everything that the plan of a training or an evaluation has."""
+    console, is_training = Console(), "stages" in plan
+    console.print((_stages_table if is_training else _models_table)(title, plan))
+    for line in (_training_lines if is_training else _evaluation_lines)(plan):
+        console.print(line, highlight=False, soft_wrap=True)
+    for note in plan["notes"]:
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+
+
+def _training_lines(plan: Plan) -> list[str]:
+    texts, time = plan["texts"], "hours are not known"
+    if plan["wall_hours"] is not None:
+        time = f"about {hours(plan['wall_hours'])}"
+    placed = [
+        f"GPUs: {kind['count']} x {' + '.join(kind['roles']) or 'idle'}, {kind['gb']:.1f} of {kind['limit_gb']:.1f} GB"
+        for kind in plan["gpus"]
+    ]
+    return [
+        f"texts: {texts['documents']:,} documents; {texts['queries']:,} training, {texts['dev']:,} development and "
+        f"{texts['heldout']:,} held-out examples",
+        f"{time} on {plan['devices']}{_cost(plan)}; {plan['lm_calls']:,} LM calls (pairs of "
+        f"document and text), {plan['tokens']:.3g} tokens",
+        *placed,
+        f"vectors and weights in each node's memory {gigabytes(plan['host_gb'])}; disk "
+        f"{gigabytes(plan['disk_gb']['total'])}, of it index versions {gigabytes(plan['disk_gb']['index_versions'])}",
+    ]
+
+
+def _evaluation_lines(plan: Plan) -> list[str]:
+    return [
+        f"{plan['examples']:,} examples, {plan['documents']:,} documents: {plan['gpu_hours']:.3g} hours{_cost(plan)}",
+        f"on {plan['devices']} at least {hours(plan['wall_hours'])}: embedding, and the LMs one after the other",
+    ]
+
+
+def _cost(plan: Plan) -> str:
+    """Return whole dollars from ten on, cents below."""
+    if plan["dollars"] is None:
+        return ""
+    return f", {plan['dollars']:,.0f} dollars" if plan["dollars"] >= 10 else f", {plan['dollars']:.2f} dollars"
+
+
+def hours(value: float) -> str:
+    """Return hours in the unit that reads best."""
+    if value >= 1:
+        return f"{value:,.1f} h"
+    return f"{60 * value:.1f} min" if value >= 1 / 60 else "1 min at most"
+
+
+def gigabytes(value: float) -> str:
+    """Return GB in the unit that reads best."""
+    for unit, size in (("TB", 1000.0), ("GB", 1.0)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value * 1e3:.3g} MB"
+
+
+def _stages_table(title: str, plan: Plan) -> Table:
+    right = [Column(name, justify="right") for name in ("LM calls", "time")]
+    table = Table("stage", "what is done", *right, title=title)
+    for stage in plan["stages"]:
+        calls = f"{stage['pairs']:,}" if stage["pairs"] else ""
+        time = "not known" if stage["seconds"] is None else hours(stage["seconds"] / 3600)
+        table.add_row(stage["name"], stage["work"], calls, time)
+    return table
+
+
+def _models_table(title: str, plan: Plan) -> Table:
+    table = Table("model", "GPUs", "tokens", "GPU hours", title=title)
+    lms = ((lm["name"], lm["gpus"], lm["tokens_read"] + lm["tokens_generated"], lm["hours"]) for lm in plan["lms"])
+    encoders = ((f"{one['path']} ({one['name']})", 1, one["tokens"], one["hours"]) for one in plan["retrievers"])
+    for name, gpus, tokens, taken in (*lms, *encoders):
+        table.add_row(name, str(gpus), f"{tokens:.3g}", "not known" if taken is None else f"{taken:.3g}")
+    return table

@@ -1,20 +1,33 @@
 """Decide what reranking methods answer: by weights that are fitted on the validation part, without asking an LM again.
 
 An outcome under PASSAGES keeps the factors of all candidates of a question, which decide then.
+
+Costs are calls of LMs, tokens and FLOP. Tokens are those of every prompt as it is put to an LM, its shots too: what a
+server without a cache of prefixes reads and bills. An LM that reads a common beginning once, as local weights do, reads
+far less. Prompts are counted by lines. FLOP are 2 x parameters x tokens read and written.
 """
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from replug.answering.answerer import Answered
-from replug.answering.factors import Factors
-from replug.answering.rerankers import MIN_QUESTIONS, RERANKERS, best_answer, fit_weights, write_weights
+from replug.answering.prompts import ANSWER, EVIDENCE, QUESTION, AnswerPrompts
+from replug.answering.rerankers import (
+    MIN_QUESTIONS,
+    RERANKERS,
+    Factors,
+    Reranker,
+    best_answer,
+    fit_weights,
+    write_weights,
+)
 from replug.config.errors import UserError
 from replug.config.rules import evaluation_methods
 from replug.data.answers import exact_match, has_answer, normalize_answer, token_f1
@@ -22,12 +35,6 @@ from replug.data.files import replace_file
 from replug.evals.charts import draw_costs, sweeps_of, to_svg
 from replug.evals.evidence import Evidence
 from replug.evals.few_shot import dropped_shots
-from replug.evals.internet_costs import (
-    LineTokens,
-    Parameters,
-    cost_numbers,
-    reranking_costs,
-)
 from replug.evals.internet_sets import (
     EXACT_MATCH,
     InternetQuestion,
@@ -39,6 +46,8 @@ from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
 from replug.evals.outcomes import OutcomeFile, Row
 from replug.evals.results import main_metric
 from replug.evals.tables import Block, Table
+from replug.models.lm_source import LMSource
+from replug.models.pair_tokens import token_spans
 
 PASSAGES = "passages"  # an outcome's name
 # `answer_in_evidence`: a passage has an accepted answer; `copied`: it has the prediction. No passage has a label.
@@ -51,6 +60,106 @@ OTHER_METRICS = (
     "lm_calls", "prompt_tokens", "generated_tokens", "flop",
 )  # fmt: skip
 FACTORS = ("answer_given_question", "question_given_answer", "answer_alone", "question_alone", "passage")
+
+
+# Costs ---------------------------------------------------------------------------------------------------------------
+
+NumTokens = Callable[[str], int]
+Parameters = tuple[float | None, float | None]  # of the LM that answers and of the one that reranks; None means unknown
+FLOP_PER_PARAMETER = 2.0
+COUNTED_TEXTS = 1024  # whose numbers of tokens are kept, such as the openings of prompts
+
+
+def cost_numbers(parameters: Parameters, calls: int, read: int, written: int, scored: int = 0) -> dict[str, float]:
+    """Return the costs of one question by metric; FLOP only where the sizes of both LMs are known.
+
+    The LM that answers reads and writes tokens, the one that reranks scores tokens.
+    """
+    numbers = {
+        "lm_calls": float(calls),
+        "prompt_tokens": float(read + scored),
+        "generated_tokens": float(written),
+    }
+    answering, reranking = parameters
+    if answering is None or reranking is None:
+        return numbers
+    return {**numbers, "flop": FLOP_PER_PARAMETER * ((read + written) * answering + scored * reranking)}
+
+
+@dataclass(frozen=True, slots=True)
+class LineTokens:
+    """Tokens of the parts of a question's prompts by one tokenizer: the shots, the question, [P] passages, answers."""
+
+    opening: int
+    question: int
+    passages: Sequence[int]
+    answers: Mapping[str, int]
+
+
+def line_tokens(
+    count: NumTokens, prompts: AnswerPrompts, question: str, passages: Sequence[str], answers: Sequence[str]
+) -> LineTokens:
+    """Count the tokens of a question's lines; an answer's with the end of its line."""
+    return LineTokens(
+        count(prompts.opening(has_evidence=True)),
+        count(question_line(question)),
+        [count(evidence_line(text)) for text in passages],
+        {answer: count(f" {answer}\n") for answer in answers},
+    )
+
+
+def question_line(text: str) -> str:
+    """Return a question with the label of its answer, which every prompt has."""
+    return f"{QUESTION}: {text}\n{ANSWER}:"
+
+
+def evidence_line(text: str) -> str:
+    return f"{EVIDENCE}: {text}\n"
+
+
+def reranking_costs(
+    reranker: Reranker, factors: Factors, asked: LineTokens, scored: LineTokens, written: Sequence[int]
+) -> tuple[int, int, int, int]:
+    """Return calls, and tokens read, written and scored, for candidates from the passages that the factors have.
+
+    `written` [P] tokens were sampled from each passage, with their own log-probs; empty in classification, where
+    nothing is sampled and the LM that answers reads every label. `asked` and `scored` are by the tokenizers of the LM
+    that answers and of the one that reranks.
+    """
+    num_passages = len(factors.question_alone)
+    calls, tokens = _scored(reranker, factors, scored)
+    if not written:
+        places = zip(factors.answers, factors.passages, strict=True)
+        lengths = [asked.passages[place] + asked.answers[answer] for answer, place in places]
+        return calls + len(lengths), sum(lengths) + len(lengths) * (asked.opening + asked.question), 0, tokens
+    read = sum(asked.passages[:num_passages]) + num_passages * (asked.opening + asked.question)
+    return calls + num_passages, read, sum(written[:num_passages]), tokens
+
+
+def _scored(reranker: Reranker, factors: Factors, lines: LineTokens) -> tuple[int, int]:
+    """Return how many texts the LM that reranks scores, and their tokens."""
+    before = [lines.opening + lines.passages[place] for place in range(len(factors.question_alone))]
+    calls, tokens = 0, 0
+    for answer, place in zip(factors.answers, factors.passages, strict=True):
+        answered = before[place] + lines.answers[answer]
+        lengths = {"question_given_answer": answered + lines.question, "answer_alone": answered}
+        used = [length for name, length in lengths.items() if name in reranker.factors]
+        calls, tokens = calls + len(used), tokens + sum(used)
+    if "question_alone" in reranker.factors:
+        calls += len(before)
+        tokens += sum(before) + lines.question * len(before)
+    return calls, tokens
+
+
+def token_counter(source: LMSource | None) -> NumTokens | None:
+    """Return a function that counts the tokens of a text; None means that the LM's tokenizer is unknown."""
+    tokenizer = source.tokenizer() if source else None
+    if tokenizer is None:
+        return None
+    return lru_cache(COUNTED_TEXTS)(lambda text: len(token_spans(tokenizer, text)))
+
+
+# Outcomes ------------------------------------------------------------------------------------------------------------
 
 
 def metrics_of(metric: str) -> dict[str, Metric]:

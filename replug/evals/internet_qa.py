@@ -20,6 +20,7 @@ from typing import Any
 
 from replug.answering.answerer import Answered, Answerer, AnsweringOptions
 from replug.answering.prompts import AnswerPrompts, FittingPrompts
+from replug.answering.rerankers import best_answer
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GOLD, NONE, REPLUG, Method
@@ -30,19 +31,19 @@ from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.few_shot import DROPPED
 from replug.evals.folder import EvaluationFolder
-from replug.evals.internet_costs import (
-    LineCounter,
-    Parameters,
-    cost_numbers,
-    token_counter,
-)
 from replug.evals.internet_deciding import (
+    Parameters,
     add_internet_findings,
     answer_numbers,
     best_first,
+    cost_numbers,
     decide,
+    evidence_line,
+    line_tokens,
     metrics_of,
+    question_line,
     reranked_outcomes,
+    token_counter,
 )
 from replug.evals.internet_sets import (
     QUESTION_SETS,
@@ -198,7 +199,7 @@ class InternetQa(Task):
         ]
         self.lm, self.reranker = prompted.lm.identity, scorer.lm.identity
         counts = [token_counter(one.source) for one in (prompted, scorer)]
-        self._counters = [LineCounter(count) for count in counts if count]  # both, or costs are unknown
+        self._counters = [count for count in counts if count]  # both, or costs are unknown
         self.examples = [question.example for question in prepared.questions]
         self.metrics: Mapping[str, Metric] = metrics_of(prepared.metric)
 
@@ -219,19 +220,19 @@ class InternetQa(Task):
         def outcomes(reranked: Callable[[], Answered] | None) -> Outcomes:
             alone_outcomes = {}
             for source, wait in alone.items():
-                answered = wait()
-                numbers = answer_numbers(prepared.metric, answered.answer, question)
-                numbers |= self._costs_alone(prompts[source], query, texts[source], answered.written_tokens)
+                logprobs, written = wait()
+                answer = best_answer(logprobs)
+                numbers = answer_numbers(prepared.metric, answer, question)
+                numbers |= self._costs_alone(prompts[source], query, texts[source], written)
                 numbers |= self._shots([prompts[source]])
-                ranked = best_first(answered.logprobs)
-                detail = {"answer": answered.answer, "candidates": ranked, "documents": [], "weights": []}
+                detail = {"answer": answer, "candidates": best_first(logprobs), "documents": [], "weights": []}
                 alone_outcomes[source] = Outcome(numbers, detail)
             if reranked is None:
                 return alone_outcomes
             found = reranked()
             lines = [
-                counter.lines(one, query, read, found.factors.distinct)
-                for counter, one in zip(self._counters, fitting, strict=False)
+                line_tokens(count, one, query, read, found.factors.distinct)
+                for count, one in zip(self._counters, fitting, strict=False)
             ]
             by_method = reranked_outcomes(prepared, question, found, lines, self._parameters)
             for method in self._reranking:
@@ -261,11 +262,13 @@ class InternetQa(Task):
         """Return the costs of samples, or of labels, which the LM that answers scores."""
         if len(self._counters) < 2:
             return {}
-        asked, labels = self._counters[0], self.prepared.labels
-        prompt = asked.alone(prompts, query, text)
+        count, labels = self._counters[0], self.prepared.labels
+        prompt = count(prompts.opening(text is not None)) + count(question_line(query))
+        prompt += 0 if text is None else count(evidence_line(text))
         if not labels:
             return cost_numbers(self._parameters, 1, prompt, written)
-        return cost_numbers(self._parameters, len(labels), prompt * len(labels) + sum(map(asked.answer, labels)), 0)
+        scored = prompt * len(labels) + sum(count(f" {label}\n") for label in labels)
+        return cost_numbers(self._parameters, len(labels), scored, 0)
 
 
 def settle(

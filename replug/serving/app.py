@@ -29,8 +29,7 @@ from replug.config.plain_text import plain_line
 from replug.models.black_box_lm import UnscorableText
 from replug.models.generation import GenerationOptions
 from replug.models.http.http_lm import HttpLM, require_greedy
-from replug.serving.access import GONE, HEALTH, OPENAPI, Guard
-from replug.serving.connections import BACKLOG, BoundedConnection
+from replug.serving.access import BACKLOG, GONE, HEALTH, OPENAPI, BoundedConnection, Guard
 from replug.serving.index_holder import ServedIndex
 from replug.serving.openai_api import (
     DEFAULT_TOKENS,

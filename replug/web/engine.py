@@ -25,8 +25,8 @@ from replug.config.evaluation_schema import WebConfig
 from replug.config.rules import is_loopback
 from replug.models.http.connection import ServerFault, require_header_value, retry_after, servers_words
 from replug.models.http.request_budget import RequestBudget
+from replug.web.extraction import ACCEPTED, FetchFailed, unpacked
 from replug.web.records import EngineRefused, EngineResult
-from replug.web.unpacking import ACCEPTED, FetchFailed, unpacked
 
 SECONDS, MAX_BYTES, MAX_ATTEMPTS = 30.0, 8 * 2**20, 4  # of one answer
 BACKOFF_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0  # an engine that asks for a longer wait has refused

@@ -1,4 +1,4 @@
-"""Turn a page's bytes into passages: decode, extract the main text, split it into sentences, weigh passages by TF-IDF.
+"""Turn a page's bytes into passages: unpack, decode, extract the main text, cut it at sentences, weigh by TF-IDF.
 
 A page names its own encoding, and Python has names that are not encodings of text (`unicode_escape`, `utf-7`): only
 those of a list are used. Bytes that do not fit become U+FFFD and are counted.
@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,7 +31,47 @@ import numpy as np
 
 from replug.cluster.environment import limit_process
 from replug.config.errors import RunError
-from replug.web.unpacking import FetchFailed
+
+
+class FetchFailed(Exception):
+    """A page that gives nothing. `reason` is counted; it holds none of the page's own words but a status."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+ACCEPTED = "gzip, deflate"
+WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+ZLIB_HEADER = 0x8  # the low bits of the first byte; some servers send deflate without a header
+
+
+def unpacked(body: bytes, coding: str, limit: int) -> bytes:
+    """Return a body out of its coding. Raises FetchFailed if it is damaged, or if it has more than `limit` bytes.
+
+    Unpacking stops at the limit, so a bomb takes no more memory than an honest page.
+    """
+    coding = coding.strip().lower()
+    if coding in ("", "identity"):
+        return body
+    if coding not in WINDOW_BITS:  # among them gzip of gzip
+        raise FetchFailed("content_encoding")
+    bits, out = WINDOW_BITS[coding], bytearray()
+    if coding == "deflate" and body and body[0] & 0x0F != ZLIB_HEADER:
+        bits = -zlib.MAX_WBITS
+    while body:  # gzip may have several members
+        decoder = zlib.decompressobj(bits)
+        try:
+            out += decoder.decompress(body, limit + 1 - len(out))
+        except zlib.error as error:
+            raise FetchFailed("content_encoding") from error
+        if len(out) > limit:
+            raise FetchFailed("too_large")
+        if not decoder.eof:
+            raise FetchFailed("incomplete")
+        body = decoder.unused_data
+    return bytes(out)
+
 
 # Encodings -----------------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ import httpcore
 import httpx
 from protego import Protego
 
-from replug.web.unpacking import ACCEPTED, FetchFailed, unpacked
+from replug.web.extraction import ACCEPTED, FetchFailed, unpacked
 
 # Addresses -----------------------------------------------------------------------------------------------------------
 

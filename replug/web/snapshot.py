@@ -22,10 +22,9 @@ from typing import Any
 from replug.config.errors import UserError
 from replug.data.folder import read_mark, write_mark
 from replug.models.score_cache import hashed
-from replug.web.extraction import Extractor, MainText, decode_page
+from replug.web.extraction import Extractor, FetchFailed, MainText, decode_page
 from replug.web.fetch import Downloaded, Fetcher
 from replug.web.records import EngineResult
-from replug.web.unpacking import FetchFailed
 
 KEY_BYTES = 16
 RESULT_FIELDS = [field.name for field in fields(EngineResult)]

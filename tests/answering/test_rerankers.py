@@ -6,8 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from replug.answering.factors import Factors, normalized_over_labels
-from replug.answering.rerankers import GRID, RERANKERS, GradedQuestion, best_answer, fit_weights
+from replug.answering.rerankers import (
+    GRID,
+    RERANKERS,
+    Factors,
+    GradedQuestion,
+    best_answer,
+    fit_weights,
+    normalized_over_labels,
+)
 
 # Two passages; "a" was given by both, "b" by the first, "c" by the second.
 A_GIVEN_QP = [0.5, 0.25, 0.125, 0.5]  # a of the first, b, a of the second, c

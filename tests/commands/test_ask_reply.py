@@ -6,7 +6,7 @@ import pytest
 
 from replug.answering.prompts import LINE_ENDS, Shot
 from replug.commands.ask import AskOptions
-from replug.commands.asking.reply import Reply, ensemble_prompts, fit_passages, print_reply, prompts_that_fit
+from replug.commands.ask_reply import Reply, ensemble_prompts, fit_passages, print_reply, prompts_that_fit
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.models.black_box_lm import UnscorableText

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from replug.commands.checks import configuration as doctor_config
-from replug.commands.checks import machine as doctor
-from replug.commands.checks.machine import Check, State, run_checks
-from replug.commands.doctor import run_doctor
+from replug.commands import doctor
+from replug.commands import doctor_configuration as doctor_config
+from replug.commands.doctor import Check, State, run_checks, run_doctor
 from replug.config.load import load_config
 from tests.support.command_line import CommandLine
 
@@ -140,7 +139,7 @@ def test_gpus_whose_memory_does_not_hold_the_run_are_wrong_with_the_gigabytes(co
 
 def test_an_evaluations_configuration_is_one_too(replug: CommandLine) -> None:
     ended = replug("doctor", "eval_retrieval", "questions.path=q", "data.corpus=c", "retriever.path=stand_in", "out=o")
-    assert ended.status == 0 and "keys, types and rules of the evaluation are valid" in ended.output
+    assert ended.status == 0 and "keys, types and rules are valid" in ended.output
     ended = replug("doctor", "eval_retrieval", "questions.paht=q")
     assert ended.status == 1 and "did you mean questions.path" in " ".join(ended.output.split())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.commands.checks.stored import verify_scores
+from replug.commands.doctor_folder import verify_scores
 from replug.models.black_box_lm import ContinuationScore, sum_of
 from replug.models.score_cache import ScoreCache
 from tests.support.command_line import CommandLine

@@ -201,7 +201,7 @@ for module in pkgutil.iter_modules(replug.commands.__path__, "replug.commands.")
     importlib.import_module(module.name)
 for module in (*(f"evals.{{kind}}" for kind in KINDS), "evals.run"):
     importlib.import_module(f"replug.{{module}}")
-for module in ("train.run", "train.labels", "commands.asking.reply"):
+for module in ("train.run", "train.labels", "commands.ask_reply"):
     importlib.import_module(f"replug.{{module}}")
 from replug.web import require_web
 require_web("evaluation=internet_qa")

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from replug.answering.factors import Factors
 from replug.answering.prompts import AnswerPrompts, Shot
-from replug.answering.rerankers import RERANKERS
-from replug.evals.internet_costs import LineCounter, LineTokens, cost_numbers, reranking_costs
+from replug.answering.rerankers import RERANKERS, Factors
+from replug.evals.internet_deciding import LineTokens, cost_numbers, line_tokens, reranking_costs
 
 # 100 tokens of shots, a question of 10, two passages of 20 and 30, answers of 2 and 3; "b" came from both passages.
 LINES = LineTokens(100, 10, [20, 30], {"a": 2, "b": 3})
@@ -51,8 +50,6 @@ def test_flop_are_two_for_each_parameter_and_token_of_its_own_lm_and_left_out_wh
 
 def test_lines_are_counted_as_the_prompt_has_them():
     prompts = AnswerPrompts([Shot("who?", "me", "it was me")])
-    counter = LineCounter(words)
-    lines = counter.lines(prompts, "what colour?", ["it is blue"], ["dark blue"])
+    lines = line_tokens(words, prompts, "what colour?", ["it is blue"], ["dark blue"])
     assert lines == LineTokens(words(prompts.opening(has_evidence=True)), 4, [4], {"dark blue": 2})
-    assert counter.alone(prompts, "what colour?", "it is blue") == words(prompts.ask("what colour?", "it is blue"))
-    assert counter.alone(prompts, "what colour?", None) == words(prompts.ask("what colour?", None))
+    assert lines.opening + lines.question + 4 == words(prompts.ask("what colour?", "it is blue"))

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from replug.answering.answerer import Answered
-from replug.answering.factors import Candidate, Factors
-from replug.answering.rerankers import MIN_QUESTIONS
+from replug.answering.rerankers import MIN_QUESTIONS, Candidate, Factors
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.load import load_evaluation_config
 from replug.config.methods import parse_answering_methods
-from replug.evals.internet_costs import LineTokens, cost_numbers
 from replug.evals.internet_deciding import (
+    LineTokens,
     answer_numbers,
+    cost_numbers,
     decide,
     factors_as_json,
     gold_overlap,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import replug.models.hardware
-from replug.commands.checks.machine import State, cuda
+from replug.commands.doctor import State, cuda
 from replug.commands.prepare import make_index
 from replug.config.errors import UserError
 from replug.config.schema import Config

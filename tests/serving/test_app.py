@@ -33,7 +33,7 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.pair_tokens import ChatText, prompts_token_ids
 from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
-from replug.serving import connections
+from replug.serving import access
 from replug.serving.access import MAX_BODY_BYTES, TOKEN_VARIABLE, token_for
 from replug.serving.app import create_app
 from replug.serving.openai_api import ServingLimits
@@ -380,8 +380,8 @@ def test_a_page_in_a_browser_and_other_content_are_refused(tiny: Tiny) -> None:
 
 
 def test_requests_that_never_arrive_are_closed_and_too_many_connections_too(tiny: Tiny, monkeypatch) -> None:
-    monkeypatch.setattr(connections, "SECONDS_TO_ARRIVE", 0.5)
-    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(access, "SECONDS_TO_ARRIVE", 0.5)
+    monkeypatch.setattr(access, "MAX_CONNECTIONS", 20)
     head = b"POST /search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     halves = [b"", b"GET /hea", head, head + b"Content-Length: 99\r\n\r\n{"]
     with listening(tiny.service()) as url, ExitStack() as opened:
@@ -398,8 +398,8 @@ def test_requests_that_never_arrive_are_closed_and_too_many_connections_too(tiny
 
 
 def test_connections_that_ask_for_nothing_give_way_the_longest_idle_first(tiny: Tiny, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 20)
-    monkeypatch.setattr(connections.BoundedConnection, "_told_at", -math.inf)
+    monkeypatch.setattr(access, "MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(access.BoundedConnection, "_told_at", -math.inf)
     ask_health = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     with listening(tiny.service()) as url, ExitStack() as opened:
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
@@ -417,7 +417,7 @@ def test_connections_that_ask_for_nothing_give_way_the_longest_idle_first(tiny: 
             assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "ready"
         assert is_answered(held[0])  # which asked last
         assert held[1].recv(1 << 16) == b""
-    said = "20 connections are open; those that ask for nothing are closed for new ones"
+    said = "20 connections are open; idle ones are closed for new ones"
     assert [message for message in caplog.messages if "connections" in message] == [said]
 
 

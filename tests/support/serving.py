@@ -15,8 +15,8 @@ from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.models.black_box_lm import BlackBoxLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
+from replug.serving.access import BoundedConnection
 from replug.serving.app import create_app, listen
-from replug.serving.connections import BoundedConnection
 from replug.serving.index_holder import IndexHolder
 from replug.serving.openai_api import ServingLimits
 from replug.serving.service import Prompting, Service

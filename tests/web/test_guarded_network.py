@@ -8,8 +8,8 @@ from typing import Any
 import httpcore
 import pytest
 
+from replug.web.extraction import FetchFailed
 from replug.web.fetch import Downloaded, Fetcher, is_public
-from replug.web.unpacking import FetchFailed
 from tests.support.web_site import QUICK
 
 PUBLIC, OTHER_PUBLIC = "93.184.216.34", "2606:4700::1111"

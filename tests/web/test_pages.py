@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.web.extraction import Extractor, decode_page
+from replug.web.extraction import Extractor, FetchFailed, decode_page
 from replug.web.fetch import AGENT, USER_AGENT, Fetcher, FetchLimits, parse_robots
 from replug.web.snapshot import KeptPage, Snapshot, WebPages
-from replug.web.unpacking import FetchFailed
 from tests.support.web_site import QUICK, WebSite, answer, article, hostile_pages, redirect, web_site
 
 TEXT = "The lighthouse was built in 1871. It stands on a rock in the bay.\nIts keeper was the novelist's aunt."

@@ -17,14 +17,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from replug.answering.answerer import Answerer, AnsweringOptions
-from replug.answering.factors import (
-    ANSWER_ALONE,
-    ANSWER_GIVEN_QUESTION,
-    PASSAGE,
-    QUESTION_ALONE,
-    QUESTION_GIVEN_ANSWER,
-    Factors,
-)
 from replug.answering.prompts import (
     LINE_ENDS,
     OWN_SHOTS,
@@ -34,7 +26,17 @@ from replug.answering.prompts import (
     Shot,
     read_shots,
 )
-from replug.answering.rerankers import Weights, read_weights
+from replug.answering.rerankers import (
+    ANSWER_ALONE,
+    ANSWER_GIVEN_QUESTION,
+    PASSAGE,
+    QUESTION_ALONE,
+    QUESTION_GIVEN_ANSWER,
+    Factors,
+    Weights,
+    best_answer,
+    read_weights,
+)
 from replug.commands.ask import QUESTION, AskOptions, weighting_of
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AskConfig
@@ -341,13 +343,14 @@ def _rerank(
             return replace(
                 reply, answer=answered.best(method), scores=scores, candidates=scored_candidates(answered.factors)
             )
-        alone = answerer.submit_alone(question, None)()
+        logprobs, _ = answerer.submit_alone(question, None)()
+        answer = best_answer(logprobs)
         return replace(
             reply,
-            answer=alone.answer,
+            answer=answer,
             method=CLOSED_BOOK,
-            sum_logprob=alone.logprobs.get(alone.answer),
-            scores=_best_first(alone.logprobs),
+            sum_logprob=logprobs.get(answer),
+            scores=_best_first(logprobs),
         )
 
 

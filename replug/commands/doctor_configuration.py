@@ -9,7 +9,7 @@ from huggingface_hub import constants, try_to_load_from_cache
 
 from replug.cluster.gpu_shares import Sizes
 from replug.cluster.layout import Layout, lay_out
-from replug.commands.checks.machine import GIB, Check, Checks, State
+from replug.commands.doctor import GIB, Check, Checks, State
 from replug.config.errors import UserError
 from replug.config.hub_names import is_here
 from replug.config.paths import check_paths
