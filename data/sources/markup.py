@@ -129,16 +129,15 @@ def require_html(source: str) -> None:
 @contextmanager
 def main_texts() -> Iterator[MainTexts]:
     """Start the process that reads pages; it ends with the block."""
-    from replug.web.extraction import Extractor, decode_page
-    from replug.web.fetch import FetchFailed
+    from replug.web.extraction import Extractor, FetchFailed, decode_page
 
     with closing(Extractor(with_headings=True)) as extractor:
 
         def read(body: bytes) -> str | None:
             try:
-                page = extractor.extract(decode_page(body, "")[0])
+                text, title, _ = extractor.extract(decode_page(body, "")[0])
             except FetchFailed:
                 return None
-            return page.text if page.text.startswith("#") or not page.title else f"# {page.title}\n\n{page.text}"
+            return text if text.startswith("#") or not title else f"# {title}\n\n{text}"
 
         yield read

@@ -74,13 +74,23 @@ def internet_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDat
     queries = queries_of(config, [question.example for question in prepared.questions])
     on_web = prepared.num_passages > 0 and config.web.engine != LOCAL
     if on_web:
-        prepared = _found_on_web(config, prepared, queries)
+        require_web("evaluation=internet_qa")
+        from replug.web.evidence import evidence_finder
+
+        snapshot = EvaluationFolder(Path(config.out).expanduser()).snapshot
+        with closing(evidence_finder(config.web, snapshot)) as finder:
+            prepared = with_evidence(prepared, map(finder.find, queries))
 
     def make_task(prompted: PromptedLM | None, book: EvidenceBook) -> InternetQa:
         assert prompted is not None
         found = prepared
         for method in searches(config):
-            found = _found_in_corpus(config, prepared, queries, method, book)
+            require_web("evaluation=internet_qa")
+            from replug.web.evidence import found_in_documents
+
+            documents = (documents_of(method, book, row) for row in range(len(queries)))
+            pairs, most = zip(queries, documents, strict=True), config.web.max_passages
+            found = with_evidence(prepared, (found_in_documents(*pair, most) for pair in pairs))
         lm = known_parameters(config.lm)
         parameters = lm, known_parameters(config.rerank_lm) if has_rerank_lm(config) else lm
         return InternetQa(found, prompted, config.questions.max_new_tokens, config.seed, parameters)
@@ -121,26 +131,6 @@ def searches(config: EvaluationConfig) -> list[Method]:
     if config.web.engine != LOCAL or not any(name not in (NONE, GOLD) for name in config.methods):
         return []
     return [Method(SEARCH, REPLUG if config.retriever.path else BM25, config.web.num_results, False)]
-
-
-def _found_on_web(config: EvaluationConfig, prepared: Prepared, queries: Sequence[str]) -> Prepared:
-    require_web("evaluation=internet_qa")
-    from replug.web.evidence import evidence_finder
-
-    folder = EvaluationFolder(Path(config.out).expanduser())
-    with closing(evidence_finder(config.web, folder.snapshot)) as finder:
-        return with_evidence(prepared, map(finder.find, queries))
-
-
-def _found_in_corpus(
-    config: EvaluationConfig, prepared: Prepared, queries: Sequence[str], method: Method, book: EvidenceBook
-) -> Prepared:
-    require_web("evaluation=internet_qa")
-    from replug.web.evidence import found_in_documents
-
-    most = config.web.max_passages
-    documents = (documents_of(method, book, row) for row in range(len(queries)))
-    return with_evidence(prepared, (found_in_documents(*one, most) for one in zip(queries, documents, strict=True)))
 
 
 def documents_of(method: Method, book: EvidenceBook, row: int) -> list[Retrieved]:

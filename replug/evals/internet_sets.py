@@ -364,13 +364,6 @@ class Prepared:
     def passages(self, question: InternetQuestion) -> Sequence[Passage]:
         return self.found[question.example.id].passages[: self.num_passages]
 
-    def evidence(self, question: InternetQuestion) -> Iterator[str]:
-        """Yield every text that a question is asked with."""
-        if question.example.id in self.gold:
-            yield self.gold[question.example.id]
-        if self.num_passages:
-            yield from (passage.text for passage in self.passages(question))
-
 
 def prepare(config: EvaluationConfig, corpus: CorpusStore | None) -> Prepared:
     """Return what a configuration measures, before anything is searched for."""

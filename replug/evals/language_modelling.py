@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from replug.config.methods import LONG_CONTEXT, POSTERIOR, REPLUG, WITHOUT_RETRI
 from replug.config.rules import evaluation_methods
 from replug.config.schema import LMConfig
 from replug.data.records import Example
+from replug.data.sources.records import FieldMap, Rejected, SourceText
 from replug.data.store import Corpus, PreparedSet
 from replug.evals.evidence import Evidence, EvidenceBook, texts_of
 from replug.evals.folder import EvaluationFolder
@@ -37,7 +38,6 @@ from replug.evals.kinds import MEASURES_TEXTS, EvalDataset, EvaluationKind, Fini
 from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
 from replug.evals.results import Results
 from replug.evals.spans import (
-    MeasuredText,
     ScoredSpan,
     TokenBorders,
     detokenized_wikitext,
@@ -51,9 +51,6 @@ from replug.evals.tables import Block
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, common_read, reading
 from replug.models.ensemble import mix, mix_and_weigh, prior_log_weights
 from replug.models.prompt import PromptTemplate
-
-if TYPE_CHECKING:
-    from replug.data.sources.records import SourceText
 
 log = logging.getLogger(__name__)
 
@@ -229,12 +226,15 @@ def _spans_of_texts(config: EvaluationConfig) -> list[ScoredSpan]:
     if keys.tokenizer is not None:  # several LMs are to be measured on the same spans of the same texts
         counted_by = replace(config.lm, path=keys.tokenizer, url=None, model=None, tokenizer=None)
     tokenizer = load_plain(lm_tokenizer_json(counted_by))
-    texts = []
-    for one in _texts(config):
-        is_wikitext = keys.detokenize is Detokenize.wikitext
-        as_read = detokenized_wikitext(one.text) if is_wikitext else (one.text, unit_starts(one.text))
-        texts.append(MeasuredText(one.id, one.domain, *as_read))
-    spans = [span for text in texts for span in spans_of(text, tokenizer, keys)]
+    texts: list[SourceText] = []
+    spans: list[ScoredSpan] = []
+    for text in _texts(config):
+        starts = unit_starts(text.text)
+        if keys.detokenize is Detokenize.wikitext:
+            written, starts = detokenized_wikitext(text.text)
+            text = replace(text, text=written)
+        texts.append(text)
+        spans += spans_of(text, starts, tokenizer, keys)
     drawn = [spans[row] for row in draw_evenly(len(spans), keys.max_examples, config.seed)]
     if not any(method.source == LONG_CONTEXT for method in evaluation_methods(config)):
         return drawn
@@ -246,8 +246,7 @@ def _spans_of_texts(config: EvaluationConfig) -> list[ScoredSpan]:
     return [replace(span, long_context=long_context(*known[str(span.source)], span, limit)) for span in drawn]
 
 
-def _texts(config: EvaluationConfig) -> Iterator["SourceText"]:
-    from replug.data.sources.records import FieldMap, Rejected
+def _texts(config: EvaluationConfig) -> Iterator[SourceText]:
     from replug.data.sources.shards import of_split, plan_source, read_source_shard
 
     data = config.data

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 
 from replug.config.evaluation_schema import TextsConfig
 from replug.data.records import Example
+from replug.data.sources.records import SourceText
 from replug.data.tokenizing import token_ends
 
 WORD = re.compile(r"\S+")
@@ -91,16 +92,6 @@ ROOM = 16  # tokens of what the LM holds that are left for those that begin its 
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredText:
-    """A text as the LM reads it, and where the words and line ends of the original begin in it."""
-
-    id: str
-    domain: str
-    text: str
-    unit_starts: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
 class ScoredSpan(Example):
     """An example of a text: `source` is the text, and `query` the part of it before that documents are retrieved for.
 
@@ -151,9 +142,14 @@ def scored_span(example: Example) -> ScoredSpan:
     return ScoredSpan(**own, num_words=num_words)
 
 
-def spans_of(text: MeasuredText, tokenizer: Tokenizer, keys: TextsConfig) -> Iterator[ScoredSpan]:
-    """Yield the spans of a text in order, each called by its place in the text; the last may be shorter."""
-    borders, starts = TokenBorders.of(tokenizer, text.text), np.array(text.unit_starts)
+def spans_of(
+    text: SourceText, unit_starts: Sequence[int], tokenizer: Tokenizer, keys: TextsConfig
+) -> Iterator[ScoredSpan]:
+    """Yield the spans of a text in order, each called by its place in the text; the last may be shorter.
+
+    The text is as the LM reads it; `unit_starts` are where the words and line ends of the original begin in it.
+    """
+    borders, starts = TokenBorders.of(tokenizer, text.text), np.array(unit_starts)
     for first in range(0, max(1, len(borders)), keys.scored_tokens):
         start, end = borders.before(first), borders.before(first + keys.scored_tokens)
         if end > start:

@@ -72,12 +72,18 @@ def plan_training(
     roles = ("train", "score", "index") if is_live(config) else ("score", "index")
     layout = lay_out(config, devices.as_nodes(), run_sizes(config, counts.documents, devices.has_bfloat16), roles)
     held = host_bytes(layout.config, counts.documents, devices.has_bfloat16, devices.nodes, layout.index)
-    if devices.model is None:
-        _require_memory(held)
+    if devices.model is None and held > (total := psutil.virtual_memory().total):
+        raise UserError(
+            f"this machine has {total / 1e9:.0f} GB of memory, but trainer, LM and index take {held / 1e9:.0f} GB; "
+            "expected a smaller lm.path, fewer documents, index.kind=ivf_pq, or GPUs (--gpus 8xA100)"
+        )
     units, stages = seconds_of(config, counts, layout, devices, retriever, lm), run_stages(config, counts)
     seconds = [stage_seconds(stage, config, counts, layout, units) for stage in stages]
     known = [second for second in seconds if second is not None]
     hours = sum(known) / 3600 if len(known) == len(seconds) else None
+    dollars = None
+    if price is not None and hours is not None and devices.model is not None:
+        dollars = hours * devices.count * price
     disk, calls = disk_bytes(layout.config, counts), sum(stage.pairs for stage in stages)
     return {
         "devices": str(devices),
@@ -93,7 +99,7 @@ def plan_training(
         "stages": [{**asdict(one), "seconds": took} for one, took in zip(stages, seconds, strict=True)],
         "wall_hours": hours,
         "price": price,
-        "dollars": _dollars(price, hours, devices),
+        "dollars": dollars,
         "gpus": gpus_by_roles(layout),
         "host_gb": held / 1e9,
         "disk_gb": {name: value / 1e9 for name, value in {**disk, "total": sum(disk.values())}.items()},
@@ -208,22 +214,6 @@ def gpus_by_roles(layout: Layout) -> list[dict[str, Any]]:
         kind = kinds.setdefault((*roles, taken), {"roles": roles, "count": 0, "gb": taken, "limit_gb": limit})
         kind["count"] += gpu.count
     return list(kinds.values())
-
-
-def _dollars(price: float | None, hours: float | None, devices: Devices) -> float | None:
-    """Return the dollars of all GPUs until the end; None without a price, known hours or GPUs."""
-    if price is None or hours is None or devices.model is None:
-        return None
-    return hours * devices.count * price
-
-
-def _require_memory(held: float) -> None:
-    total = psutil.virtual_memory().total
-    if held > total:
-        raise UserError(
-            f"this machine has {total / 1e9:.0f} GB of memory, but trainer, LM and index take {held / 1e9:.0f} GB; "
-            "expected a smaller lm.path, fewer documents, index.kind=ivf_pq, or GPUs (--gpus 8xA100)"
-        )
 
 
 def _notes(config: Config, is_exact: bool, devices: Devices) -> Iterator[str]:

@@ -23,7 +23,6 @@ import sys
 import threading
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -134,15 +133,6 @@ READY = "ready"
 CODE, WHITE_SPACE = ("code", "kbd", "samp", "tt"), re.compile(r"\s+")
 
 
-@dataclass(frozen=True, slots=True)
-class MainText:
-    """The text of a page; `published` is the date of its last change that its markup gives (ISO), or None."""
-
-    text: str
-    title: str
-    published: str | None
-
-
 class Extractor:
     """Extract main texts, one at a time. The process starts with the first page; `close` ends it."""
 
@@ -151,8 +141,11 @@ class Extractor:
         self._seconds, self._with_headings, self._lock = seconds, with_headings, threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
-    def extract(self, html: str) -> MainText:
-        """Raise FetchFailed for a page that ends the process, that takes too long, or that has no text."""
+    def extract(self, html: str) -> tuple[str, str, str | None]:
+        """Return main text and title, and the date of the last change that the markup gives (ISO), or None.
+
+        Raises FetchFailed for a page that ends the process, that takes too long, or that has no text.
+        """
         today = datetime.now(UTC).date().isoformat()
         with self._lock:
             process = self._started()
@@ -162,10 +155,10 @@ class Extractor:
                 code = process.wait()
                 self._end(process)
                 raise FetchFailed("extraction_timeout" if code == -signal.SIGPROF else "extraction_failed")
-        main = MainText(**json.loads(line))
-        if not main.text.strip():
+        main = json.loads(line)
+        if not main["text"].strip():
             raise FetchFailed("no_text")
-        return main
+        return main["text"], main["title"], main["published"]
 
     def close(self) -> None:
         with self._lock:

@@ -22,7 +22,7 @@ from typing import Any
 from replug.config.errors import UserError
 from replug.data.folder import read_mark, write_mark
 from replug.models.score_cache import hashed
-from replug.web.extraction import Extractor, FetchFailed, MainText, decode_page
+from replug.web.extraction import Extractor, FetchFailed, decode_page
 from replug.web.fetch import Downloaded, Fetcher
 from replug.web.records import EngineResult
 
@@ -142,18 +142,10 @@ class WebPages:
 
     def _with_text(self, page: KeptPage, downloaded: Downloaded) -> KeptPage:
         text, broken = decode_page(downloaded.body, downloaded.content_type)
-        if downloaded.content_type.lower().startswith("text/plain"):
-            main = MainText(text, "", None)
-            if not text.strip():
-                raise FetchFailed("no_text")
-        else:
-            main = self._extractor.extract(text)
-        title = " ".join(main.title.split())
-        return replace(
-            page,
-            final_url=downloaded.url,
-            title=title,
-            text=main.text,
-            published=main.published,
-            broken=broken,
-        )
+        title, published = "", None
+        if not downloaded.content_type.lower().startswith("text/plain"):
+            text, title, published = self._extractor.extract(text)
+        elif not text.strip():
+            raise FetchFailed("no_text")
+        title = " ".join(title.split())
+        return replace(page, final_url=downloaded.url, title=title, text=text, published=published, broken=broken)

@@ -5,10 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replug.config.evaluation_schema import TextsConfig
+from replug.data.sources.records import SourceText
 from replug.data.tokenizing import load_plain, word_tokenizer
 from replug.evals.spans import (
     ROOM,
-    MeasuredText,
+    ScoredSpan,
     TokenBorders,
     detokenized_wikitext,
     draw_evenly,
@@ -53,8 +54,8 @@ WORDS = load_plain(word_tokenizer(WORD.pattern))
 PAIRS = load_plain(word_tokenizer(r"\s?\S{1,2}|\s"))  # cuts words after two characters
 
 
-def measured(text: str, name: str = "t") -> MeasuredText:
-    return MeasuredText(name, "all", text, unit_starts(text))
+def spans(text: str, tokenizer, keys: TextsConfig) -> list[ScoredSpan]:
+    return list(spans_of(SourceText("t", text, "all"), unit_starts(text), tokenizer, keys))
 
 
 def rule(scored: int, context: int | None = None, query: int | None = None) -> TextsConfig:
@@ -64,21 +65,21 @@ def rule(scored: int, context: int | None = None, query: int | None = None) -> T
 @settings(max_examples=50, deadline=None)
 @given(st.text(min_size=1, max_size=200), st.integers(1, 7))
 def test_every_character_is_scored_once_and_stands_behind_the_piece_before_it(text, tokens):
-    spans = list(spans_of(measured(text), WORDS, rule(tokens)))
-    assert "".join(span.continuation for span in spans) == text
-    assert spans[0].context == spans[0].query == ""
-    assert [span.context for span in spans[1:]] == [span.continuation for span in spans[:-1]]
+    found = spans(text, WORDS, rule(tokens))
+    assert "".join(span.continuation for span in found) == text
+    assert found[0].context == found[0].query == ""
+    assert [span.context for span in found[1:]] == [span.continuation for span in found[:-1]]
 
 
 def test_a_span_holds_so_many_tokens_and_the_last_what_is_left():
-    [a, b] = spans_of(MeasuredText("t", "news", "one two three four five", []), WORDS, rule(3))
+    [a, b] = spans_of(SourceText("t", "one two three four five", "news"), [], WORDS, rule(3))
     assert (a.continuation, b.continuation) == ("one two three", " four five")
     assert (a.id, b.id, a.domain, a.source) == ("t#0-13", "t#13-23", "news", "t")
 
 
 def test_what_is_read_and_what_is_searched_for_have_lengths_of_their_own():
-    spans = list(spans_of(measured("a b c d e f g"), WORDS, rule(scored=1, context=3, query=2)))
-    assert [(span.continuation, span.context, span.query) for span in spans][::3] == [
+    found = spans("a b c d e f g", WORDS, rule(scored=1, context=3, query=2))
+    assert [(span.continuation, span.context, span.query) for span in found][::3] == [
         ("a", "", ""),
         (" d", "a b c", " b c"),
         (" g", " d e f", " e f"),
@@ -90,14 +91,14 @@ def test_what_is_read_and_what_is_searched_for_have_lengths_of_their_own():
 def test_the_words_and_line_ends_of_all_spans_are_those_of_the_text_whatever_the_tokens(text, tokens):
     """A word that a border cuts counts once."""
     for tokenizer in (WORDS, PAIRS):
-        spans = spans_of(measured(text), tokenizer, rule(tokens))
-        assert sum(span.num_words for span in spans) == len(text.split()) + text.count("\n")
+        found = spans(text, tokenizer, rule(tokens))
+        assert sum(span.num_words for span in found) == len(text.split()) + text.count("\n")
 
 
 def test_a_long_context_is_the_end_of_the_text_before_that_the_lm_holds_with_the_span():
     text = " ".join(f"w{number}" for number in range(100))
     borders = TokenBorders.of(WORDS, text)
-    *_, last = spans_of(measured(text), WORDS, rule(10))
+    *_, last = spans(text, WORDS, rule(10))
     assert long_context(text, borders, last, None) == text[: last.start]
     some = long_context(text, borders, last, ROOM + 10 + 20)
     assert text[: last.start].endswith(some) and some.split() == [f"w{number}" for number in range(70, 90)]
