@@ -6,8 +6,8 @@ evaluation: the earliest shots go, then the end of the evidence. Texts of others
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from replug.answering.answerer import Answerer, AnsweringOptions
-from replug.answering.prompts import (
-    LINE_ENDS,
-    OWN_SHOTS,
-    STOP,
-    AnswerPrompts,
-    FittingPrompts,
-    Shot,
-    read_shots,
-)
+from replug.answering.prompts import LINE_ENDS, OWN_SHOTS, STOP, AnswerPrompts, FittingPrompts, Shot, read_shots
 from replug.answering.rerankers import (
     ANSWER_ALONE,
     ANSWER_GIVEN_QUESTION,
@@ -57,13 +49,7 @@ from replug.models.hardware import available_cores
 from replug.models.lm_source import LMSource
 from replug.train.run_dir import RunDirectory
 from replug.web import require_web
-from replug.web.records import (
-    FoundEvidence,
-    Passage,
-    first_passages,
-    passages_of_documents,
-    rank_densely,
-)
+from replug.web.records import FoundEvidence, Passage, first_passages, passages_of_documents, rank_densely
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +130,10 @@ def reply_to(question: str, options: AskOptions, config: AskConfig) -> Reply:
     """Answer a question. LMs are reached before the search, and read after it."""
     folder = options.index or FOLDER
     source = _source(config.lm, folder)
-    reranker, k = source, _num_passages(options, config)
+    reranker, most = source, config.web.max_passages if options.cuts_passages else None
+    k = min(NUM_PASSAGES, most or NUM_PASSAGES) if options.k is None else options.k
+    if most is not None and k > most:
+        raise UserError(f"--k is {k}, and web.max_passages={most} are kept; raise that too")
     if options.reranks and has_rerank_lm(config):
         reranker = _source(config.rerank_lm, folder, "rerank_")
     evidence = find_evidence(question, k, options, config, folder)
@@ -155,15 +144,6 @@ def reply_to(question: str, options: AskOptions, config: AskConfig) -> Reply:
         return _answer_by_ensemble(lm, question, evidence, source, options, config)
 
 
-def _num_passages(options: AskOptions, config: AskConfig) -> int:
-    most = config.web.max_passages if options.cuts_passages else None
-    if options.k is None:
-        return min(NUM_PASSAGES, most or NUM_PASSAGES)
-    if most is not None and options.k > most:
-        raise UserError(f"--k is {options.k}, and web.max_passages={most} are kept; raise that too")
-    return options.k
-
-
 def _source(lm: LMConfig, folder: Path, prefix: str = "") -> LMSource:
     """Return the LM with its files named as those of a run."""
     files = RunDirectory(folder)
@@ -171,24 +151,22 @@ def _source(lm: LMConfig, folder: Path, prefix: str = "") -> LMSource:
     return lm_source(lm, budget_file, scores)
 
 
-def open_index(directory: Path) -> IndexRetriever:
-    """Open the newest version of a run's or an index's folder, with the encoder that it was made by."""
-    return IndexRetriever(LocalIndex(index_folder(directory), available_cores()))
-
-
 def find_evidence(question: str, k: int, options: AskOptions, config: AskConfig, folder: Path) -> FoundEvidence:
     """Find the `k` passages nearest to the question, with weights that sum to 1. With k=0 none is searched for."""
     if not k:
         return FoundEvidence(question, (), {})
     if options.index is not None:
-        retriever = open_index(options.index)
+        retriever = IndexRetriever(LocalIndex(index_folder(options.index), available_cores()))
         [documents] = retriever.retrieve([question], k)
         return FoundEvidence(question, tuple(passages_of_documents(documents, _temperature(config, retriever))), {})
     require_web("--engine" if options.engine else "--corpus")
     from replug.web.evidence import evidence_finder, found_in_documents
 
     if options.corpus is not None:
-        documents = _search_corpus(options.corpus, question, config.web.num_results)
+        rows = list(read_documents(options.corpus))
+        best, scores = BM25Index(row.text for row in rows).search(question, config.web.num_results)
+        ranked = sorted((-float(score), int(row)) for row, score in zip(best, scores, strict=True) if score > 0)
+        documents = [Retrieved(rows[row].text, -score, rows[row].id) for score, row in ranked]  # equal ones by row
         evidence = found_in_documents(question, documents, config.web.max_passages)
     else:
         with closing(evidence_finder(config.web, folder / "snapshot")) as finder:
@@ -198,14 +176,6 @@ def find_evidence(question: str, k: int, options: AskOptions, config: AskConfig,
         encoder = load_encoder(config.retriever)
         passages = rank_densely(encoder, question, passages, _temperature(config, encoder))
     return replace(evidence, passages=tuple(first_passages(passages, k)))
-
-
-def _search_corpus(path: Path, question: str, k: int) -> list[Retrieved]:
-    """Return the documents that BM25 finds, best first, those of equal score by row."""
-    documents = list(read_documents(path))
-    rows, scores = BM25Index(document.text for document in documents).search(question, k)
-    best = sorted((-float(score), int(row)) for row, score in zip(rows, scores, strict=True) if score > 0)
-    return [Retrieved(documents[row].text, -score, documents[row].id) for score, row in best]
 
 
 def _temperature(config: AskConfig, retriever: object) -> float:
@@ -331,7 +301,9 @@ def _rerank(
     prompts, rerank_prompts = (
         prompts_that_fit(one, shots, question, passages, num_new) for one in (source, rerank_source)
     )
-    with _opened(source, rerank_source) as (lm, rerank_lm):
+    with ExitStack() as opened:
+        lm = opened.enter_context(closing(source.open_here()))
+        rerank_lm = lm if rerank_source is source else opened.enter_context(closing(rerank_source.open_here()))
         weights: dict[str, Weights] | None = None
         if options.weights is not None:
             weights = {method: read_weights(options.weights, lm.identity, rerank_lm.identity, f"{method}@{k}")}
@@ -352,16 +324,6 @@ def _rerank(
             sum_logprob=logprobs.get(answer),
             scores=_best_first(logprobs),
         )
-
-
-@contextmanager
-def _opened(source: LMSource, rerank_source: LMSource) -> Iterator[tuple[AsyncLM, AsyncLM]]:
-    with closing(source.open_here()) as lm:
-        if rerank_source is source:
-            yield lm, lm
-            return
-        with closing(rerank_source.open_here()) as rerank_lm:
-            yield lm, rerank_lm
 
 
 def _best_first(scores: Mapping[str, float]) -> dict[str, float]:

@@ -4,14 +4,12 @@ A check returns a `Check`, or None if it has nothing to say. Checks start no Ray
 and each ends within `LIMIT_SECONDS`, even if a file system hangs.
 """
 
-import importlib.metadata
 import json
 import os
 import shutil
 import stat
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -167,18 +165,6 @@ def cuda() -> Check:
     return Check("CUDA", State.ok, "no GPU for this process: everything runs on the CPU")
 
 
-def faiss() -> Check:
-    """Check that exactly one of faiss-cpu and faiss-gpu is installed."""
-    found: dict[str, str] = {}
-    for name in ("faiss-cpu", "faiss-gpu"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    fix = "pip uninstall -y faiss-cpu faiss-gpu; pip install faiss-cpu (or faiss-gpu)"
-    if len(found) != 1:
-        return Check("FAISS", State.wrong, "both faiss-cpu and faiss-gpu" if found else "neither is installed", fix)
-    return Check("FAISS", State.ok, " ".join(next(iter(found.items()))))
-
-
 def ray_token() -> Check:
     """Check how Ray authenticates; the token itself is never read."""
     if (mode := os.environ.get("RAY_AUTH_MODE", "token")) != "token":
@@ -220,7 +206,6 @@ def shared_memory() -> Check:
 
 MACHINE_CHECKS: Checks = (
     ("CUDA", cuda),
-    ("FAISS", faiss),
     ("Ray token", ray_token),
     ("Ray here", running_ray),
     ("shared memory", shared_memory),

@@ -99,10 +99,14 @@ def write_report(
         for name, signal in SIGNALS.items()
     ]
     sections["Signals"] = [Table(["signal", "what it is", "retrieval is used", "known from"], signals)]
-    if papers := _paper_rows(lms):
+    papers: dict[tuple[str, str, str], None] = {}  # the configurations' figures, each once
+    for paper in (answered.config.paper for answered in lms):
+        for group, values in {"accuracy": paper.values, **paper.groups}.items():
+            papers |= {(paper.table or "", f"{group}: {name}", f"{value:g}"): None for name, value in values.items()}
+    if papers:
         sections["The paper"] = [
             "Mallen et al. asked far larger LMs all 14,282 questions, with passages of Wikipedia.",
-            Table(["table", "what", "value"], papers),
+            Table(["table", "what", "value"], list(papers)),
         ]
     write_json(out / "report.json", _json(measured))
     replace_file(out / "report.html", html_page("When to retrieve", sections).encode())
@@ -357,12 +361,3 @@ def example_blocks(answered: AnsweredQuestions, pair: Pair) -> Iterator[Block]:
 def _examples(path: Path, method: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
     rows = pq.read_table(path, filters=[("id", "in", list(ids)), ("method", "=", method)]).to_pylist()
     return {row["id"]: row for row in rows}
-
-
-def _paper_rows(lms: Sequence[AnsweredQuestions]) -> list[list[str]]:
-    """Return the paper's numbers that the configurations hold, each once."""
-    rows = []
-    for paper in (answered.config.paper for answered in lms):
-        for group, values in {"accuracy": paper.values, **paper.groups}.items():
-            rows += [[paper.table or "", f"{group}: {name}", f"{value:g}"] for name, value in values.items()]
-    return [list(row) for row in dict.fromkeys(map(tuple, rows))]

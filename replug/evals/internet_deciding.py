@@ -35,12 +35,7 @@ from replug.data.files import replace_file
 from replug.evals.charts import draw_costs, sweeps_of, to_svg
 from replug.evals.evidence import Evidence
 from replug.evals.few_shot import dropped_shots
-from replug.evals.internet_sets import (
-    EXACT_MATCH,
-    InternetQuestion,
-    Prepared,
-    is_validation,
-)
+from replug.evals.internet_sets import EXACT_MATCH, InternetQuestion, Prepared, is_validation
 from replug.evals.kinds import Finished
 from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
 from replug.evals.outcomes import OutcomeFile, Row

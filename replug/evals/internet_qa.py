@@ -45,11 +45,7 @@ from replug.evals.internet_deciding import (
     reranked_outcomes,
     token_counter,
 )
-from replug.evals.internet_sets import (
-    QUESTION_SETS,
-    Prepared,
-    prepare,
-)
+from replug.evals.internet_sets import QUESTION_SETS, Prepared, prepare
 from replug.evals.kinds import DRAWS_QUESTIONS, EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Metric, Outcome, Outcomes, Task
 from replug.evals.outcomes import Row

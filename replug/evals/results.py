@@ -18,14 +18,7 @@ import numpy as np
 from replug.config.evaluation_schema import EvaluationConfig, PaperConfig
 from replug.config.methods import Method, meaningful_comparisons
 from replug.evals.evidence import EvidenceBook
-from replug.evals.intervals import (
-    Clusters,
-    Interval,
-    Ratio,
-    difference_and_p,
-    holm,
-    interval_of_shares,
-)
+from replug.evals.intervals import Clusters, Interval, Ratio, difference_and_p, holm, interval_of_shares
 from replug.evals.loop import Metric, Task
 
 Entry = dict[str, Any]

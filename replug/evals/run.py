@@ -6,7 +6,7 @@ is written last.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -19,24 +19,17 @@ from replug.config.rules import evaluation_methods, has_rerank_lm
 from replug.config.schema import Config, LMConfig
 from replug.data.files import replace_file, write_json
 from replug.data.folder import sole_writer
-from replug.data.store import Corpus
 from replug.evals.charts import draw_methods, draw_sweep, sweeps_of, to_svg
 from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.few_shot import FewShot
 from replug.evals.folder import EvaluationFolder
-from replug.evals.kinds import EvalDataset, EvaluationKind, Finished, PromptedLM, check_evaluation
+from replug.evals.kinds import EvaluationKind, Finished, PromptedLM, check_evaluation
 from replug.evals.leakage import Overlaps, overlap_line, overlaps_with, write_leakage
 from replug.evals.lm_passes import reranked, write_documents
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, Task, run_task
 from replug.evals.outcomes import OutcomeFile, Row, write_examples
-from replug.evals.results import (
-    add_effective_documents,
-    add_temperatures,
-    compare,
-    main_metric,
-    paper_of_dataset,
-)
+from replug.evals.results import add_effective_documents, add_temperatures, compare, main_metric, paper_of_dataset
 from replug.evals.search import find_all, needs_building
 from replug.evals.tables import result_blocks, to_markdown
 from replug.models import build
@@ -78,43 +71,33 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
         few_shot = FewShot(prompt_template(config.lm, source), counting_template(source), dataset.num_after)
         for name, prompt in dataset.bare_prompts:
             few_shot.require(name, prompt)
-    asked_for = [*dataset.questions, *dataset.predicted]
-    folder.claim(config, identity, dataset.queries, asked_for, corpus.corpus_sha256 if corpus else None)
+    texts = [*dataset.questions, *dataset.predicted]
+    folder.claim(config, identity, dataset.queries, texts, corpus.corpus_sha256 if corpus else None)
     check_gpus()
     num_documents = len(corpus.corpus) if corpus else None
     with evaluation_cluster(config, methods, source, reranker, num_documents) as run_config:
-        found = find_all(config, corpus, dataset.queries, methods, folder.found, own=dataset.sources) if corpus else {}
-        with opened_lms(config, run_config.lm, source, reranker, folder) as asked:
-            temperatures = settled_temperatures(config, corpus, methods, asked, folder)
-            found = with_temperatures(found, temperatures)
-            book = evidence_book(config, methods, corpus, dataset, found, asked, folder)
-            task = dataset.make_task(asked, book)
+        retrieved: dict[str, RetrievedDocuments] = {}
+        if corpus:
+            retrieved = find_all(config, corpus, dataset.queries, methods, folder.found, own=dataset.sources)
+        with opened_lms(config, run_config.lm, source, reranker, folder) as lms:
+            temperatures = settled_temperatures(config, corpus, methods, lms, folder)
+            retrieved = with_temperatures(retrieved, temperatures)
+            if lms and corpus:
+                retrieved |= reranked(lms, methods, corpus.corpus, retrieved, dataset.queries)
+            written: list[WrittenDocument] = []
+            if lms and any(method.source == GENREAD for method in methods):
+                written = write_documents(lms, dataset.questions, folder.written)
+            retrieves = [bool(query.strip()) for query in dataset.queries]
+            weighting = posterior_weighting(config.ensemble, config.lm, is_asked=bool(dataset.questions))
+            documents = corpus.corpus if corpus else None
+            book = EvidenceBook(methods, documents, retrieved, retrieves, written, weighting)
+            task = dataset.make_task(lms, book)
             overlaps = overlaps_with(config, corpus, task, folder.overlaps) if corpus else None
-            num_in_flight = asked.num_in_flight if asked else EXAMPLES_IN_FLIGHT
+            num_in_flight = lms.num_in_flight if lms else EXAMPLES_IN_FLIGHT
             rows = run_task(task, book, OutcomeFile(folder.outcomes), config.evaluation, num_in_flight)
     measured, compared = kind.settle(config, folder, task, rows)
     write_results(config, folder, kind, measured, book, compared, overlaps)
     return folder.show()
-
-
-def evidence_book(
-    config: EvaluationConfig,
-    methods: Sequence[Method],
-    corpus: Corpus | None,
-    dataset: EvalDataset,
-    found: Mapping[str, RetrievedDocuments],
-    asked: PromptedLM | None,
-    folder: EvaluationFolder,
-) -> EvidenceBook:
-    """Return what was found for every example, in the LM's order and with what it wrote where methods need that."""
-    written: list[WrittenDocument] = []
-    if asked and corpus:
-        found = {**found, **reranked(asked, methods, corpus.corpus, found, dataset.queries)}
-    if asked and any(method.source == GENREAD for method in methods):
-        written = write_documents(asked, dataset.questions, folder.written)
-    retrieves = [bool(query.strip()) for query in dataset.queries]
-    weighting = posterior_weighting(config.ensemble, config.lm, is_asked=bool(dataset.questions))
-    return EvidenceBook(methods, corpus.corpus if corpus else None, found, retrieves, written, weighting)
 
 
 @contextmanager

@@ -25,14 +25,8 @@ from replug.models.http.request_budget import RequestBudget
 from replug.web.engine import ApiEngine, make_engine
 from replug.web.extraction import Extractor, split_passages, tfidf_cosines, tfidf_probabilities
 from replug.web.fetch import Fetcher, FetchLimits, HostPort
-from replug.web.records import (
-    EngineRefused,
-    EngineResult,
-    FoundEvidence,
-    Passage,
-    passages_of_documents,
-)
-from replug.web.snapshot import BUDGET, KeptPage, KeptSearch, Snapshot, WebPages
+from replug.web.records import EngineRefused, EngineResult, FoundEvidence, Passage, passages_of_documents
+from replug.web.snapshot import BUDGET, KeptSearch, Snapshot, WebPages
 
 LIMITS = FetchLimits()
 SENTENCES_PER_PASSAGE = 6  # Lazaridou et al. 2022
@@ -76,24 +70,20 @@ class EvidenceFinder:
         return search
 
     def _read(self, results: Sequence[EngineResult], failures: Counter[str]) -> Iterator[Passage]:
-        """Yield the whole pages that have a text, in the engine's order."""
+        """Yield the whole pages that have a text, in the engine's order.
+
+        With `web.before` the latest known date of a page must be earlier.
+        """
         for result, page in zip(results, self._pages.read([result.url for result in results]), strict=True):
-            reason = page.failure or self._date_problem(result, page)
+            reason, dates = page.failure, [day for day in (result.published, page.published) if day]
+            if not reason and self._web.before is not None:
+                reason = "undated" if not dates else "too_recent" if max(dates) >= self._web.before else None
             if reason:
                 failures[reason] += 1
                 continue
             failures.update(["kept_with_broken_characters"] if page.broken else [])
             title = result.title or page.title
             yield Passage(page.text, page.final_url, title, page.fetched or None, result.rank, 0.0, 0.0)
-
-    def _date_problem(self, result: EngineResult, page: KeptPage) -> str | None:
-        """Return why a page is not used with `web.before`: its latest known date must be earlier."""
-        dates = [day for day in (result.published, page.published) if day]
-        if self._web.before is None:
-            return None
-        if not dates:
-            return "undated"
-        return "too_recent" if max(dates) >= self._web.before else None
 
     def _distinct(self, pages: Iterator[Passage], failures: Counter[str]) -> Iterator[Passage]:
         """Yield pages whose URL and text differ from those before."""

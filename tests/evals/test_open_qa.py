@@ -11,12 +11,7 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
 from replug.evals.loop import Item
 from replug.evals.open_qa import FORM, open_qa_dataset
-from replug.evals.questions import (
-    OpenQuestion,
-    draw_demonstrations,
-    hold_out_demonstrations,
-    read_questions,
-)
+from replug.evals.questions import OpenQuestion, draw_demonstrations, hold_out_demonstrations, read_questions
 
 GOLDEN = Path(__file__).parent / "golden"
 
