@@ -30,11 +30,6 @@ def test_help_shows_the_commands_in_groups_the_main_ones_first() -> None:
     ]
 
 
-def test_replug_alone_shows_its_help(replug: CommandLine) -> None:
-    ended = replug()
-    assert ended.status == 2 and "Usage:" in ended.printed
-
-
 def test_no_command_imports_what_is_heavy_before_it_runs() -> None:
     code = (
         "import sys; from replug.commands.cli import command_line; command_line();"

@@ -59,12 +59,6 @@ def test_the_index_is_of_the_documents_alone_and_no_run_is_begun(index, folder):
     assert not (folder / "run/config.yaml").exists()
 
 
-def test_verify_finds_it_whole(index, replug):
-    ended = replug("doctor", index)
-    assert ended.status == 0
-    assert ended.output.startswith("v000000: 90 documents x 32, flat_fp16, weights of step 0, ")
-
-
 def test_verify_names_the_file_that_is_damaged(index, tmp_path, replug):
     copy = Path(shutil.copytree(index, tmp_path / "index"))
     path = VersionStore(copy).vectors_path(0, 1)
@@ -153,9 +147,3 @@ def test_a_run_directory_whose_index_was_moved_still_searches(index, tmp_path, r
     ended = replug("search", tmp_path / "moved", QUERY, "--json")
     assert ended.status == 0
     assert found(ended.output) == found(before.output)
-
-
-def test_an_index_without_documents_is_refused_by_the_key(folder, replug):
-    ended = replug("prepare", CONFIG, "--index", "retriever.path=stand_in", f"run_dir={folder / 'none'}")
-    assert (ended.status, ended.errors.startswith("replug: data.corpus is missing")) == (2, True)
-    assert not (folder / "none").exists()

@@ -1,12 +1,15 @@
-"""Outcomes on disk as arrays, what is refused of them, what policies cost, and the thresholds that are reported."""
+"""Policies of when to retrieve: outcomes on disk, costs, the page, and thresholds against brute force."""
 
 import json
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from replug.config.errors import UserError
 from replug.evals.adaptive import (
@@ -23,7 +26,23 @@ from replug.evals.adaptive_report import example_blocks, figures_of_all, measure
 from replug.evals.charts import to_svg
 from replug.evals.folder import EvaluationFolder
 from replug.evals.tables import Table
-from replug.evals.thresholds import fit_thresholds, rule_by
+from replug.evals.thresholds import (
+    ALWAYS,
+    ALWAYS_RETRIEVE,
+    NEVER,
+    NEVER_RETRIEVE,
+    ORACLE,
+    accuracy_left_out,
+    auroc,
+    decisions,
+    draw_splits,
+    fit_thresholds,
+    mean_over_splits,
+    measure,
+    refit,
+    rule_by,
+    signal_auroc,
+)
 from tests.support.outcome_folders import RELATIONS, made_up_rows, row, write_evaluation
 
 NONE = {"accuracy": 1.0, "popularity": 50.0, "mean_logprob": -0.5, "lm_calls": 1, "retriever_calls": 0}
@@ -214,3 +233,161 @@ def test_questions_that_documents_help_and_harm_are_shown_with_both_answers(tmp_
     assert "bm25@1 harms 1" in harmed and "bm25@1 helps 1" in helped
     assert harms.rows == [["a", "Where? (Rome)", "a of none", "a of bm25@1"]]
     assert helps.rows == [["b", "Where? (Rome)", "b of none", "b of bm25@1"]]
+
+
+# Fitted thresholds, against brute force -------------------------------------------------------------------------------
+
+
+# Few different values, so that many are equal; an unknown one is -inf.
+VALUES = st.sampled_from([-math.inf, 0.0, 1.0, 2.0, 3.5, 1000.0])
+QUESTION = st.tuples(VALUES, st.sampled_from("abc"), st.integers(0, 1), st.integers(0, 1))
+
+
+def columns(rows: Sequence[tuple]) -> tuple[np.ndarray, list[str], np.ndarray, np.ndarray]:
+    values, relations, closed, augmented = zip(*rows, strict=True)
+    return np.array(values), list(relations), np.array(closed), np.array(augmented)
+
+
+def brute_force(values: Sequence[float], closed: Sequence[int], augmented: Sequence[int]) -> float:
+    """Every candidate in turn, the lowest first; the first that no other surpasses."""
+    rights = {}
+    for threshold in [NEVER, *sorted(set(values)), ALWAYS]:
+        each = zip(values, closed, augmented, strict=True)
+        rights[threshold] = sum(a if value < threshold else c for value, c, a in each)
+    return next(threshold for threshold, right in rights.items() if right == max(rights.values()))
+
+
+@given(st.lists(QUESTION, min_size=1, max_size=12))
+def test_thresholds_are_those_of_brute_force_with_ties_and_unknown_values(rows):
+    values, relations, closed, augmented = columns(rows)
+    fitted = fit_thresholds(rule_by(values, relations, 1), closed, augmented)
+    assert fitted.keys() == set(relations)
+    for relation, threshold in fitted.items():
+        own = np.array(relations) == relation
+        assert threshold == brute_force(values[own], closed[own], augmented[own])
+    assert fit_thresholds(rule_by(values, min_questions=1), closed, augmented) == {
+        "": brute_force(values, closed, augmented)
+    }
+
+
+def test_few_questions_have_no_threshold_of_their_own():
+    """Unpopular entities need documents, but in the small relation it is the other way round: chance, of so few."""
+    values, relations = np.array([*range(6), 0, 5]), [*"aaaaaa", *"bb"]
+    closed, augmented = np.array([0, 0, 0, 1, 1, 1, 1, 0]), np.array([1, 1, 1, 0, 0, 0, 0, 1])
+    rule = rule_by(values, relations, 6)
+    assert fit_thresholds(rule, closed, augmented) == {"a": 3.0}, "b has the threshold of all questions"
+    splits = np.array([[True] * 6 + [False] * 2])
+    assert decisions(rule, closed, augmented, splits).tolist() == [[False] * 6 + [True, False]]
+    assert fit_thresholds(rule_by(values, min_questions=8), closed, augmented) == {"": 3.0}
+    assert fit_thresholds(rule_by(values, min_questions=9), closed, augmented) == {"": NEVER}, "always gains nothing"
+    assert fit_thresholds(rule_by(values, min_questions=9), 0 * closed, augmented) == {"": ALWAYS}
+
+
+# Splits -----------------------------------------------------------------------------------------------------------
+
+
+def questions(num: int, seed: int = 0) -> tuple[np.ndarray, list[str], np.ndarray, np.ndarray]:
+    """Popularities, some of them equal, relations, and right answers: the LM knows what is popular."""
+    rng = np.random.default_rng(seed)
+    popularity = np.round(10 ** rng.uniform(1, 5, num), -1)
+    knows = rng.random(num) < (np.log10(popularity) - 1) / 4
+    finds = rng.random(num) < 0.5
+    return popularity, rng.choice(list("abcd"), num).tolist(), knows.astype(int), finds.astype(int)
+
+
+def test_the_answers_of_the_test_part_change_no_decision():
+    popularity, relations, *right = questions(200)
+    rule, rng = rule_by(popularity, relations), np.random.default_rng(5)
+    for split in draw_splits(200, 10):
+        changed = [np.where(split, one, rng.permutation(1 - one)) for one in right]
+        assert (decisions(rule, *changed, split[None]) == decisions(rule, *right, split[None])).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(QUESTION, min_size=3, max_size=14), st.integers(0, 1000), st.booleans())
+def test_refitting_all_resamples_at_once_is_refitting_one_at_a_time(rows, seed, by_relation):
+    values, relations, closed, augmented = columns(rows)
+    groups = np.array(relations if by_relation else ["all"] * len(rows))
+    splits = draw_splits(len(rows), 4, seed)
+    rng = np.random.default_rng(seed)
+    counts = rng.multinomial(len(rows), [1 / len(rows)] * len(rows), size=5).astype(float)
+    # A resample that lies wholly on one side of a split leaves nothing to fit to or to measure.
+    sides = [(counts @ side.T).min(axis=1) > 0 for side in (splits, ~splits)]
+    counts = counts[sides[0] & sides[1]]
+    found = refit(rule_by(values, groups.tolist(), 1), closed, augmented, splits, counts)
+    for place, drawn in enumerate(counts.astype(int)):
+        rights, shares = [], []
+        for split in splits:
+            fit, rest = (np.repeat(np.arange(len(rows)), drawn * side) for side in (split, ~split))
+            limits = []
+            for group in groups[rest]:  # a relation that was not fitted to has the threshold of all questions
+                own = fit[groups[fit] == group] if (groups[fit] == group).any() else fit
+                limits.append(brute_force(values[own], closed[own], augmented[own]))
+            does = values[rest] < np.array(limits)
+            rights.append(np.where(does, augmented[rest], closed[rest]).mean())
+            shares.append(does.mean())
+        assert found[0][place] == pytest.approx(np.mean(rights))
+        assert found[1][place] == pytest.approx(np.mean(shares))
+
+
+def test_a_resample_that_leaves_nothing_to_fit_to_never_retrieves():
+    splits, counts = np.array([[True, False]]), np.array([[0.0, 2.0]])
+    right, retrieved = refit(rule_by(np.array([1.0, 2.0])), np.array([0, 0]), np.array([1, 1]), splits, counts)
+    assert (right.tolist(), retrieved.tolist()) == ([0.0], [0.0])
+
+
+def test_what_is_measured_is_the_mean_over_splits_of_what_was_decided():
+    popularity, relations, closed, augmented = questions(120)
+    splits, rule = draw_splits(120), rule_by(popularity, relations)
+    retrieved = decisions(rule, closed, augmented, splits)
+    worth, better = measure({"popularity": rule}, closed, augmented, splits, num_resamples=20)
+    for name, right in (
+        ("popularity", np.where(retrieved, augmented, closed)),
+        (NEVER_RETRIEVE, closed),
+        (ALWAYS_RETRIEVE, augmented),
+        (ORACLE, np.maximum(closed, augmented)),
+    ):
+        assert worth[name].accuracy.value == pytest.approx(mean_over_splits(right, splits))
+        assert worth[name].accuracy.low <= worth[name].accuracy.value <= worth[name].accuracy.high
+    assert worth["popularity"].share.value == pytest.approx(mean_over_splits(retrieved, splits))
+    assert worth[ALWAYS_RETRIEVE].share.low == worth[ALWAYS_RETRIEVE].share.value == 1.0
+    assert better == max((NEVER_RETRIEVE, ALWAYS_RETRIEVE), key=lambda name: worth[name].accuracy.value)
+
+
+def test_a_questions_accuracy_is_that_of_the_splits_that_leave_it_out():
+    popularity, relations, closed, augmented = questions(40)
+    splits = np.vstack([draw_splits(40, 6), np.ones((1, 40), dtype=bool)])
+    splits[:, 0] = True  # always fitted to
+    retrieved = decisions(rule_by(popularity, relations), closed, augmented, splits)
+    found = accuracy_left_out(closed, augmented, retrieved, splits)
+    assert np.isnan(found).tolist() == splits.all(axis=0).tolist() and math.isnan(found[0])
+    for place in np.flatnonzero(~splits.all(axis=0)):
+        rights = [
+            augmented[place] if does[place] else closed[place]
+            for split, does in zip(splits, retrieved, strict=True)
+            if not split[place]
+        ]
+        assert found[place] == pytest.approx(np.mean(rights))
+
+
+# AUROC ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(VALUES, st.booleans(), st.integers(0, 3)), min_size=1, max_size=12))
+def test_auroc_is_the_share_of_pairs_that_are_in_order(rows):
+    right = [value for value, is_right, times in rows for _ in range(times) if is_right]
+    wrong = [value for value, is_right, times in rows for _ in range(times) if not is_right]
+    pairs = [1.0 if a > b else 0.5 if a == b else 0.0 for a in right for b in wrong]
+    values, is_right, counts = (np.array(column) for column in zip(*rows, strict=True))
+    [found] = auroc(values, is_right, counts[None])
+    assert found == pytest.approx(np.mean(pairs)) if pairs else math.isnan(found)
+
+
+def test_auroc_of_a_signal_has_an_interval_and_leaves_out_what_is_unknown():
+    popularity, _, closed, _ = questions(300)
+    known = signal_auroc(popularity, closed, num_resamples=200)
+    assert known is not None and 0.5 < known.low < known.value < known.high
+    values = np.append(popularity, [-np.inf, -np.inf])
+    with_unknown = signal_auroc(values, np.append(closed, [1, 1]), num_resamples=200)
+    assert with_unknown is not None and with_unknown.value == known.value
+    assert signal_auroc(popularity, np.ones(300), 10) is None

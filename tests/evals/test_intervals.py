@@ -6,7 +6,6 @@ import pytest
 from replug.evals import intervals
 from replug.evals.intervals import (
     Clusters,
-    Interval,
     Ratio,
     bits_of,
     difference_and_p,
@@ -129,11 +128,6 @@ def test_a_share_of_clusters_or_strata_has_a_bootstraps_interval_unless_that_has
     assert interval_of_shares(right, 300, clusters=two) == interval_of(right, 300, clusters=two)
     of_subjects = Clusters.by_name(list(range(4)), ["a", "b", "a", "a"])
     assert interval_of_shares(right, 300, clusters=of_subjects) == wilson_interval(3, 4)
-
-
-def test_a_resample_without_anything_to_divide_by_is_left_out() -> None:
-    found = interval_of(Ratio(np.array([0.0, 2.0, 0.0]), np.array([0.0, 1.0, 0.0])), 300)
-    assert found == Interval(2.0, 2.0, 2.0)
 
 
 def test_holms_p_values_are_the_known_ones() -> None:

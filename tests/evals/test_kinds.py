@@ -90,6 +90,7 @@ def test_the_command_that_a_configuration_tells_is_one_that_passes_its_rules(nam
         ([*INTERNET, "rerank_lm.path=a", "rerank_lm.url=b"], "rerank_lm.path and rerank_lm.url are both set"),
         (["questions.path=x"], "questions.path is set, but evaluation=language_modelling does not read it"),
         (["texts.entities=x"], "texts.entities is set"),
+        (["ensemble.temperature=0"], "ensemble.temperature is 0"),
         (["web.engine=brave"], "web.engine is set"),
         (["rerank_lm.path=x"], "rerank_lm.path is set"),
         ([*MMLU, "ensemble.temperature=2"], "texts.path is set"),

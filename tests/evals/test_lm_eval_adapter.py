@@ -89,13 +89,6 @@ def test_greedy_continuations_are_told_from_others(lm, reference):
     assert not HarnessModel(lm).loglikelihood(requests("loglikelihood", [(PAIRS[0][0], written)]))[0][1], "not asked"
 
 
-def test_whole_texts_are_scored_from_their_first_token(lm, reference):
-    texts = [("A text of some words.",), ("Another one",)]
-    found = HarnessModel(lm).loglikelihood_rolling(requests("loglikelihood_rolling", texts))
-    expected = reference.loglikelihood_rolling(requests("loglikelihood_rolling", texts), disable_tqdm=True)
-    assert found == pytest.approx(expected, abs=1e-3)
-
-
 def test_answers_end_before_the_first_stop(lm):
     model, [whole] = HarnessModel(lm), texts_of(lm, ["one two"], 12)
     stop = whole[3:5]

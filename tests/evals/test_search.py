@@ -1,6 +1,8 @@
-"""What is searched and reranked: keys beside an index, and reranking by the LM."""
+"""What is searched, reranked and written: keys beside an index, reranking by the LM, and GenRead."""
 
 import re
+import time
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,11 +17,12 @@ from replug.config.load import load_evaluation_config
 from replug.config.methods import parse_methods
 from replug.config.rules import evaluation_methods
 from replug.config.schema import DataConfig, LMConfig, RetrieverConfig
-from replug.evals.evidence import EvidenceBook, RetrievedDocuments
+from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.kinds import PromptedLM, check_evaluation
-from replug.evals.lm_passes import reranked
+from replug.evals.lm_passes import reranked, write_documents
 from replug.evals.search import find_all, warn_of_similarity
 from replug.models.encoder import Encoder
+from replug.models.generation import Generated
 from replug.models.packaged import write_stand_in_encoder
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownLM, KnownTexts
@@ -103,3 +106,56 @@ def test_where_its_calls_would_not_be_counted_reranking_is_refused():
     )
     with pytest.raises(UserError, match="bm25@9/rerank"):
         check_evaluation(config)
+
+
+# Documents that the LM writes -----------------------------------------------------------------------------------------
+
+
+class Writer:
+    """An LM that writes of what it is asked; `fails_at` breaks off at that prompt."""
+
+    def __init__(self, fails_at=None, seconds=0.0):
+        self.asked, self._fails_at, self._seconds = [], fails_at, seconds
+
+    def submit_answer(self, prompt, options):
+        time.sleep(self._seconds)
+        self.asked.append(prompt)
+        done = Future()
+        if len(self.asked) - 1 == self._fails_at:
+            done.set_exception(RuntimeError("killed"))
+            return done
+        name = prompt.rpartition(" ")[2].removesuffix("?")
+        text = "" if name == "q9" else f"\n\nAll about {name}.\nMore"
+        done.set_result(Generated(text, np.zeros(3), np.zeros(3), prompt_tokens=11))
+        return done
+
+
+def prompted(lm) -> PromptedLM:
+    return PromptedLM(lm, PromptTemplate("\n"))
+
+
+QUESTIONS = [f"who is q{number}?" for number in range(20)]
+
+
+def test_a_document_is_the_first_line_of_what_the_prompt_brings(tmp_path):
+    lm = Writer()
+    written = write_documents(prompted(lm), QUESTIONS, tmp_path / "found/genread.jsonl")
+    assert lm.asked[3] == "Generate a background document from Wikipedia to answer the given question. who is q3?"
+    assert written[3] == WrittenDocument("All about q3.", 11, 3)
+    assert written[9] == WrittenDocument(None, 11, 3), "the LM wrote nothing"
+    assert len(written) == len(lm.asked) == 20
+
+
+def test_an_interrupted_writing_goes_on_after_the_last_document(tmp_path):
+    path = tmp_path / "genread.jsonl"
+    with pytest.raises(RuntimeError, match="killed"):
+        write_documents(prompted(Writer(fails_at=5)), QUESTIONS, path)
+    kept = path.read_text().splitlines()
+    assert 0 < len(kept) <= 5
+    with path.open("a") as file:
+        file.write('{"question": "torn')
+    lm = Writer()
+    again = write_documents(prompted(lm), QUESTIONS, path)
+    assert len(lm.asked) == 20 - len(kept)
+    assert again == write_documents(prompted(Writer(fails_at=0)), QUESTIONS, path), "nothing is left to ask"
+    assert again == write_documents(prompted(Writer()), QUESTIONS, tmp_path / "whole.jsonl")

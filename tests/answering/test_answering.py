@@ -1,5 +1,8 @@
-"""From a question to a ranked answer: factors equal direct scoring, and nothing is asked twice."""
+"""From a question to a ranked answer: factors equal direct scoring, nothing is asked twice, and prompts to the byte."""
 
+import json
+from collections import Counter
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,15 +10,52 @@ import numpy as np
 import pytest
 
 from replug.answering.answerer import Answerer, AnsweringOptions
-from replug.answering.prompts import AnswerPrompts
+from replug.answering.prompts import AnswerPrompts, FittingPrompts, Shot, read_shots
 from replug.answering.rerankers import RERANKERS, Candidate, logprobs_of_samples, sampled_candidates, submit_factors
-from replug.models.black_box_lm import AsyncLM
+from replug.config.errors import UserError
+from replug.models.black_box_lm import AsyncLM, Call, ScoreCall
 from replug.models.caching_lm import CachingLM
 from replug.models.generation import Generated
 from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
-from tests.support.answering_questions import PASSAGES, PROMPTS, QUESTION, SHOTS, TEXTS, CountingLM
+from replug.models.prompt import PromptTemplate
+from replug.web.records import Passage
 from tests.support.tiny_lms import load, random_lms_need_make_no_sense, write_llama  # noqa: F401
+from tests.support.tokenizers import letters_tokenizer
+
+SHOTS = [
+    Shot("who wrote Faust?", "Goethe", "Goethe wrote\n Faust  in Weimar."),
+    Shot("which river flows through Nantes?", "the Loire", "The Loire flows through Nantes."),
+]
+QUESTION = "which river flows through Basel?"
+TEXTS = ["The Rhine flows through Basel.", "Basel lies on a river,\nthe Rhine.", "The Rhone flows through Lyon."]
+PROBABILITIES = [0.5, 0.3, 0.2]
+PASSAGES = [
+    Passage(text, f"https://example.org/{number}", "a page", "2026-11-24", number + 1, share, share)
+    for number, (text, share) in enumerate(zip(TEXTS, PROBABILITIES, strict=True))
+]
+PROMPTS = AnswerPrompts(SHOTS)
+
+
+class CountingLM(InProcessLM):
+    """The stand-in; counts every pair and every prompt that it is asked about."""
+
+    def __init__(self) -> None:
+        super().__init__(StandInLM())
+        self.asked: Counter[tuple] = Counter()
+        self.openings: list[str | None] = []
+
+    def submit_call(self, call: Call) -> "Future[list]":
+        if isinstance(call, ScoreCall):
+            self.asked.update(zip(call.prefixes, call.continuations, strict=True))
+            self.openings.append(call.opening)
+        elif call.draws:
+            self.asked.update((prompt, call.options.num_samples) for prompt in call.prompts)
+        return super().submit_call(call)
+
+
+# From a question to a ranked answer -----------------------------------------------------------------------------------
+
 
 OPTIONS = AnsweringOptions(rerankers=tuple(RERANKERS), max_new_tokens=5)
 LABELS = replace(OPTIONS, labels=("true", "false", "the Rhine"))
@@ -172,3 +212,93 @@ def test_equal_answers_of_a_passage_are_one_and_empty_ones_none() -> None:
 def test_an_answer_that_was_drawn_in_several_ways_has_its_largest_log_prob() -> None:
     samples = [drawn(" Rome", -2, -1), drawn("", -0.1), drawn(" Paris", -2), drawn(" Rome ", -0.5, -0.5)]
     assert logprobs_of_samples(samples) == {"Rome": -1.0, "Paris": -2.0}
+
+
+# Prompts, to the byte, and how many shots fit -------------------------------------------------------------------------
+
+
+GOLDEN = Path(__file__).parent / "golden"
+SWAPPED = AnswerPrompts(SHOTS, question_first=True)
+BORDER = "█"  # between a prefix and its continuation
+
+
+def texts() -> dict[str, str]:
+    parts = {
+        "answer_given_question": PROMPTS.answer_given_question("the  Rhine", QUESTION, TEXTS[1]),
+        "question_given_answer": PROMPTS.question_given_answer(QUESTION, "the Rhine", TEXTS[1]),
+        "answer_alone": PROMPTS.answer_alone("the Rhine", TEXTS[1]),
+        "question_alone": PROMPTS.question_alone(QUESTION, TEXTS[1]),
+        "closed_book": PROMPTS.answer_given_question("the Rhine", QUESTION, None),
+        "question_first": SWAPPED.answer_given_question("the Rhine", QUESTION, TEXTS[1]),
+    }
+    return {name: f"{part.prefix}{BORDER}{part.continuation}" for name, part in parts.items()}
+
+
+@pytest.mark.parametrize("name", list(texts()))
+def test_prompts_equal_golden_files(name: str) -> None:
+    assert texts()[name] == (GOLDEN / f"{name}.txt").read_text()
+
+
+def test_a_shot_without_evidence_is_for_closed_books_only() -> None:
+    prompts = AnswerPrompts([Shot("a?", "b")])
+    assert prompts.ask("c?", None) == "Question: a?\nAnswer: b\n\nQuestion: c?\nAnswer:"
+    with pytest.raises(UserError, match=r"the shot 'a\?' has no evidence"):
+        prompts.ask("c?", "evidence")
+
+
+# Shots that fit; a token is a letter -------------------------------------------------------------------------------
+
+
+def holding(max_tokens: int | None) -> PromptTemplate:
+    return PromptTemplate("", letters_tokenizer(), max_tokens)
+
+
+def longest(prompts: AnswerPrompts, texts: list[str | None]) -> int:
+    return max(len(prompts.ask(QUESTION, text)) for text in texts)
+
+
+def test_the_earliest_shots_go_until_every_prompt_fits_and_all_have_the_same() -> None:
+    texts = [*TEXTS, None]
+
+    def fitted(max_tokens: int | None, texts: list[str | None] = texts) -> AnswerPrompts:
+        return FittingPrompts(PROMPTS, holding(max_tokens), 10).of(QUESTION, texts)
+
+    whole, alone = longest(PROMPTS, texts), longest(AnswerPrompts(()), texts)
+    assert fitted(whole + 10 + 2).shots == tuple(SHOTS)
+    assert fitted(whole + 10 + 1).shots == tuple(SHOTS[1:])
+    assert fitted(alone + 12).shots == ()
+    assert fitted(None) is PROMPTS and fitted(1, []) is PROMPTS
+    with pytest.raises(UserError, match=r"has \d+ tokens without shots, and the LM holds .* shorter evidence"):
+        fitted(alone + 11)
+
+
+def test_a_long_passage_takes_the_earliest_shots_of_its_own_question_alone() -> None:
+    fitting = FittingPrompts(PROMPTS, holding(longest(PROMPTS, ["short"]) + 12), 10)
+    dropped = [fitting.num_dropped(fitting.of(QUESTION, texts)) for texts in ([None], ["short", "x" * 60], ["short"])]
+    assert dropped[0] == dropped[2] == 0 < dropped[1]
+    assert fitting.of(QUESTION, ["short"]) is fitting.of(f"{QUESTION[:-1]}!", ["short"]), "openings are shared"
+
+
+# Shots of a file, and ours ---------------------------------------------------------------------------------------
+
+ROW = {"question": "q", "answer": "a", "evidence": "e"}
+
+
+def test_rows_are_shots_in_their_order(tmp_path):
+    path = tmp_path / "shots.jsonl"
+    path.write_text(json.dumps(ROW) + "\n\n" + json.dumps({**ROW, "question": "r", "id": 3}) + "\n")
+    assert read_shots(path) == [Shot("q", "a", "e"), Shot("r", "a", "e")]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({**ROW, "evidence": None}, "shots.jsonl:1: field 'evidence' must be a text, found None"),
+        (None, "shots.jsonl holds no shots; expected rows of question, answer, evidence"),
+    ],
+)
+def test_what_is_no_shot_is_refused(tmp_path, row, message):
+    path = tmp_path / "shots.jsonl"
+    path.write_text("" if row is None else json.dumps(row))
+    with pytest.raises(UserError, match=message):
+        read_shots(path)
