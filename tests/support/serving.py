@@ -68,6 +68,14 @@ def ask(service: Service, test: Callable, token: str | None = None):
     return asyncio.run(run())
 
 
+def completion(prompt: object, **others: object) -> dict:
+    return {"path": "/v1/completions", "model": "replug", "prompt": prompt, "max_tokens": 12, **others}
+
+
+def body_of(request: dict) -> dict:
+    return {name: value for name, value in request.items() if name != "path"}
+
+
 async def post(client: httpx.AsyncClient, path: str, **body: object) -> dict:
     done = await client.post(path, json=body)
     assert done.status_code == 200, done.text

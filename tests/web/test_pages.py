@@ -28,7 +28,7 @@ def site() -> Iterator[WebSite]:
 
 @pytest.fixture(scope="module")
 def extractor() -> Iterator[Extractor]:
-    made = Extractor(seconds=2.0)
+    made = Extractor(seconds=1.0)
     yield made
     made.close()
 

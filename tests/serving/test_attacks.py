@@ -1,0 +1,354 @@
+"""Who may ask the server, and how much: tokens, hosts, bytes, time and connections; disconnects, and a swap."""
+
+import asyncio
+import json
+import math
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from replug.config.errors import UserError
+from replug.index_workers.version_store import VersionStore
+from replug.models.black_box_lm import Mixture, Watch
+from replug.models.generation import Generated, GenerationOptions
+from replug.models.local.stand_in_lm import StandInLM
+from replug.serving import access
+from replug.serving.access import MAX_BODY_BYTES, TOKEN_VARIABLE, token_for
+from replug.serving.app import create_app
+from replug.serving.openai_api import ServingLimits
+from tests.support.index_versions import flip
+from tests.support.serving import (
+    POLL_SECONDS,
+    TEXTS,
+    ask,
+    body_of,
+    client_of,
+    client_of_app,
+    completion,
+    listening,
+    post,
+    service_of,
+)
+from tests.support.small_index import write_small_index
+from tests.support.tiny_lms import MAX_TOKENS, load, random_lms_need_make_no_sense, write_gpt2  # noqa: F401
+
+TOKEN = "0123456789abcdef"
+JSON_BYTES = [(b"content-type", b"application/json")]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_index(tmp_path_factory.mktemp("served"), TEXTS)
+
+
+# Access ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.org", "localhost.example.org", ""])
+def test_beyond_loopback_a_token_is_needed(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    assert [token_for(loopback) for loopback in ("127.0.0.1", "::1", "[::1]", "localhost")] == [None] * 4
+    with pytest.raises(UserError, match=f"--host {host} can be reached by others; expected a token"):
+        token_for(host)
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    assert token_for(host) == TOKEN
+
+
+@pytest.mark.parametrize("token", ["", "short", "0123456789 abcdef", "0123456789abcdé", "0123456789abcdef\n"])
+def test_a_weak_token_is_refused_and_not_shown(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
+    with pytest.raises(UserError, match="is not a token; expected 16") as caught:
+        token_for("127.0.0.1")
+    assert not token or token not in str(caught.value)
+
+
+def test_all_but_health_is_behind_the_token_and_paths_add_no_metrics(root: Path) -> None:
+    async def test(client):
+        for given in ("", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", TOKEN):
+            for path in ("/metrics", "/v1/models", "/nothing/7"):
+                done = await client.get(path, headers={"Authorization": given})
+                assert (done.status_code, done.json()["error"]["code"]) == (401, "invalid_api_key"), given
+            assert (await client.get("/health", headers={"Authorization": given})).status_code == 200
+        assert (await client.get("/metrics", headers={"Authorization": f"bearer {TOKEN}"})).status_code == 200
+        return (await client.get("/v1/models", headers={"Host": "example.org"})).json(), await client.get("/metrics")
+
+    models, metrics = ask(service_of(root), test, TOKEN)
+    assert [one["id"] for one in models["data"]] == ["replug", "retriever"]
+    assert models["data"][0]["replug"]["lm"] == StandInLM().identity
+    assert "nothing" not in metrics.text and 'route="other",status="401"' in metrics.text
+
+
+def test_without_a_token_the_host_is_this_machine(root: Path) -> None:
+    async def test(client):
+        hosts = ["127.0.0.1:8080", "[::1]:8080", "LOCALHOST:1", "example.org", "127.0.0.1.example.org:8080", ""]
+        return [(await client.get("/v1/models", headers={"Host": host})).status_code for host in hosts]
+
+    assert ask(service_of(root), test) == [200, 200, 200, 403, 403, 403]
+
+
+def test_a_page_in_a_browser_and_other_content_are_refused(root: Path) -> None:
+    async def test(client):
+        own = {"Content-Type": "application/json; charset=utf-8"}
+        sent = [
+            own,
+            own | {"Origin": "http://evil.example"},
+            own | {"Origin": "null"},
+            {"Content-Type": "text/plain"},
+            {},
+        ]
+        posts = [await client.post("/search", content=b'{"query": "x"}', headers=headers) for headers in sent]
+        return [done.status_code for done in posts]
+
+    assert ask(service_of(root), test) == [200, 403, 403, 415, 415]
+    assert ask(service_of(root), test, TOKEN) == [200, 200, 200, 415, 415]  # no page has the token
+
+
+def test_requests_that_never_arrive_are_closed_and_too_many_connections_too(root: Path, monkeypatch) -> None:
+    monkeypatch.setattr(access, "SECONDS_TO_ARRIVE", 0.5)
+    monkeypatch.setattr(access, "MAX_CONNECTIONS", 20)
+    head = b"POST /search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    halves = [b"", b"GET /hea", head, head + b"Content-Length: 99\r\n\r\n{"]
+    with listening(service_of(root)) as url, ExitStack() as opened:
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        held = [opened.enter_context(socket.create_connection(address, timeout=60)) for _ in range(40)]
+        for number, one in enumerate(held):
+            with suppress(OSError):  # of those that are too many
+                one.sendall(halves[number % len(halves)])
+        for one in held:
+            with suppress(OSError):
+                while one.recv(1 << 16):  # nothing more comes when the server has closed it
+                    pass
+        assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "ready"
+
+
+def test_connections_that_ask_for_nothing_give_way_the_longest_idle_first(root: Path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(access, "MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(access.BoundedConnection, "_told_at", -math.inf)
+    ask_health = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with listening(service_of(root)) as url, ExitStack() as opened:
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        held = [opened.enter_context(socket.create_connection(address, timeout=60)) for _ in range(20)]
+
+        def is_answered(one: socket.socket) -> bool:
+            one.sendall(ask_health)
+            said = b""
+            while b"}" not in said and (part := one.recv(1 << 16)):
+                said += part
+            return b"200 OK" in said
+
+        assert all(map(is_answered, [*held, held[0]]))
+        for _ in range(12):
+            assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "ready"
+        assert is_answered(held[0])  # which asked last
+        assert held[1].recv(1 << 16) == b""
+    said = "20 connections are open; idle ones are closed for new ones"
+    assert [message for message in caplog.messages if "connections" in message] == [said]
+
+
+def test_a_body_that_is_too_large_or_of_unknown_length_is_refused(root: Path) -> None:
+    async def parts():
+        yield b"{}"
+
+    async def test(client):
+        large = await client.post("/search", content=b" " * (MAX_BODY_BYTES + 1))
+        return large.status_code, (await client.post("/search", content=parts())).status_code
+
+    assert ask(service_of(root), test) == (413, 411)
+
+
+def test_a_queue_that_ends_ends_the_server_loudly(root: Path, caplog, monkeypatch) -> None:
+    raised = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+
+    async def ends() -> None:
+        raise KeyError("the watcher")
+
+    async def test(client):
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return await client.get("/health")
+
+    service = service_of(root)
+    monkeypatch.setattr(service.index, "keep_newest", ends)
+    done = ask(service, test)
+    assert (done.status_code, done.json()["error"]["message"]) == (500, "the server ends: KeyError: 'the watcher'")
+    assert raised == [signal.SIGTERM]
+    assert "the server ends, since a part of it has: KeyError: 'the watcher'" in caplog.messages
+
+
+# Time, disconnects, swaps ------------------------------------------------------------------------------------------
+
+
+STUCK_SERVER = """
+import sys, threading
+from pathlib import Path
+from replug.models.local.stand_in_lm import StandInLM
+from replug.serving import app
+from replug.serving.openai_api import ServingLimits
+from tests.support.serving import service_of
+
+class StuckLM(StandInLM):
+    def generate(self, *given):
+        print("stuck", flush=True)
+        threading.Event().wait()
+
+app.SECONDS_TO_END = 0.5
+service = service_of(Path(sys.argv[1]), StuckLM(), limits=ServingLimits(timeout_seconds=1.0))
+with app.listen("127.0.0.1", 0) as listener:
+    print(listener.getsockname()[1], flush=True)
+    app.run_server(app.create_app(service, None), listener, service)
+"""
+
+
+def test_after_the_signal_and_the_timeout_a_server_ends_whose_lm_is_stuck(root: Path) -> None:
+    command = [sys.executable, "-c", STUCK_SERVER, str(root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+
+        def post_one() -> None:
+            with suppress(httpx.HTTPError):
+                httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body_of(completion("x")), timeout=60)
+
+        thread = threading.Thread(target=post_one)
+        thread.start()
+        assert process.stdout.readline() == "stuck\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 1
+        thread.join()
+
+
+class EndlessLM(StandInLM):
+    """Lengthens every answer until nobody wants it any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: list[int] = []
+        self.began = threading.Event()
+
+    def generate(
+        self, mixtures: Sequence[Mixture], options: GenerationOptions, watch: Watch | None = None
+    ) -> list[Generated]:
+        assert watch is not None
+        text = "a"
+        while watch(0, text):
+            text += "a"
+            self.began.set()
+            threading.Event().wait(0.001)
+        self.lengths.append(len(text))
+        return [Generated(text, np.zeros(len(text)), prompt_tokens=1) for _ in mixtures]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_takes_too_long_ends_in_the_lm_too(root: Path, stream: bool) -> None:
+    lm, asked = EndlessLM(), completion("x", stream=stream)
+    service = service_of(root, lm, limits=ServingLimits(timeout_seconds=1.0))
+    done = ask(service, lambda client: client.post(asked["path"], json=body_of(asked)))
+    assert "longer than 1 s" in done.text
+    assert done.status_code == (200 if stream else 504)  # of a stream the status was sent before
+    assert lm.began.is_set() and len(lm.lengths) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_disconnects_ends_its_answer_and_frees_its_place(root: Path, stream: bool) -> None:
+    lm = EndlessLM()
+    service = service_of(root, lm, limits=ServingLimits(max_concurrency=1))
+    body, gone, sent = json.dumps(body_of(completion("x", stream=stream))).encode(), asyncio.Event(), []
+    headers = [(b"host", b"127.0.0.1"), (b"content-length", str(len(body)).encode()), *JSON_BYTES]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
+    parts = [{"type": "http.request", "body": body}]
+
+    async def receive():
+        if parts:
+            return parts.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    async def test():
+        app = create_app(service, None)
+        async with app.router.lifespan_context(app), client_of_app(app) as client:
+            asking = asyncio.create_task(app(scope, receive, send))
+            while not lm.began.is_set():
+                await asyncio.sleep(0.01)
+            busy = await client.post("/search", json={"query": "x"})
+            healthy = await client.get("/health")
+            gone.set()
+            await asking
+            while not lm.lengths:
+                await asyncio.sleep(0.01)
+            return busy, healthy, await client.post("/search", json={"query": "x"}), await client.get("/metrics")
+
+    busy, healthy, free, metrics = asyncio.run(test())
+    assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
+    assert (healthy.status_code, free.status_code) == (200, 200)
+    assert stream or 'route="/v1/completions",status="499"' in metrics.text
+
+
+def test_requests_end_on_the_version_they_began_on_while_a_newer_one_is_swapped_in(root: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(root.parent, tmp_path / "moved")) / "index"
+    stop = asyncio.Event()
+
+    async def search_on(client, seen: list) -> None:
+        while not stop.is_set():
+            found = await post(client, "/search", query=TEXTS[0], k=1)
+            seen.append((found["index_version"], found["data"][0]["documents"][0]["text"]))
+
+    async def until_version(client, version: int) -> None:
+        while (await client.get("/health")).json()["index_version"] != version:
+            await asyncio.sleep(0.01)
+
+    async def test():
+        seen: list = []
+        async with client_of(service_of(root)) as client:
+            asking = [asyncio.create_task(search_on(client, seen)) for _ in range(3)]
+            await asyncio.to_thread(write_small_index, root.parent, [*TEXTS[::-1], "new"], version=1)
+            await until_version(client, 1)
+            await post(client, "/search", query=TEXTS[0], k=1)
+            stop.set()
+            await asyncio.gather(*asking)
+            await asyncio.to_thread(write_small_index, root.parent, TEXTS, version=2)
+            await until_version(client, 2)
+            return seen, (await client.get("/metrics")).text
+
+    seen, metrics = asyncio.run(test())
+    assert {version for version, _ in seen} == {0, 1}
+    assert [version for version, _ in seen] == sorted(version for version, _ in seen)
+    assert {text for _, text in seen} == {TEXTS[0]}  # both versions hold it, at another place
+    assert "replug_index_version 2.0" in metrics
+
+
+def test_a_damaged_version_leaves_the_old_one_in_use_until_a_good_one_comes(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = Path(shutil.copytree(root.parent, tmp_path / "moved")) / "index"
+
+    async def test(client):
+        other = write_small_index(tmp_path / "other", TEXTS, version=1)
+        flip(VersionStore(other).vectors_path(1, 0))
+        shutil.copytree(VersionStore(other).folder(1), VersionStore(root).folder(1))
+        while "problem" not in (health := (await client.get("/health")).json()):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(5 * POLL_SECONDS)
+        found = await post(client, "/search", query=TEXTS[0])
+        await asyncio.to_thread(write_small_index, root.parent, TEXTS, version=2)
+        while "problem" in (healed := (await client.get("/health")).json()):
+            await asyncio.sleep(0.01)
+        return health, found, healed
+
+    health, found, healed = ask(service_of(root), test)
+    assert (health["status"], health["index_version"], found["index_version"]) == ("ready", 0, 0)
+    assert healed == {"status": "ready", "index_version": 2}
+    assert caplog.text.count("index version 0 stays in use; a newer one cannot be opened") == 1
