@@ -140,8 +140,8 @@ def _limited(name: str, check: Callable[[], Check | None], limit_seconds: float)
         try:
             results.append(check())
         except (OSError, ValueError, ImportError) as error:
-            said = f"cannot be looked at: {type(error).__name__}: {error}"
-            results.append(Check(name, State.wrong, said, "fix what it names"))
+            line = f"cannot be looked at: {type(error).__name__}: {error}"
+            results.append(Check(name, State.wrong, line, "fix what it names"))
 
     # A daemon: a thread that hangs in a dead file system must not keep the command from ending.
     thread = threading.Thread(target=caught, daemon=True)
@@ -168,8 +168,8 @@ def cuda() -> Check:
 def ray_token() -> Check:
     """Check how Ray authenticates; the token itself is never read."""
     if (mode := os.environ.get("RAY_AUTH_MODE", "token")) != "token":
-        said = f"RAY_AUTH_MODE={mode}: whoever reaches Ray's ports runs code"
-        return Check("Ray token", State.warning, said, "unset RAY_AUTH_MODE")
+        line = f"RAY_AUTH_MODE={mode}: whoever reaches Ray's ports runs code"
+        return Check("Ray token", State.warning, line, "unset RAY_AUTH_MODE")
     path = os.environ.get("RAY_AUTH_TOKEN_PATH")
     if path is None:
         return Check("Ray token", State.ok, "every run has a token of its own")

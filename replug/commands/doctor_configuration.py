@@ -145,10 +145,10 @@ def layout(config: Config) -> Check:
     except UserError as error:
         return Check("layout", State.wrong, str(error), SMALLER)
     planned = [f"{gpu.describe()}: {gpu.num_bytes / GIB:.1f} of {gpu.limit / GIB:.1f} GiB" for gpu in laid_out.gpus]
-    said = "; ".join([where, laid_out.describe(), *planned, *laid_out.notes])
+    line = "; ".join([where, laid_out.describe(), *planned, *laid_out.notes])
     if laid_out.num_waiting:
-        return Check("layout", State.warning, f"{said}: {laid_out.num_waiting} scorers find no room", SMALLER)
-    return Check("layout", State.ok, said)
+        return Check("layout", State.warning, f"{line}: {laid_out.num_waiting} scorers find no room", SMALLER)
+    return Check("layout", State.ok, line)
 
 
 def _layout_here(config: Config) -> Layout:

@@ -36,7 +36,7 @@ def settled_temperatures(
     config: EvaluationConfig,
     corpus: Corpus | None,
     methods: Sequence[Method],
-    asked: PromptedLM | None,
+    lm: PromptedLM | None,
     folder: EvaluationFolder,
 ) -> Temperatures:
     """Return the temperature of every source whose similarities weigh documents, and keep it in a file.
@@ -51,7 +51,7 @@ def settled_temperatures(
             largest[method.source] = max(largest.get(method.source, method), method, key=lambda one: one.k)
     given = config.ensemble.temperature
     if given == FIT and largest:
-        assert asked is not None, "what fits asks an LM"
+        assert lm is not None, "what fits asks an LM"
         if not isinstance(corpus, PreparedSet):
             raise UserError(
                 "ensemble.temperature is fit, and documents alone have no development texts; expected a prepared set "
@@ -62,7 +62,7 @@ def settled_temperatures(
         own = [example.source for example in examples] if config.exclude_own_source else []
         searched = find_all(config, corpus, queries, [*largest.values()], folder.found, own=own, texts="development")
         found = {
-            source: fit_ensemble(asked, examples, corpus.corpus, searched[source], method)
+            source: fit_ensemble(lm, examples, corpus.corpus, searched[source], method)
             for source, method in largest.items()
         }
     elif given is None:
@@ -81,11 +81,11 @@ def with_temperatures(
 
 
 def fit_ensemble(
-    asked: PromptedLM, examples: Sequence[Example], corpus: CorpusStore, found: RetrievedDocuments, method: Method
+    lm: PromptedLM, examples: Sequence[Example], corpus: CorpusStore, found: RetrievedDocuments, method: Method
 ) -> EnsembleTemperature:
     """Fit the temperature of a method's retriever to what it finds for development texts, and log its worth there."""
     book = EvidenceBook([method], corpus, {method.source: found}, [True] * len(examples))
-    task, scores = LanguageModelling(asked.lm, asked.template, examples, keeps_documents=True), []
+    task, scores = LanguageModelling(lm.lm, lm.template, examples, keeps_documents=True), []
     progress = Progress(f"development texts with {method.source}", len(examples))
     for row, outcome in enumerate(outcome_rows(task, book)):
         given = outcome["methods"][method.name]["detail"]["document_logprobs"]
@@ -100,7 +100,7 @@ def fit_ensemble(
             f"{method.source}: ensemble temperature {fit.temperature:g} by {len(examples)} development texts "
             f"({fit.bits / num_bytes:.4f} bits per byte, {ensemble_bits(scores, 1.0) / num_bytes:.4f} at 1)"
         )
-    return PAPER if fit.stays else EnsembleTemperature(fit.temperature, asked.lm.identity, method.k, len(examples))
+    return PAPER if fit.stays else EnsembleTemperature(fit.temperature, lm.lm.identity, method.k, len(examples))
 
 
 def _read(path: Path) -> dict[str, EnsembleTemperature]:

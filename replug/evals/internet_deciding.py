@@ -113,21 +113,21 @@ def evidence_line(text: str) -> str:
 
 
 def reranking_costs(
-    reranker: Reranker, factors: Factors, asked: LineTokens, scored: LineTokens, written: Sequence[int]
+    reranker: Reranker, factors: Factors, answering: LineTokens, scored: LineTokens, written: Sequence[int]
 ) -> tuple[int, int, int, int]:
     """Return calls, and tokens read, written and scored, for candidates from the passages that the factors have.
 
     `written` [P] tokens were sampled from each passage, with their own log-probs; empty in classification, where
-    nothing is sampled and the LM that answers reads every label. `asked` and `scored` are by the tokenizers of the LM
-    that answers and of the one that reranks.
+    nothing is sampled and the LM that answers reads every label. `answering` and `scored` are by the tokenizers of the
+    LM that answers and of the one that reranks.
     """
     num_passages = len(factors.question_alone)
     calls, tokens = _scored(reranker, factors, scored)
     if not written:
         places = zip(factors.answers, factors.passages, strict=True)
-        lengths = [asked.passages[place] + asked.answers[answer] for answer, place in places]
-        return calls + len(lengths), sum(lengths) + len(lengths) * (asked.opening + asked.question), 0, tokens
-    read = sum(asked.passages[:num_passages]) + num_passages * (asked.opening + asked.question)
+        lengths = [answering.passages[place] + answering.answers[answer] for answer, place in places]
+        return calls + len(lengths), sum(lengths) + len(lengths) * (answering.opening + answering.question), 0, tokens
+    read = sum(answering.passages[:num_passages]) + num_passages * (answering.opening + answering.question)
     return calls + num_passages, read, sum(written[:num_passages]), tokens
 
 
@@ -197,9 +197,9 @@ def reranked_outcomes(
         outcomes[method.name] = Outcome(numbers, detail)
     held_by = {answer: [has_answer(text, [answer]) for text in texts] for answer in factors.distinct}
     kept = ("url", "title", "fetched", "rank", "cosine", "probability", "doc_id")  # the snapshot has the texts
-    found = [{name: getattr(passage, name) for name in kept} for passage in answered.passages]
+    shown = [{name: getattr(passage, name) for name in kept} for passage in answered.passages]
     failures = dict(prepared.found[question.example.id].failures)
-    detail = {"factors": factors_as_json(factors), "held_by": held_by, "passages": found, "failures": failures}
+    detail = {"factors": factors_as_json(factors), "held_by": held_by, "passages": shown, "failures": failures}
     return {**outcomes, PASSAGES: Outcome({}, detail)}
 
 

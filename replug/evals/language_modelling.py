@@ -109,12 +109,12 @@ class LanguageModelling(Task):
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         span = self._spans[row]
         prefixes = self._prefixes(span, evidence)
-        asked = list(dict.fromkeys(prefixes.values()))
+        prompts = list(dict.fromkeys(prefixes.values()))
         read = max(one.weighting.read for one in evidence.values())
-        future = self._lm.submit(asked, [span.continuation] * len(asked), **reading(read))
+        future = self._lm.submit(prompts, [span.continuation] * len(prompts), **reading(read))
 
         def finish() -> Outcomes:
-            scores = dict(zip(asked, future.result(), strict=True))
+            scores = dict(zip(prompts, future.result(), strict=True))
             return {
                 name: self._outcome(span, one, [scores[prefixes[text, one.has_long_context]] for text in one.texts])
                 for name, one in evidence.items()
@@ -165,9 +165,9 @@ def lm_dataset(config: EvaluationConfig, corpus: Corpus | None, with_tokens: boo
     spans = read_spans(config, corpus)
     tokens_of = token_texts(config.lm) if with_tokens else None
 
-    def make_task(asked: PromptedLM | None, book: EvidenceBook) -> LanguageModelling:
-        assert asked is not None
-        return LanguageModelling(asked.lm, asked.template, spans, tokens_of)
+    def make_task(lm: PromptedLM | None, book: EvidenceBook) -> LanguageModelling:
+        assert lm is not None
+        return LanguageModelling(lm.lm, lm.template, spans, tokens_of)
 
     sources = [span.source for span in spans] if config.exclude_own_source else []
     if sources:

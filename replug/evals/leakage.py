@@ -81,15 +81,15 @@ def find_overlaps(
             rows_of.setdefault(n, {}).setdefault(known, set()).add(row)
     num_holding: Counter[int] = Counter()  # documents that hold a hash
     holds: set[tuple[int, int]] = set()  # a row, and the hash of it that some document holds
-    found: dict[str, set[int]] = {reason: set() for reason in REASONS}
+    matches: dict[str, set[int]] = {reason: set() for reason in REASONS}
     sources: set[int] = set()
     for document in documents:
         if len(sources) < MOST_SOURCES:
             sources.add(hash64(document.source))
         own_rows = set(by_source.get(document.source, ()))
         left_out = own_rows if excludes_own else set()
-        found[SOURCE] |= own_rows
-        found[EQUAL] |= set(by_text.get(content_hash(document.text), ())) - left_out
+        matches[SOURCE] |= own_rows
+        matches[EQUAL] |= set(by_text.get(content_hash(document.text), ())) - left_out
         for n, known_rows in rows_of.items():
             for known in known_rows.keys() & set(ngram_hashes(document.text, n).tolist()):
                 num_holding[known] += 1
@@ -98,15 +98,15 @@ def find_overlaps(
     common = np.array(sorted(known for known, count in num_holding.items() if count >= limit), np.uint64)
     for n, hashes, row in given:
         if any((row, known) in holds for known in without_common(hashes, n, common).tolist()):
-            found[NGRAM].add(row)
+            matches[NGRAM].add(row)
     counted = REASONS[1:] if excludes_own else REASONS
-    reasons = {e.id: [reason for reason in counted if row in found[reason]] for row, e in enumerate(examples)}
+    reasons = {e.id: [reason for reason in counted if row in matches[reason]] for row, e in enumerate(examples)}
     return Overlaps(
         reasons={name: some for name, some in reasons.items() if some},
         num_examples=len(examples),
         num_with_source=sum(bool(example.source) for example in examples),
         num_short=num_short,
-        num_own=len(found[SOURCE]),
+        num_own=len(matches[SOURCE]),
         excludes_own=excludes_own,
     )
 
@@ -156,15 +156,15 @@ def overlaps_with(config: EvaluationConfig, corpus: Corpus, task: Task, path: Pa
             yield document
             progress.advance()
 
-    found = find_overlaps(task.examples, texts, documents(), config.exclude_own_source)
+    overlaps = find_overlaps(task.examples, texts, documents(), config.exclude_own_source)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"digest": digest, **asdict(found)})
-    return found
+    write_json(path, {"digest": digest, **asdict(overlaps)})
+    return overlaps
 
 
 def write_leakage(path: Path, overlaps: Overlaps, ids: Sequence[str]) -> None:
     """Write the share of the results' examples that the corpus holds, how many for each reason, and which."""
     own = {identifier: overlaps.reasons[identifier] for identifier in ids if identifier in overlaps.reasons}
-    said = {name: value for name, value in asdict(overlaps).items() if name not in ("reasons", "num_examples")}
+    others = {name: value for name, value in asdict(overlaps).items() if name not in ("reasons", "num_examples")}
     counts = overlap_counts(overlaps, ids)
-    write_json(path, {"n": len(ids), "share": len(own) / len(ids), "by": counts, **said, "examples": own})
+    write_json(path, {"n": len(ids), "share": len(own) / len(ids), "by": counts, **others, "examples": own})

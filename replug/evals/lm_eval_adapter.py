@@ -51,14 +51,14 @@ class HarnessModel(LM):
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return the log-probability (nats) of each continuation, and whether it is the greedy one."""
         pairs = [request.args for request in requests]
-        found = self._found([self._query_of(request) for request in requests])
-        scores = self._scores(pairs, found)
+        retrieved = self._retrieve([self._query_of(request) for request in requests])
+        scores = self._scores(pairs, retrieved)
         return [
             (
                 score.sum_logprob,
                 self._greedy and self._answer(before, score.num_tokens, None, documents).startswith(after),
             )
-            for score, (before, after), documents in zip(scores, pairs, found, strict=True)
+            for score, (before, after), documents in zip(scores, pairs, retrieved, strict=True)
         ]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
@@ -71,15 +71,15 @@ class HarnessModel(LM):
         totals = []
         for request in requests:
             examples = self._examples(request.args[0])
-            found = self._found([before for before, _ in examples])
-            totals.append(math.fsum(score.sum_logprob for score in self._scores(examples, found)))
+            retrieved = self._retrieve([before for before, _ in examples])
+            totals.append(math.fsum(score.sum_logprob for score in self._scores(examples, retrieved)))
         return totals
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return greedy answers that end before the first of the task's stops."""
-        found = self._found([self._query_of(request) for request in requests])
+        retrieved = self._retrieve([self._query_of(request) for request in requests])
         answers = []
-        for request, documents in zip(requests, found, strict=True):
+        for request, documents in zip(requests, retrieved, strict=True):
             context, how = request.args
             if how.get("do_sample") or how.get("temperature"):
                 raise ValueError(f"generation options {how}; expected greedy ones (do_sample: false)")
@@ -98,17 +98,17 @@ class HarnessModel(LM):
                 f"{', '.join(map(str, request.doc))}; expected some of them in braces"
             ) from error
 
-    def _found(self, queries: Sequence[str]) -> list[Sequence[Retrieved]]:
+    def _retrieve(self, queries: Sequence[str]) -> list[Sequence[Retrieved]]:
         """Return the documents of each query; none without a retriever, and for a blank one."""
         if not isinstance(self._lm, ReplugLM):
             return [() for _ in queries]
-        found = iter(self._lm.retrieve([query for query in queries if query.strip()]))
-        return [next(found) if query.strip() else () for query in queries]
+        retrieved = iter(self._lm.retrieve([query for query in queries if query.strip()]))
+        return [next(retrieved) if query.strip() else () for query in queries]
 
-    def _scores(self, pairs: Sequence[TextPair], found: Sequence[Sequence[Retrieved]]) -> list[ContinuationScore]:
+    def _scores(self, pairs: Sequence[TextPair], retrieved: Sequence[Sequence[Retrieved]]) -> list[ContinuationScore]:
         contexts, continuations = [before for before, _ in pairs], [after for _, after in pairs]
         if isinstance(self._lm, ReplugLM):
-            return self._lm.score(contexts, continuations, found)
+            return self._lm.score(contexts, continuations, retrieved)
         return self._lm.score(contexts, continuations)
 
     def _examples(self, text: str) -> list[TextPair]:

@@ -31,7 +31,7 @@ class Item:
 
 
 EXAMPLES_IN_FLIGHT = 8  # for each replica of the LM
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ def outcome_rows(
     What the LM is asked, and in which order by each stage of a task, does not depend on how many are in flight.
     """
     numbers = range(len(task.examples)) if rows is None else rows
-    told = in_order((task.submit(row, book.of(row)) for row in numbers), num_in_flight)
-    for row, outcomes in zip(numbers, in_order(told, num_in_flight) if task.asks_twice else told, strict=True):
+    waiting = in_order((task.submit(row, book.of(row)) for row in numbers), num_in_flight)
+    for row, outcomes in zip(numbers, in_order(waiting, num_in_flight) if task.asks_twice else waiting, strict=True):
         example = task.examples[row]
         yield {
             "id": example.id,
@@ -109,9 +109,9 @@ def outcome_rows(
         }
 
 
-def in_order(begun: Iterable[Callable[[], Found]], num_in_flight: int = EXAMPLES_IN_FLIGHT) -> Iterator[Found]:
+def in_order(begun: Iterable[Callable[[], Result]], num_in_flight: int = EXAMPLES_IN_FLIGHT) -> Iterator[Result]:
     """Wait for calls in their order while the next ones are under way: taking one from `begun` begins it."""
-    in_flight: deque[Callable[[], Found]] = deque()
+    in_flight: deque[Callable[[], Result]] = deque()
     for finish in begun:
         in_flight.append(finish)
         if len(in_flight) > num_in_flight:

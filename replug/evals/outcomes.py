@@ -64,15 +64,15 @@ class OutcomeFile:
 
         Raises UserError for a row of something else.
         """
-        found: dict[str, Row] = {}
+        rows: dict[str, Row] = {}
         for number, row in enumerate(self.rows, start=1):
             if row.get(key) not in known:
                 raise UserError(
                     f"{self.path}:{number} is of {key} {row.get(key)!r}, which is none of this evaluation's: bring its "
                     "texts or questions back, or give another out"
                 )
-            found.setdefault(row[key], row)
-        return found
+            rows.setdefault(row[key], row)
+        return rows
 
 
 def outcomes_of(folder: Path, measured: str) -> OutcomeFile:

@@ -136,10 +136,10 @@ def _say_unknown(what: str, judged: Collection[str], known: Collection[str], fol
     if not unknown:
         return
     key = "questions.path" if what == "queries" else "data.corpus"
-    said = f"{len(unknown)} of {len(judged)} judged {what} are not in {key}, such as {unknown[0]!r}"
+    message = f"{len(unknown)} of {len(judged)} judged {what} are not in {key}, such as {unknown[0]!r}"
     if len(unknown) == len(judged):
-        raise UserError(f"{said}; expected judgements of these {what}")
-    log.warning(f"{said}; {follows}")
+        raise UserError(f"{message}; expected judgements of these {what}")
+    log.warning(f"{message}; {follows}")
 
 
 def write_runs(finished: Finished) -> Blocks:
