@@ -19,17 +19,6 @@ def run(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_help_shows_the_commands_in_groups_the_main_ones_first() -> None:
-    printed = run(ROOT / "python", "-m", "replug", "--help")
-    named = re.findall(r"^(?:╭─ (?!Options)([\w ]+?) ─|│ ([a-z]+) )", printed, re.MULTILINE)
-    assert [group or command for group, command in named] == [
-        *("Train", "train", "prepare", "slurm"),
-        *("Evaluate", "evaluate", "report"),
-        *("Use", "search", "ask", "export", "serve"),
-        *("Plan and check", "plan", "doctor", "configs", "keys"),
-    ]
-
-
 def test_no_command_imports_what_is_heavy_before_it_runs() -> None:
     code = (
         "import sys; from replug.commands.cli import command_line; command_line();"

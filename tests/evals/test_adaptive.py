@@ -178,13 +178,6 @@ def test_every_signal_is_compared_on_the_same_splits_between_never_and_the_oracl
     )
 
 
-def test_genread_is_also_the_method_without_retrieval(made_up):
-    assert made_up.pairs() == [
-        *(("none", method) for method in ("bm25@1", "replug@1", "genread")),
-        *(("genread", method) for method in ("bm25@1", "replug@1")),
-    ]
-
-
 @pytest.mark.parametrize("signal", ["popularity", "mean_entropy"])
 def test_reported_thresholds_are_those_of_all_questions_in_the_signals_unit(made_up, signal):
     thresholds = thresholds_of(made_up, PAIR, signal)

@@ -86,11 +86,6 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(tmp_path):
     run_task(Lengths(fails_at=0), methods, OutcomeFile(path), "lengths")  # nothing is left to do
 
 
-def test_more_replicas_and_more_connections_have_more_examples_in_flight():
-    assert [run.num_in_flight(LMConfig(path="x", num_replicas=n)) for n in (None, 1, 8)] == [8, 8, 64]
-    assert [run.num_in_flight(LMConfig(url="http://x", max_concurrency=n)) for n in (1, 16)] == [8, 16]
-
-
 def test_a_replica_has_room_for_both_local_lms_and_is_of_the_one_that_is_local(monkeypatch, tmp_path):
     laid_out = []
 

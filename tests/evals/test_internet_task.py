@@ -187,17 +187,6 @@ def test_outcomes_are_the_same_whatever_the_number_in_flight_and_the_order(label
     assert measured(3, [5, 0, 6, 2, 1, 4, 3]) == [rows[n] for n in (5, 0, 6, 2, 1, 4, 3)]
 
 
-def test_factors_of_one_question_are_asked_for_while_those_of_another_are_under_way():
-    lm, one = River(), prepared(["poe@2"])
-    names = [f"q{n}" for n in range(4)]
-    questions = [replace(one.questions[0], example=replace(one.questions[0].example, id=name)) for name in names]
-    of = replace(one, questions=tuple(questions), found=dict.fromkeys(names, one.found["q"]))
-    task = InternetQa(of, asked(lm), 32, 0, (1.0, 1.0))
-    row = next(outcome_rows(task, EvidenceBook([], None, {}, [True] * 4), num_in_flight=1))
-    of_one = row["methods"]["poe@2"]["numbers"]["lm_calls"] - 2  # beside sampling from two passages
-    assert (len(lm.sampled), len(lm.scored)) == (3, 2 * of_one)
-
-
 def test_a_page_may_hold_the_answer_that_none_of_its_kept_passages_does():
     texts = ["which river flows through basel", "A city. " * 40 + "It lies on the Rhine."]
     documents = [Retrieved(text, 1.0, str(n)) for n, text in enumerate(texts, 1)]

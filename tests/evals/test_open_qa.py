@@ -9,12 +9,11 @@ import pytest
 
 from replug.config.choices import TooLong
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
 from replug.evals import popqa
 from replug.evals.few_shot import FewShot, FewShotPrompts
 from replug.evals.loop import Item
-from replug.evals.open_qa import FORM, open_qa_dataset
+from replug.evals.open_qa import FORM
 from replug.evals.questions import OpenQuestion, draw_demonstrations, hold_out_demonstrations, read_questions
 from replug.evals.run import evaluate
 from replug.models.black_box_lm import UnscorableText
@@ -112,19 +111,6 @@ def test_questions_of_the_same_file_are_demonstrations_or_evaluated_and_never_bo
         assert rest == [question for question in pool if question in rest]
     with pytest.raises(UserError, match="leave none of 40 questions"):
         hold_out_demonstrations(MANY, 40, 0)
-
-
-def open_qa_config(tmp_path: Path, *overrides: str) -> EvaluationConfig:
-    asked = write(tmp_path / "asked.jsonl", [{"question": f"asked {i}?", "answers": ["x"]} for i in range(9)])
-    shown = write(tmp_path / "shown.jsonl", [{"question": f"shown {i}?", "answers": ["x"]} for i in range(40)])
-    own = [f"questions.path={asked}", f"questions.demonstrations={shown}", "questions.max_questions=4"]
-    path = Path(__file__).parents[2] / "configs/eval_open_qa.yaml"
-    return load_evaluation_config(path, ["lm.path=DIR", "methods=[none]", "questions.shots=3", *own, *overrides])
-
-
-def test_questions_are_searched_for_in_the_form_that_is_asked_for(tmp_path: Path) -> None:
-    config = open_qa_config(tmp_path, 'questions.query="all about {question}"')
-    assert open_qa_dataset(config, None).queries[0].startswith("all about asked ")
 
 
 # Prompts that do not fit ----------------------------------------------------------------------------------------------

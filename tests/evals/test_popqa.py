@@ -36,7 +36,6 @@ from replug.evals.popqa import (
 )
 from replug.evals.results import compare
 from replug.evals.tables import to_markdown
-from replug.models.ensemble import Weighting
 from replug.models.generation import Generated
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownTexts
@@ -328,14 +327,6 @@ def test_every_method_asks_with_its_documents_after_the_shots_of_the_relation():
     assert {(options.max_new_tokens, options.stop, options.temperature) for _, _, options in lm.asked} == {
         (15, "\n", 0.0)
     }
-
-
-def test_two_weightings_are_two_answers_of_the_same_prompts():
-    asked, lm = book(["replug", "replug/posterior"], posterior=Weighting(0.1, prune=0.01)), Poet()
-    task(lm, of=asked).submit(0, asked.of(0))()
-    (fixed, even, _), (prompts, weights, _) = lm.asked
-    assert (prompts, weights) == (fixed, even)
-    assert lm.moving == [(1.0, 0.0), (0.1, 0.01)]
 
 
 def test_an_outcome_holds_rightness_costs_and_signals():

@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_methods
-from replug.evals.charts import bars, draw_methods, draw_sweep
+from replug.evals.charts import draw_methods, draw_sweep
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
-from replug.evals.intervals import Interval
 from replug.evals.loop import Item, Metric, Task
 from replug.evals.outcomes import write_examples
 from replug.evals.results import Results, add_effective_documents, compare
@@ -113,19 +112,6 @@ def test_a_number_that_some_examples_lack_is_empty_there_and_a_metric_of_it_is_l
         compare(task, rows, [], PaperConfig(), 100, 0)
 
 
-def test_of_many_differences_those_that_show_something_are_listed():
-    unshown = {"value": 0.1, "interval": [-0.1, 0.3], "p_holm": 1.0}
-    shown = {"value": 0.2, "interval": [0.1, 0.3], "p_holm": 0.01}
-    names = [f"m{number}" for number in range(22)]
-    results = {name: {"em": {"value": 0.5, "interval": [0.4, 0.6], "n": 30}} for name in names}
-    results["m21"] |= {f"em - {name}": unshown for name in names[1:21]}
-    assert to_markdown(result_blocks(results, "title")).count("no difference shown") == 20
-    results["m21"]["em - m0"] = shown
-    table = to_markdown(result_blocks(results, "title"))
-    assert "- em of m21 − m0: +0.2000" in table and "no difference shown" not in table
-    assert "- 20 others show no difference; results.json has them." in table
-
-
 def test_blocks_are_markdown_and_html_and_no_text_is_read_as_html():
     blocks = ["a <b>", ["one", "two & three"], Table(["x", "y"], [["<i>", "1"]]), Html("<svg></svg>")]
     assert to_markdown(blocks) == "a <b>\n\n- one\n- two & three\n\n| x | y |\n| --- | --- |\n| \\<i\\> | 1 |\n"
@@ -164,14 +150,6 @@ def test_bars_show_the_difference_from_none_whatever_the_order(axes, results):
     assert error_ends(axes)["replug"] == pytest.approx([0.85, 0.95])
     assert error_ends(axes)["none"] == pytest.approx([1.0, 1.0])
     assert axes.get_xlabel() == "bpb; 95% interval of the difference from none"
-
-
-def test_bars_of_a_group_stand_side_by_side_with_a_colour_for_each_name(axes):
-    bars(axes, {"a": {"x": Interval(1, 0, 2), "y": 3.0}, "b": {"y": 1.0}}, "height")
-    assert [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in axes.patches] == [
-        (pytest.approx(-0.205), 1), (pytest.approx(0.205), 3), (pytest.approx(1), 1)
-    ]  # fmt: skip
-    assert len({bar.get_facecolor() for bar in axes.patches}) == 2 and axes.get_legend() is not None
 
 
 def test_a_sweep_is_a_line_for_each_source_and_none_is_level(axes):

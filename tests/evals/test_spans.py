@@ -19,10 +19,8 @@ from replug.evals.language_modelling import read_spans
 from replug.evals.spans import (
     ROOM,
     ScoredSpan,
-    TokenBorders,
     detokenized_wikitext,
     draw_evenly,
-    long_context,
     spans_of,
     unit_starts,
 )
@@ -103,16 +101,6 @@ def test_the_words_and_line_ends_of_all_spans_are_those_of_the_text_whatever_the
     for tokenizer in (WORDS, PAIRS):
         found = spans(text, tokenizer, rule(tokens))
         assert sum(span.num_words for span in found) == len(text.split()) + text.count("\n")
-
-
-def test_a_long_context_is_the_end_of_the_text_before_that_the_lm_holds_with_the_span():
-    text = " ".join(f"w{number}" for number in range(100))
-    borders = TokenBorders.of(WORDS, text)
-    *_, last = spans(text, WORDS, rule(10))
-    assert long_context(text, borders, last, None) == text[: last.start]
-    some = long_context(text, borders, last, ROOM + 10 + 20)
-    assert text[: last.start].endswith(some) and some.split() == [f"w{number}" for number in range(70, 90)]
-    assert long_context(text, borders, last, 5) == "", "the span alone fills the LM"
 
 
 def test_spans_are_drawn_from_equal_parts_of_all_so_every_text_gives_some():

@@ -25,19 +25,6 @@ TEXT = (
 COUNTS = {"the": 1200, "river": 37, "tappahannock": 3}
 
 
-@pytest.mark.parametrize(
-    ("tokens", "words"),
-    [
-        (["\n\n", "- ", "x"], [None, None, "x"]),
-        (["日本", " の", "🙂"], ["日本", "の", None]),
-        (["", "a", "", "b"], [None, "ab", "ab", "ab"]),
-        ([], []),
-    ],
-)
-def test_words_are_found_over_the_borders_of_tokens(tokens: list[str], words: list[str | None]) -> None:
-    assert words_of_tokens(tokens) == words
-
-
 def test_a_gain_is_the_change_in_bits_and_rarity_that_of_the_word_a_token_is_a_part_of() -> None:
     tokens, without, with_documents = TEXT
     assert gain_bits(without, with_documents) == pytest.approx([0, 4, 0, 1, -1, -2])

@@ -23,10 +23,8 @@ from replug.planning.stages import (
     TUNED,
     Counts,
     Stage,
-    encoded_tokens,
     lengths,
     run_stages,
-    template_tokens,
 )
 from replug.train.outlook import RunStages
 from replug.train.run_dir import CheckpointMark, RunDirectory
@@ -81,19 +79,6 @@ def test_a_resumed_run_on_its_own_labels_has_its_training_before_it(tmp_path: Pa
     run.checkpoints.mkdir()
     run.mark(CheckpointMark(run.checkpoint(10), 10, (), "a"))
     assert RunStages(config, run)._left(found, 40) == [Stage(TRAINING, "", pairs=6, steps=30), *found[-2:]]
-
-
-@pytest.mark.parametrize(("words", "limit", "expected"), [(100, None, 102), (13, None, 15), (200, 64, 64)])
-def test_an_encoder_reads_two_special_tokens_up_to_its_limit(
-    paper: Config, words: int, limit: int | None, expected: int
-) -> None:
-    assert encoded_tokens(words, replace(paper.retriever, max_tokens=limit)) == expected
-
-
-def test_a_template_and_a_chat_are_counted_in_every_pair(paper: Config) -> None:
-    assert (template_tokens(paper.lm), lengths(paper).pair) == (0, 384)
-    chat = replace(paper.lm, prompt="Knowledge: {document}\n{context}", chat=True)
-    assert lengths(replace(paper, lm=chat)).pair == 384 + 30 + 3
 
 
 # Hours --------------------------------------------------------------------------------------------------------------
