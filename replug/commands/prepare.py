@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -10,9 +10,6 @@ from replug.commands.command import LM, Overrides, Retriever, Source, load_for_r
 from replug.config.errors import UserError
 from replug.config.paths import find_config, require_folder
 from replug.config.schema import Config
-
-if TYPE_CHECKING:  # brings torch
-    pass
 
 
 def prepare(

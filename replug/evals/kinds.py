@@ -118,8 +118,12 @@ def check_evaluation(config: EvaluationConfig) -> EvaluationKind:
         raise UserError(f"evaluation: {config.evaluation!r} is unknown; expected one of {', '.join(KINDS)}")
     kind: EvaluationKind = importlib.import_module(f"replug.evals.{config.evaluation}").EVALUATION
     methods = evaluation_methods(config)
-    for problem in (*_problems(config, kind, methods), *kind.problems(config, methods), *_unread(config, kind)):
+    for problem in (*_problems(config, kind, methods), *kind.problems(config, methods)):
         raise UserError(problem)
+    for key in keys_of(EvaluationConfig):
+        is_read = any(key.path == name or key.path.startswith(f"{name}.") for name in (*SHARED, *kind.reads))
+        if not is_read and attrgetter(key.path)(config) != key.default:
+            raise UserError(f"{key.path} is set, but evaluation={config.evaluation} does not read it. Remove it")
     return kind
 
 
@@ -161,11 +165,3 @@ def _method_problems(config: EvaluationConfig, kind: EvaluationKind, methods: Se
                 f"methods: {method.name} reranks documents by the LM, but evaluation={name} counts its calls "
                 f"otherwise or asks none; expected it with {', '.join(MAY_RERANK_DOCUMENTS)}"
             )
-
-
-def _unread(config: EvaluationConfig, kind: EvaluationKind) -> Iterator[str]:
-    """Yield the keys that are set, though this kind of evaluation does not read them."""
-    for key in keys_of(EvaluationConfig):
-        is_read = any(key.path == name or key.path.startswith(f"{name}.") for name in (*SHARED, *kind.reads))
-        if not is_read and attrgetter(key.path)(config) != key.default:
-            yield f"{key.path} is set, but evaluation={config.evaluation} does not read it. Remove it"

@@ -15,7 +15,6 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GENREAD, GOLD, LONG_CONTEXT, NONE, REPLUG, WITHOUT_RETRIEVER, Method
 from replug.config.rules import evaluation_methods, has_rerank_lm, lm_problems, tokens_read
-from replug.config.schema import LMConfig
 from replug.data.row_files import count_rows
 from replug.data.shards import prepared_folder
 from replug.index_workers.build_plan import newest_encoder
@@ -222,13 +221,20 @@ def _lm_costs(config: EvaluationConfig, devices: Devices, num: int) -> Iterator[
     local = [(keys, size) for (keys, _), size in zip(lms, sizes, strict=True) if size]
     gpus = _gpus_for(sum(scoring_bytes(keys, size, devices.has_bfloat16) for keys, size in local), devices)
     for (keys, own), size in zip(lms, sizes, strict=True):
+        hours = None
+        if size:
+            rate, reading_weights = devices.rate(keys.dtype.value, "score"), 0.0
+            if devices.model:
+                num_bytes = size.parameters * DTYPE_BYTES[devices.model.resolve_dtype(keys.dtype.value)]
+                reading_weights = num_bytes / (1e9 * devices.model.bandwidth)
+            hours = gpus * sum(one.seconds(size, rate, reading_weights) for one in own) / 3600
         yield {
             "name": str(keys.path or keys.model),
             "parameters": size and size.parameters,
             "gpus": gpus if size else 0,
             "tokens_read": sum(one.tokens_read for one in own),
             "tokens_generated": sum(one.tokens_generated for one in own),
-            "hours": gpus * _lm_seconds(keys, size, own, devices) / 3600 if size else None,
+            "hours": hours,
         }
 
 
@@ -243,14 +249,6 @@ def _gpus_for(num_bytes: float, devices: Devices) -> int:
             f"--gpus {needed}x{devices.model.name}"
         )
     return needed
-
-
-def _lm_seconds(keys: LMConfig, size: ModelSize, prompts: Sequence[Prompts], devices: Devices) -> float:
-    rate, reading_weights = devices.rate(keys.dtype.value, "score"), 0.0
-    if devices.model:
-        num_bytes = size.parameters * DTYPE_BYTES[devices.model.resolve_dtype(keys.dtype.value)]
-        reading_weights = num_bytes / (1e9 * devices.model.bandwidth)
-    return sum(one.seconds(size, rate, reading_weights) for one in prompts)
 
 
 def _embedding_cost(

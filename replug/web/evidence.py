@@ -49,7 +49,7 @@ class EvidenceFinder:
             failures[f"engine_{search.refusal}"] += 1
         elif not search.results:
             failures["no_results"] += 1
-        pages = list(self._distinct(self._read(search.results, failures), failures))
+        pages = list(self._read(search.results, failures))
         return _found(question, pages, self._web.max_passages, failures)
 
     def close(self) -> None:
@@ -70,10 +70,11 @@ class EvidenceFinder:
         return search
 
     def _read(self, results: Sequence[EngineResult], failures: Counter[str]) -> Iterator[Passage]:
-        """Yield the whole pages that have a text, in the engine's order.
+        """Yield the whole pages that have a text, in the engine's order; each URL and each text once.
 
         With `web.before` the latest known date of a page must be earlier.
         """
+        seen: set[str] = set()
         for result, page in zip(results, self._pages.read([result.url for result in results]), strict=True):
             reason, dates = page.failure, [day for day in (result.published, page.published) if day]
             if not reason and self._web.before is not None:
@@ -82,18 +83,12 @@ class EvidenceFinder:
                 failures[reason] += 1
                 continue
             failures.update(["kept_with_broken_characters"] if page.broken else [])
+            if {page.final_url, page.text} & seen:
+                failures["duplicate"] += 1
+                continue
+            seen |= {page.final_url, page.text}
             title = result.title or page.title
             yield Passage(page.text, page.final_url, title, page.fetched or None, result.rank, 0.0, 0.0)
-
-    def _distinct(self, pages: Iterator[Passage], failures: Counter[str]) -> Iterator[Passage]:
-        """Yield pages whose URL and text differ from those before."""
-        seen: set[str] = set()
-        for page in pages:
-            if {page.url, page.text} & seen:
-                failures["duplicate"] += 1
-            else:
-                seen |= {page.url, page.text}
-                yield page
 
 
 def found_in_documents(question: str, documents: Sequence[Retrieved], max_passages: int) -> FoundEvidence:
