@@ -158,7 +158,14 @@ def _read(identity: str, folders: Sequence[EvaluationFolder]) -> AnsweredQuestio
     methods: dict[str, Numbers] = {}
     source: dict[str, EvaluationFolder] = {}
     for folder, config, rows in zip(folders, configs, rows_of, strict=True):
-        _require_asked_alike(folders[0], configs[0], folder, config)
+        first_keys, keys = flatten(configs[0]), flatten(config)
+        for key in first_keys:
+            is_asked = (key == "seed" or key.startswith("questions.")) and key not in FREE
+            if is_asked and first_keys[key] != keys[key]:
+                raise UserError(
+                    f"{key} is {first_keys[key]} in {folders[0].path}, but {keys[key]} in {folder.path}: expected "
+                    "questions that were asked in one way"
+                )
         for method in rows[ids[0]]["methods"]:
             numbers = _numbers([rows[name] for name in ids], method)
             if method in methods and not np.array_equal(methods[method]["accuracy"], numbers["accuracy"]):
@@ -187,18 +194,6 @@ def _numbers(rows: Sequence[Row], method: str) -> dict[str, np.ndarray]:
     outcomes = [row["methods"][method]["numbers"] for row in rows]
     names = dict.fromkeys(name for outcome in outcomes for name in outcome)
     return {name: np.array([outcome.get(name, np.nan) for outcome in outcomes], np.float64) for name in names}
-
-
-def _require_asked_alike(
-    first: EvaluationFolder, first_config: EvaluationConfig, other: EvaluationFolder, config: EvaluationConfig
-) -> None:
-    keys = flatten(first_config), flatten(config)
-    for key in keys[0]:
-        if (key == "seed" or key.startswith("questions.")) and key not in FREE and keys[0][key] != keys[1][key]:
-            raise UserError(
-                f"{key} is {keys[0][key]} in {first.path}, but {keys[1][key]} in {other.path}: expected questions that "
-                "were asked in one way"
-            )
 
 
 # Policies ---------------------------------------------------------------------------------------------------------
