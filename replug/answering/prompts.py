@@ -5,7 +5,7 @@
     Answer: The Loire
 
 An empty line separates blocks, and each line of a block has one label (Lazaridou et al. 2022, section 3.2). A prompt
-ends after a label. What follows it begins with a space and ends with the line, `" The Loire\\n"`, so an answer's
+ends after a label. Its continuation begins with a space and ends with the line, `" The Loire\\n"`, so an answer's
 probability counts its end. The shots of a factor have the order of its block, so factors of one order share their
 opening, which an LM reads once. Evidence first gives p(q|p) too; evidence, answer, question gives p(a|p) and p(q|a,p).
 """
@@ -123,7 +123,7 @@ class AnswerPrompts:
 def fit_shots(shots: Sequence[AnyShot], fits: Callable[[Sequence[AnyShot]], bool]) -> Sequence[AnyShot]:
     """Return the shots that a question's prompts have room for: the earliest go, and never the question's evidence.
 
-    `fits` says whether all its prompts fit with these shots. Where it never does, no shots are left: the caller cuts
+    `fits` says whether all its prompts fit with these shots. If it never does, no shots are left: the caller cuts
     the evidence, or refuses the question.
     """
     if fits(shots):

@@ -304,7 +304,7 @@ def read_weights(path: Path, lm: str, reranker: str, method: str) -> Weights:
 def fit_weights(reranker: Reranker, questions: Sequence[GradedQuestion]) -> tuple[Weights, float, float]:
     """Return the weights that make right answers likeliest, their mean gain, and that of the default weights.
 
-    The search begins at the defaults and changes one weight at a time. Of equals it takes the weights closest to the
+    The search begins at the defaults and changes one weight at a time. Among equals it takes those closest to the
     defaults. It returns these for fewer than MIN_QUESTIONS questions, and for one factor alone: no order changes.
     """
     defaults = reranker.default_weights

@@ -173,7 +173,7 @@ def help_and_harm(answered: AnsweredQuestions, pair: Pair) -> list[Measured]:
 def accuracy_by_popularity(answered: AnsweredQuestions, per_power: int, pair: Pair | None = None) -> list[Measured]:
     """Return the accuracy by method in bins of popularity that hold questions: powers of ten, or parts of these.
 
-    A popularity below 1 counts as 1. Of a pair alone, with that of its policy by popularity, a mean over splits.
+    A popularity below 1 counts as 1. A pair also has the accuracy of its policy by popularity, a mean over splits.
     """
     popularity = np.maximum(answered.popularity, 1)
     edges = 10 ** (np.arange(0, per_power * np.ceil(np.log10(popularity.max() + 1)) + 1) / per_power)

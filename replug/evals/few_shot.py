@@ -1,7 +1,7 @@
 """Questions after demonstrations: what mmlu, open_qa and popqa share.
 
 A prompt is the demonstrations of the question's group, each with the first document that the method finds for it, then
-the question with its own document. Where the LM holds fewer tokens, the earliest demonstrations are left out
+the question with its own document. If the LM holds fewer tokens, the earliest demonstrations are left out
 (`answering.prompts.fit_shots`), and the table says of how many questions. A question's own document is cut only where
 no demonstration is left, and only with lm.too_long=truncate; else the question is refused by its name.
 """

@@ -15,7 +15,7 @@ from replug.data.folder import Folder
 from replug.evals.tables import print_markdown
 
 MEND = "bring it back, or give another out"
-# What lies in the folder beside the files that its manifest lists.
+# Other contents of the folder, which its manifest does not list.
 OTHERS = (
     *("data", "found", "snapshot", "scores.sqlite*", "lm_spent.json*", "rerank_scores.sqlite*"),
     *("rerank_lm_spent.json*", "submitted", "logs", "*.partial"),

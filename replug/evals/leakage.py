@@ -3,7 +3,7 @@
 An example is in the corpus where a document comes from its source, equals one of its texts (white space and case
 aside), or shares as many words in a row with one, as preparing a set has it (`data.prepare.disjoint`). N-grams have 13
 words (Brown et al. 2020); a text of fewer words, down to 8, is compared whole. Words in a row that half of the corpus's
-sources hold, such as a footer, are no leak. What is compared is the task's to say: an example with its continuation, a
+sources hold, such as a footer, are no leak. The task says which texts are compared: an example with its continuation, a
 question, its choices, its answers.
 
 The hashes of the examples are held in memory, and the corpus streams past once. found/overlaps.jsonl keeps what was

@@ -224,7 +224,7 @@ def _cuts_with_pooled(
     places = _cuts(pooled, in_order, _prefix_sums(in_order * gains[pooled.order]))[:, 0]
     never_or_always = np.where(gained[rows, -1] > 0, len(rule.values), 0)
     places = np.where(number[rows, -1] < rule.min_questions, never_or_always, places)
-    # Where none retrieves the threshold is the lowest value that exists: nothing lies below it.
+    # If none retrieves, the threshold is the lowest value that exists: nothing lies below it.
     thresholds = np.append(pooled.values, np.inf)[places]
     for group, (start, stop) in enumerate(zip(rule.bounds[:-1], rule.bounds[1:], strict=True)):
         own = are_few[rows, group]
