@@ -1,4 +1,4 @@
-"""The measurement of a GPU, where the CPU stands for it."""
+"""The benchmarks of a GPU, where the CPU stands for it, and of large indexes, whose vectors are grown."""
 
 import json
 import os
@@ -6,22 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import runs
 from benchmarks.gpu.kit import Figure, Kit
+from benchmarks.grown_vectors import NEIGHBOURS, Grower, neighbours_of
+from benchmarks.host_search import rows_of
 from replug.config.load import load_config
 
 ROOT = Path(__file__).parents[2]
-
-
-def _run(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    command = [sys.executable, "-m", "benchmarks.gpu", *arguments]
-    hidden = {**environment, "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, timeout=timeout)
 
 
 def test_without_a_gpu_it_says_so_and_exits_with_2(
@@ -70,7 +66,34 @@ def test_every_run_is_of_keys_that_there_are() -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_all_stages_pass_where_the_cpu_stands_for_the_gpu(tmp_path: Path) -> None:
-    done = _run("--pretend", "--out", str(tmp_path / "out"), timeout=1700)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-m", "benchmarks.gpu", "--pretend", "--out", str(tmp_path / "out")]
+    hidden = {**environment, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=ROOT, env=hidden, capture_output=True, text=True, timeout=1700)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = {json.loads(line)["stage"] for line in (tmp_path / "out/figures.jsonl").read_text().splitlines()}
-    assert told == set(gpu.STAGES)
+    stages = {json.loads(line)["stage"] for line in (tmp_path / "out/figures.jsonl").read_text().splitlines()}
+    assert stages == set(gpu.STAGES)
+
+
+def clusters(count: int, size: int, dim: int = 16) -> np.ndarray:
+    """Unit vectors [count * size, D] float16 in tight clusters, one after the other."""
+    rng = np.random.default_rng(0)
+    centres = np.repeat(rng.standard_normal((count, dim)), size, axis=0)
+    vectors = centres + 0.1 * rng.standard_normal(centres.shape)
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
+
+
+def test_grown_vectors_follow_from_the_number_of_their_block_and_their_nearest_real_neighbours() -> None:
+    real = clusters(4, NEIGHBOURS + 1)
+    near, own = neighbours_of(real).numpy(), np.arange(len(real))[:, None]
+    assert near.shape == (4 * (NEIGHBOURS + 1), NEIGHBOURS)
+    assert (near // (NEIGHBOURS + 1) == own // (NEIGHBOURS + 1)).all() and (near != own).all()
+    block, same, other = Grower(real).block(3, 50), Grower(real).block(3, 50), Grower(real).block(4, 50)
+    assert block.dtype == np.float16 and block.shape == (50, 16)
+    assert (block == same).all() and (block != other).any()
+    assert np.allclose(np.linalg.norm(block.astype(np.float32), axis=1), 1, atol=2e-3)
+
+
+def test_shards_have_every_row_once_in_whole_blocks() -> None:
+    parts = [rows_of(number, 3, 1_000_000) for number in range(3)]
+    assert [row for part in parts for row in (part.start, part.stop)] == [0, 327_680, 327_680, 655_360, 655_360, 10**6]
