@@ -131,13 +131,6 @@ def test_commands_of_every_kind_are_looked_at() -> None:
     assert sum(name == "evaluate" for name in names) > 25
 
 
-def test_a_command_is_read_with_its_variables_and_over_lines() -> None:
-    block = (
-        'SET="a.b=1"\nSET="$SET c.d=2"\nfor seed in 0 1; do\n    replug train X $SET \\\n  seed=$seed  # once\ndone\n'
-    )
-    assert list(of_shell(block)) == [["train", "X", "a.b=1", "c.d=2", "seed=0"]]
-
-
 PAGE = ROOT / "docs/reproduce.md"
 PLANS = [words for words in of_page(PAGE) if words[0] == "plan" and "--price" in words]
 ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)

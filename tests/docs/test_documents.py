@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import click
 import pytest
 import typer
 
@@ -31,36 +30,21 @@ OF_FILES = ("json", "jsonl", "sqlite", "sbatch", "md", "py", "yaml")
 every_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 
 
-def _without_fences(text: str) -> str:
-    return FENCE.sub("", text)
-
-
 def _inline_code(text: str) -> Iterator[str]:
-    for found in re.finditer(r"`([^`]+)`", _without_fences(text)):
-        yield " ".join(found[1].split())
-
-
-def _shell_lines(text: str) -> Iterator[str]:
-    """Lines of shell blocks, with those that go on in the next joined."""
-    for language, block in FENCE.findall(text):
-        if language in ("", "bash"):
-            yield from block.replace("\\\n", " ").splitlines()
+    for code in re.findall(r"`([^`]+)`", FENCE.sub("", text)):
+        yield " ".join(code.split())
 
 
 def _shown(text: str) -> Iterator[str]:
-    """What a reader may type: shell lines, without their comments, and inline code."""
-    yield from (re.sub(r"\s#\s.*", "", line) for line in _shell_lines(text))
+    """Yield what a reader may type: shell lines, joined and without their comments, and inline code."""
+    for language, block in FENCE.findall(text):
+        if language in ("", "bash"):
+            yield from (re.sub(r"\s#\s.*", "", line) for line in block.replace("\\\n", " ").splitlines())
     yield from _inline_code(text)
 
 
-def _commands() -> dict[str, click.Command]:
-    group = typer.main.get_command(command_line())
-    assert hasattr(group, "commands")
-    return dict(group.commands)
-
-
 def _keys() -> tuple[set[str], set[str]]:
-    """Every key of every kind of configuration, and those that are tables of the user's own names."""
+    """Return every key of every kind of configuration, and the tables of names that users choose."""
     keys: set[str] = set()
     tables: set[str] = set()
     for schema in (Config, EvaluationConfig, AskConfig):
@@ -79,59 +63,51 @@ def _fields(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield name, types[field.name]
 
 
+KEYS, TABLES = _keys()
+
+
 def _is_known(key: str) -> bool:
-    keys, tables = _keys()
-    return key in keys or key.split(".")[0] in tables or key in tables
+    return key in KEYS or key in TABLES or key.split(".")[0] in TABLES
 
 
 @every_document
-def test_every_relative_link_exists(document: Path) -> None:
-    targets = [target for target in LINK.findall(_without_fences(document.read_text())) if "://" not in target]
+def test_every_relative_link_and_every_path_named_exists(document: Path) -> None:
+    """Paths that begin with a folder of the repository; what a run writes is not there."""
+    text = document.read_text()
+    targets = [target for target in LINK.findall(FENCE.sub("", text)) if "://" not in target]
     assert not [target for target in targets if not (document.parent / target).exists()]
-
-
-@every_document
-def test_every_path_named_exists(document: Path) -> None:
-    """Those that begin with a folder of the repository; what a run writes is not there."""
     folders = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"runs"}
-    words = [word.rstrip(":,;") for code in _shown(document.read_text()) for word in code.split()]
+    words = [word.rstrip(":,;") for code in _shown(text) for word in code.split()]
     named = [word for word in words if PATH.fullmatch(word) and word.split("/")[0] in folders]
     assert not [name for name in named if not (ROOT / name).exists()]
 
 
 @every_document
 def test_every_command_named_exists_and_takes_the_options_shown(document: Path) -> None:
-    commands, wrong = _commands(), []
-    for shown in _shown(document.read_text()):
-        for name, rest in COMMAND.findall(shown):
-            if name not in commands:
-                wrong.append(f"replug {name}")
-                continue
-            words = shlex.split(rest.replace("…", ""), comments=True) if rest else []
-            inner = getattr(commands[name], "commands", {})
-            if inner and words and words[0] not in inner:
-                wrong.append(f"replug {name} {words[0]}")
-            command = inner.get(words[0] if words else "", commands[name])
-            options = {option for param in command.params for option in param.opts}
-            wrong += [
-                f"replug {name} {word}" for word in words if word.startswith("--") and word.split("=")[0] not in options
-            ]
+    commands, wrong = dict(typer.main.get_command(command_line()).commands), []  # type: ignore[attr-defined]
+    for name, rest in (match for shown in _shown(document.read_text()) for match in COMMAND.findall(shown)):
+        if name not in commands:
+            wrong.append(f"replug {name}")
+            continue
+        words = shlex.split(rest.replace("…", ""), comments=True)
+        inner = getattr(commands[name], "commands", {})
+        if inner and words and words[0] not in inner:
+            wrong.append(f"replug {name} {words[0]}")
+        command = inner.get(words[0] if words else "", commands[name])
+        options = {option for param in command.params for option in param.opts}
+        given = [word for word in words if word.startswith("--")]
+        wrong += [f"replug {name} {word}" for word in given if word.split("=")[0] not in options]
     assert not wrong
 
 
 @every_document
-def test_every_key_shown_with_a_value_is_known(document: Path) -> None:
-    shown = [key for code in _shown(document.read_text()) for key in KEY.findall(code)]
+def test_every_key_shown_is_known(document: Path) -> None:
+    """With a value, and alone in inline code: `section.key` of a section that there is."""
+    text, sections = document.read_text(), {key.split(".")[0] for key in KEYS if "." in key}
+    shown = [key for code in _shown(text) for key in KEY.findall(code)]
+    named = [match for code in _inline_code(text) if (match := BARE_KEY.fullmatch(code))]
+    shown += [match[0] for match in named if match[1] in sections and match[2] not in OF_FILES]
     assert not [key for key in shown if not _is_known(key)]
-
-
-@every_document
-def test_every_key_named_alone_is_known(document: Path) -> None:
-    """In inline code, `section.key` of a section that there is."""
-    sections = {key.split(".")[0] for key in _keys()[0] if "." in key}
-    named = [found for code in _inline_code(document.read_text()) if (found := BARE_KEY.fullmatch(code))]
-    named = [found for found in named if found[1] in sections and found[2] not in OF_FILES]
-    assert not [found[0] for found in named if not _is_known(found[0])]
 
 
 @every_document
