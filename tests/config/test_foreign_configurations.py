@@ -38,13 +38,16 @@ def test_a_run_from_somebody_else_names_neither_the_server_nor_the_key(tmp_path:
     write(tmp_path, SERVER)
     with pytest.raises(UserError, match=r"names the server http://evil\.example/v1, which is asked on your word only"):
         config_of(tmp_path, [])
-    said = "lm.url=http://127.0.0.1:8000/v1"
-    assert config_of(tmp_path, [said, "lm.model=mine"]).lm.api_key_env == "REPLUG_LM_API_KEY"
+    own = "lm.url=http://127.0.0.1:8000/v1"
+    assert config_of(tmp_path, [own, "lm.model=mine"]).lm.api_key_env == "REPLUG_LM_API_KEY"
     assert config_of(tmp_path, ["lm.path=stand_in"]).lm.url is None
 
 
-@pytest.mark.parametrize(("schema", "load"), [(Config, load_config), (EvaluationConfig, load_evaluation_config)])
-def test_every_section_that_names_a_key_may_name_our_own_variables_only(
+LOADS = pytest.mark.parametrize(("schema", "load"), [(Config, load_config), (EvaluationConfig, load_evaluation_config)])
+
+
+@LOADS
+def test_a_file_may_name_our_own_variables_of_keys_only_and_the_command_line_any(
     schema: type, load: Callable, tmp_path: Path
 ) -> None:
     """Walk the schema, so that a new section with a key is refused as the others are."""
@@ -58,42 +61,22 @@ def test_every_section_that_names_a_key_may_name_our_own_variables_only(
                 UserError, match=rf"{section}.api_key_env: .* names \${SECRET}, which is sent to {section}.url"
             ):
                 load(write(tmp_path, text))
+    lm = "lm: {{url: 'http://127.0.0.1/v1', model: m, api_key_env: {}}}\n"
+    assert load(write(tmp_path, head + lm.format("REPLUG_OTHER_KEY"))).lm.api_key_env == "REPLUG_OTHER_KEY"
+    assert load(write(tmp_path, head + lm.format(SECRET)), [f"lm.api_key_env={SECRET}"]).lm.api_key_env == SECRET
 
 
-@pytest.mark.parametrize("pasted", ["sk-proj-a1b2", "BSAq9w8", "Bearer 123", "", "9f8e7d"])
+@pytest.mark.parametrize("pasted", ["sk-proj-a1b2", "Bearer 123", "", "9f8e7d"])
 def test_a_key_that_is_pasted_in_place_of_its_variable_is_refused_and_not_shown(pasted: str, tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD + "lm: {url: 'http://127.0.0.1/v1', model: m}\n")
-    (tmp_path / "theirs").mkdir()
-    in_file = write(tmp_path / "theirs", SERVER.replace(SECRET, f"'{pasted}'"))
-    for load in (
-        lambda: load_config(path, [f"lm.api_key_env='{pasted}'"]),
-        lambda: load_config(in_file),
-    ):
+    typed = [f"lm.api_key_env='{pasted}'", "lm.url=http://127.0.0.1/v1", "lm.model=m"]
+    for text, overrides in ((GOOD, typed), (SERVER.replace(SECRET, f"'{pasted}'"), [])):
         with pytest.raises(UserError, match=r"expected REPLUG_LM_API_KEY, with the key in it") as error:
-            load()
+            load_config(write(tmp_path, text), overrides)
         assert not pasted or pasted not in str(error.value)
 
 
-@pytest.mark.parametrize("load", [load_config, load_evaluation_config])
-def test_a_configuration_may_name_our_own_variables_only_and_the_command_line_any(
-    load: Callable, tmp_path: Path
-) -> None:
-    head = GOOD if load is load_config else EVALUATION
-    lm = "lm: {{url: 'http://127.0.0.1/v1', model: m, api_key_env: {}}}\n"
-    path = write(tmp_path, head + lm.format(SECRET))
-    with pytest.raises(UserError, match=rf"names \${SECRET}, which is sent to lm.url; a file may name variables that"):
-        load(path)
-    assert load(path, [f"lm.api_key_env={SECRET}"]).lm.api_key_env == SECRET
-    assert load(write(tmp_path, head + lm.format("REPLUG_OTHER_KEY"))).lm.api_key_env == "REPLUG_OTHER_KEY"
-
-
 @pytest.mark.parametrize(
-    "value",
-    [
-        "${oc.env:AWS_SECRET_ACCESS_KEY}",
-        "${${seed}.env:AWS_SECRET_ACCESS_KEY}",
-        "${oc.create:{a: 1}}",
-    ],
+    "value", ["${oc.env:AWS_SECRET_ACCESS_KEY}", "${${seed}.env:AWS_SECRET_ACCESS_KEY}", "${oc.create:{a: 1}}"]
 )
 def test_nothing_but_other_keys_stands_in_for_a_value(value: str, tmp_path: Path) -> None:
     text = GOOD + f'lm: {{path: stand_in, separator: "{value}"}}\n'
@@ -106,45 +89,26 @@ def test_nothing_but_other_keys_stands_in_for_a_value(value: str, tmp_path: Path
         with pytest.raises(UserError) as caught:
             load()
         assert "hunter2" not in str(caught.value)
-
-
-def test_an_escaped_resolver_is_read_as_what_it_is(tmp_path: Path) -> None:
     for escaped in (r"\x24{oc.env:AWS_SECRET_ACCESS_KEY}", r"$\u007boc.env:AWS_SECRET_ACCESS_KEY}"):
         with pytest.raises(UserError, match=r"asks for more than another key"):
             load_config(write(tmp_path, GOOD + f'lm: {{path: stand_in, separator: "{escaped}"}}\n'))
-
-
-def test_another_key_may_stand_in_for_a_value(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, GOOD + "lm: {path: stand_in, separator: 'a-${run_dir}-${train.lr}'}\n"))
-    assert config.lm.separator == "a-run-2e-05"
-    assert "hunter2" not in config_to_yaml(config)
+    assert config.lm.separator == "a-run-2e-05" and "hunter2" not in config_to_yaml(config)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://me:hunter2@host/v1",
-        "http://hunter2@host/v1",
-        "http://host/v1?key=hunter2",
-        "http://host/v1#hunter2",
-        "me:hunter2@host/v1",
-    ],
-)
-def test_a_url_with_a_secret_in_it_is_refused_without_being_shown(url: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"lm\.url holds a secret") as caught:
-        load_config(write(tmp_path, GOOD), [f"lm.url={url}", "lm.model=m"])
-    assert "hunter2" not in str(caught.value)
+@pytest.mark.parametrize("part", ["me:hunter2@host/v1", "hunter2@host/v1", "host/v1?key=hunter2", "host/v1#hunter2"])
+def test_a_url_with_a_secret_in_it_is_refused_without_being_shown(part: str, tmp_path: Path) -> None:
+    for url in (f"http://{part}", part) if ":" in part else (f"http://{part}",):
+        with pytest.raises(UserError, match=r"lm\.url holds a secret") as caught:
+            load_config(write(tmp_path, GOOD), [f"lm.url={url}", "lm.model=m"])
+        assert "hunter2" not in str(caught.value)
 
 
+ALIASES = [
+    f"{name}: &{name} [{', '.join([f'*{last}'] * 10)}]" for last, name in zip("abcdefgh", "bcdefghi", strict=True)
+]
 HOSTILE = {
-    "aliases of aliases": (
-        "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
-        + "".join(
-            f"{name}: &{name} [{', '.join(f'*{before}' for _ in range(10))}]\n"
-            for before, name in zip("abcdefgh", "bcdefghi", strict=True)
-        ),
-        "is an alias",
-    ),
+    "aliases of aliases": ("\n".join([f"a: &a {['x'] * 10}", *ALIASES]), "is an alias"),
     "brackets": ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
     "a million bytes": ("# " + "x" * 1_000_001, "expected at most 1,000,000"),
     "an object of Python": ("run_dir: !!python/object/apply:os.system ['touch /tmp/owned']", "not valid YAML"),

@@ -1,4 +1,4 @@
-"""Every field of every section says all that is known of its key, and what reads it back."""
+"""Keys: their descriptions, defaults and bounds, and those that a resumed run may change."""
 
 from typing import get_args
 
@@ -28,8 +28,8 @@ def test_every_key_has_a_default_and_a_description(schema: type, required: set[s
 
 
 def test_a_value_out_of_bounds_is_refused_with_what_was_expected():
-    of_runs = {known.path for known in keys_of(Config)}
-    for path in (path for path, known in NUMBERS.items() if known.bounds is not RULED):
+    of_runs = {key.path for key in keys_of(Config)}
+    for path in (path for path, key in NUMBERS.items() if key.bounds is not RULED):
         config = filled(Config if path in of_runs else EvaluationConfig)
         name, _, key_name = path.rpartition(".")
         setattr(getattr(config, name) if name else config, key_name, -1)
@@ -43,30 +43,18 @@ def filled(of: type) -> Config | EvaluationConfig:
 
 
 def test_the_papers_setting_is_the_default():
-    expected = {
-        "retrieve.k": 20,
-        "loss.gamma": 0.1,
-        "loss.beta": 0.1,
-        "refresh.every_steps": 3000,
-        "train.batch_size": 64,
-        "train.lr": 2e-5,
-        "train.warmup_ratio": 0.1,
-        "evaluate.k": 10,
-        "data.context_tokens": 128,
-        "texts.scored_tokens": 128,
-        "texts.context_tokens": 128,
-        "texts.query_tokens": 128,
-        "k": 10,
-    }
-    assert {path: KEYS[path].default for path in expected} == expected
+    numbers = {"retrieve.k": 20, "train.batch_size": 64, "evaluate.k": 10, "data.context_tokens": 128, "k": 10}
+    numbers |= {"loss.gamma": 0.1, "loss.beta": 0.1, "refresh.every_steps": 3000}
+    numbers |= {"train.lr": 2e-5, "train.warmup_ratio": 0.1}
+    numbers |= {f"texts.{name}_tokens": 128 for name in ("scored", "context", "query")}
+    assert {path: KEYS[path].default for path in numbers} == numbers
 
 
 def test_a_resumed_run_may_change_where_it_runs_and_not_what_it_computes():
     free = {path for path, known in KEYS.items() if known.resumable}
     assert {"run_dir", "out", "lm.url", "ray.address", "checkpoint.every_steps", "resources.train"} <= free
-    assert (
-        not {"seed", "train.batch_size", "lm.path", "data.source", "index.block_documents", "refresh.lag_steps"} & free
-    )
+    fixed = {"seed", "train.batch_size", "lm.path", "data.source", "index.block_documents", "refresh.lag_steps"}
+    assert not fixed & free
     stored = inputs_of(load_config("configs/debug.yaml"))
     assert inputs_of(load_config("configs/debug.yaml", ["lm.num_replicas=3", "run_dir=elsewhere"])) == stored
     assert inputs_of(load_config("configs/debug.yaml", ["train.lr=0.5"])) != stored

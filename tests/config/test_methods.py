@@ -21,22 +21,14 @@ def test_every_form_is_read():
     ]
 
 
-def test_weights_are_even_or_a_softmax_where_the_name_says_so():
-    names = ["bm25", "bm25/softmax", "replug", "replug@3/even", "random", "random/even"]
+def test_weights_are_even_or_a_softmax_or_follow_the_text_where_the_name_says_so():
+    names = ["bm25", "bm25/softmax", "replug", "replug@3/even", "random/even"]
+    names += ["bm25@3/posterior", "random/posterior", "lsr/posterior"]
     methods = parse_methods(names, 10, RETRIEVERS)
-    assert [method.is_weighted for method in methods] == [False, True, True, False, False, False]
-    assert [method.k for method in methods] == [10, 10, 10, 3, 10, 10]
-    assert [method.series for method in methods][2:4] == ["replug", "replug/even"]
-
-
-def test_weights_that_follow_the_text_begin_as_those_of_their_source():
-    methods = parse_methods(["bm25@3/posterior", "random/posterior", "lsr/posterior"], 10, RETRIEVERS)
-    assert [(method.is_weighted, method.follows_text) for method in methods] == [
-        (False, True),
-        (False, True),
-        (True, True),
-    ]
-    assert (methods[0].series, methods[0].k) == ("bm25/posterior", 3)
+    assert [method.is_weighted for method in methods] == [False, True, True, False, False, False, False, True]
+    assert [method.follows_text for method in methods] == [False] * 5 + [True] * 3
+    assert [method.k for method in methods] == [10, 10, 10, 3, 10, 3, 10, 10]
+    assert [methods[at].series for at in (2, 3, 5)] == ["replug", "replug/even", "bm25/posterior"]
 
 
 def test_a_reranked_method_reads_one_of_its_documents_in_an_order_of_its_own():
@@ -47,32 +39,27 @@ def test_a_reranked_method_reads_one_of_its_documents_in_an_order_of_its_own():
 
 
 def test_comparisons_are_with_the_first_and_with_methods_that_differ_in_one_thing():
-    def asked(*names: str) -> list[str]:
+    def compared(*names: str) -> list[str]:
         pairs = meaningful_comparisons(parse_methods([*names], 10, RETRIEVERS))
         return [f"{method} - {other}" for other, method in pairs if other != "none"]
 
-    moving = "replug/posterior", "lsr/posterior"
-    of_moving = ["replug/posterior - replug", "lsr/posterior - lsr", "lsr/posterior - replug/posterior"]
-    assert asked("none", "random", "replug", "lsr", *moving) == [
+    posterior = "replug/posterior", "lsr/posterior"
+    of_posterior = ["replug/posterior - replug", "lsr/posterior - lsr", "lsr/posterior - replug/posterior"]
+    assert compared("none", "random", "replug", "lsr", *posterior) == [
         *("replug - random", "lsr - random", "lsr - replug"),
-        *of_moving,
+        *of_posterior,
     ]
-    assert asked("none", "replug@1", "replug@5", "replug") == ["replug@5 - replug@1", "replug - replug@5"]
-    assert asked("none", "replug", "replug@10/concat", "lsr@1") == ["replug@10/concat - replug"]
-    assert asked("none", "bm25@1", "bm25@16/rerank", "replug@1") == ["bm25@16/rerank - bm25@1", "replug@1 - bm25@1"]
-    assert asked("lsr", "replug@2/even", "none") == ["replug@2/even - lsr", "none - lsr", "none - replug@2/even"]
-    assert asked("none", "long_context", "replug") == ["replug - long_context"]
+    assert compared("none", "replug@1", "replug@5", "replug") == ["replug@5 - replug@1", "replug - replug@5"]
+    assert compared("none", "replug", "replug@10/concat", "lsr@1") == ["replug@10/concat - replug"]
+    assert compared("none", "bm25@1", "bm25@16/rerank", "replug@1") == ["bm25@16/rerank - bm25@1", "replug@1 - bm25@1"]
+    assert compared("lsr", "replug@2/even", "none") == ["replug@2/even - lsr", "none - lsr", "none - replug@2/even"]
+    assert compared("none", "long_context", "replug") == ["replug - long_context"]
 
 
 def test_answering_methods_are_none_gold_and_rerankers_with_their_passages():
     methods = parse_answering_methods(["none", "gold", "direct@1", "poe", "rag@50"], 10)
-    assert [(method.source, method.k) for method in methods] == [
-        ("none", 0),
-        ("gold", 0),
-        ("direct", 1),
-        ("poe", 10),
-        ("rag", 50),
-    ]
+    expected = [("none", 0), ("gold", 0), ("direct", 1), ("poe", 10), ("rag", 50)]
+    assert [(method.source, method.k) for method in methods] == expected
     assert not any(method.takes_from_corpus for method in methods)
 
 

@@ -1,4 +1,4 @@
-"""What others wrote is shown as text: by a terminal, by rich, by what reads Markdown."""
+"""Texts of others are shown as text: by a terminal, by rich, in Markdown."""
 
 import json
 import logging
@@ -31,34 +31,22 @@ def test_plain_text_is_left_as_it_is():
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_document_is_shown_by_search_as_it_is_written(name, monkeypatch, capsys):
-    found = [Retrieved(f"begin {HOSTILE[name]} end", 0.5, HOSTILE[name], "s")]
-    monkeypatch.setattr(library, "search", lambda *_: found)
+    documents = [Retrieved(f"begin {HOSTILE[name]} end", 0.5, HOSTILE[name], "s")]
+    monkeypatch.setattr(library, "search", lambda *_: documents)
     monkeypatch.setenv("COLUMNS", "300")
     search.search(search.Path("a[/b]"), "q", 1)
     shown = capsys.readouterr().out
-    assert f"begin {plain_text(HOSTILE[name])} end" in shown
-    assert "a[/b]" in shown
-    assert plain_text(shown) == shown
+    assert f"begin {plain_text(HOSTILE[name])} end" in shown and "a[/b]" in shown and plain_text(shown) == shown
     search.search(search.Path("i"), "q", 1, as_json=True)
     line = capsys.readouterr().out.rstrip("\n")
-    assert line.isprintable()
-    assert json.loads(line)["found"] == [asdict(document) for document in found]
+    assert line.isprintable() and json.loads(line)["found"] == [asdict(document) for document in documents]
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [
-        "a | b | c",
-        "<script>alert(1)</script>",
-        "[here](https://example.com)",
-        "![x](http://example.com/p.png)",
-        "**bold** and _italic_ and `code`",
-        "a &lt; b",
-        "back\\slash \\| pipe",
-        "line\n| 9.9999 | 9.9999 |",
-        *HOSTILE.values(),
-    ],
-)
+MARKDOWN = ("a | b | c", "<script>alert(1)</script>", "[here](https://example.com)", "![x](http://a.b/p.png)")
+MARKDOWN += ("**bold** and _italic_ and `code`", "a &lt; b", "back\\slash \\| pipe", "line\n| 9.9999 | 9.9999 |")
+
+
+@pytest.mark.parametrize("cell", [*MARKDOWN, *HOSTILE.values()])
 def test_a_group_is_one_cell_of_table_md_and_nothing_else(cell, capsys):
     print_blocks([Table(["group", "value"], [[cell, "1.0000"]])], width=200)
     shown = capsys.readouterr().out

@@ -25,22 +25,22 @@ def test_a_refresh_starts_at_every_multiple_that_leaves_time_to_adopt_it(
     assert policy.num_starts == len(steps)
 
 
-def test_a_refresh_is_skipped_while_another_is_under_way() -> None:
-    assert AT_LAG.start(20, live_step=0, pending_step=10) is Start.skip
-    assert AT_LAG.start(20, live_step=10, pending_step=None) is Start.begin
-    assert AT_LAG.start(21, live_step=10, pending_step=None) is Start.nothing
+@pytest.mark.parametrize(
+    ("step", "live_step", "pending_step", "expected"),
+    [
+        (20, 0, 10, Start.skip),  # another is under way
+        (20, 10, None, Start.begin),
+        (21, 10, None, Start.nothing),
+        (10, 10, None, Start.nothing),  # a run resumed at a boundary does not start its refresh again
+        (10, 0, 10, Start.nothing),
+    ],
+)
+def test_a_refresh_starts_once_and_alone(step: int, live_step: int, pending_step: int | None, expected: Start) -> None:
+    assert AT_LAG.start(step, live_step, pending_step) is expected
 
 
-@pytest.mark.parametrize(("live_step", "pending_step"), [(10, None), (0, 10)])
-def test_a_run_resumed_at_a_boundary_does_not_start_its_refresh_again(live_step: int, pending_step: int | None) -> None:
-    assert AT_LAG.start(10, live_step, pending_step) is Start.nothing
-
-
-@pytest.mark.parametrize("is_ready", [True, False])
-def test_at_lag_a_refresh_is_due_at_its_lag_ready_or_not(is_ready: bool) -> None:
-    assert [step for step in range(10, 20) if AT_LAG.is_due(step, 0, 10, is_ready)] == list(range(13, 20))
-
-
-def test_when_ready_a_refresh_is_due_once_it_is_ready_or_the_live_index_at_its_age_limit() -> None:
+def test_a_refresh_is_due_at_its_lag_or_once_it_is_ready_or_at_the_age_limit_of_the_live_index() -> None:
+    for is_ready in (True, False):
+        assert [step for step in range(10, 20) if AT_LAG.is_due(step, 0, 10, is_ready)] == list(range(13, 20))
     assert WHEN_READY.is_due(11, 0, 10, is_ready=True)
     assert [step for step in range(10, 40) if WHEN_READY.is_due(step, 0, 10, False)] == list(range(30, 40))

@@ -28,6 +28,7 @@ OF_TRAINING = {
     "retriever.query_path=DIR ": "retriever.query_path='\"DIR \"'",
     "data.queries=q": "data.queries: unknown key; it is called data.train",
     "lr=3": "did you mean train.lr?",
+    "train.labels=x train.max_steps=16 train.label_steps=16": "train.label_steps is 16",
 }
 OF_EVALUATIONS = {
     "retrievers.none=x": "retrievers.none",
