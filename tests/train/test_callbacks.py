@@ -17,8 +17,8 @@ from replug.train.step_metrics import StepClock
 class Writer:
     """Remembers the steps of checkpoints; each is written when it is waited for, if it can be."""
 
-    def __init__(self, newest_step: int, is_full: bool = False) -> None:
-        self.newest_step, self._is_full, self._step = newest_step, is_full, 0
+    def __init__(self, is_full: bool = False) -> None:
+        self.newest_step, self._is_full, self._step = 4, is_full, 0
 
     def begin(self, step: int, state: dict, versions: set[int]) -> None:
         self._step = step
@@ -29,8 +29,7 @@ class Writer:
         self.newest_step = max(self.newest_step, self._step)
         return True
 
-    def collect(self) -> bool:
-        return self.finish()
+    collect = finish
 
     def versions(self) -> set[int]:
         return {1}
@@ -55,59 +54,45 @@ def module(value: float = 0.0) -> Any:
     return SimpleNamespace(parameters=lambda: iter([torch.full((3,), value)]))
 
 
-def test_a_run_that_cannot_go_on_saves_the_steps_it_has_done(capsys):
-    writer, pruned = Writer(newest_step=4), []
-    checkpointer(writer, pruned).on_exception(trainer(7), module(), Interrupted("SIGTERM"))
-    assert writer.newest_step == 7
-    assert pruned[-1] == {1, 2, 3}, "versions in use, and those of checkpoints"
-    assert "saved step 7: the same command goes on from there" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("error", "is_restored", "saved"),
+    [
+        (Interrupted("SIGTERM"), True, 7),
+        (RunError("index v2 is gone"), False, 4),  # Lightning knows its step before its index and batches are there
+        (NotFiniteError("nan"), True, 4),
+        (ValueError("a mistake of ours"), True, 4),
+    ],
+)
+def test_a_run_that_ends_early_saves_its_steps_if_they_can_be_trusted(error, is_restored, saved, capsys):
+    writer, pruned = Writer(), []
+    checkpointer(writer, pruned, is_restored).on_exception(trainer(7), module(), error)
+    assert writer.newest_step == saved
+    if saved == 7:
+        assert pruned[-1] == {1, 2, 3}, "versions in use, and those of checkpoints"
+        assert "saved step 7: the same command goes on from there" in capsys.readouterr().err
 
 
-def test_nothing_is_saved_before_it_is_restored():
-    """Lightning knows the step of the checkpoint before its index version and batches are there."""
-    writer = Writer(newest_step=4)
-    checkpointer(writer, [], is_restored=False).on_exception(trainer(8), module(), RunError("index v2 is gone"))
-    assert writer._step == 0
-
-
-@pytest.mark.parametrize("error", [NotFiniteError("nan"), ValueError("a mistake of ours")])
-def test_a_step_that_is_not_to_be_trusted_is_not_saved(error):
-    writer = Writer(newest_step=4)
-    checkpointer(writer, []).on_exception(trainer(7), module(), error)
-    assert writer.newest_step == 4
-
-
-def test_weights_that_are_no_numbers_do_not_replace_a_checkpoint():
-    writer = Writer(newest_step=4)
-    with pytest.raises(NotFiniteError, match="the weights after 8 steps are not finite"):
+def test_weights_that_are_not_finite_do_not_replace_a_checkpoint():
+    writer = Writer()
+    with pytest.raises(NotFiniteError, match="the weights after 8 steps"):
         checkpointer(writer, []).on_train_batch_end(trainer(8), module(torch.nan), None, Position(7), 7)
     assert writer._step == 0
 
 
-def test_where_the_disk_is_full_the_checkpoint_that_counts_is_named(capsys):
-    checkpointer(Writer(newest_step=4, is_full=True), []).on_exception(trainer(8), module(), RunError("full"))
-    said = "step 8 is not saved, step 4 is: step-8.partial cannot be written: No space left on device"
-    assert said in capsys.readouterr().err
+def test_on_a_full_disk_the_checkpoint_that_counts_is_named(capsys):
+    checkpointer(Writer(is_full=True), []).on_exception(trainer(8), module(), RunError("full"))
+    assert "step 8 is not saved, step 4 is: step-8.partial cannot be written" in capsys.readouterr().err
 
-
-# Temperatures --------------------------------------------------------------------------------------------
 
 SCORES = np.random.default_rng(0).normal(size=(6, 10))
 
 
-def test_the_advised_temperature_gives_half_of_the_entropy() -> None:
-    scale = 1e3
-    temperature = half_entropy_temperature(SCORES * scale)
-    assert entropy_share(SCORES * scale, temperature) == pytest.approx(0.5, abs=1e-6)
-    assert half_entropy_temperature(SCORES) == pytest.approx(temperature / scale, rel=1e-6)
-    assert temperature_warning("Q", "loss.beta", SCORES * scale, temperature) is None
-    assert half_entropy_temperature(np.repeat([[1.0], [-3.0]], 4, axis=1)) is None  # equal scores
-
-
 @pytest.mark.parametrize(("temperature", "shape"), [(1e4, "nearly uniform"), (1e-4, "nearly one-hot")])
-def test_a_warning_names_the_distribution_the_key_its_value_and_a_better_one(temperature: float, shape: str) -> None:
-    text = temperature_warning("Q", "loss.beta", SCORES, temperature)
+def test_a_warning_names_the_distribution_the_key_its_value_and_one_of_half_the_entropy(temperature, shape) -> None:
     better = half_entropy_temperature(SCORES)
-    assert text.startswith(f"Q is {shape} at loss.beta={temperature:g}: ")
-    assert f"{entropy_share(SCORES, temperature):.1%} of the maximal entropy" in text
-    assert text.endswith(f"loss.beta={better:.2g} would give half of it")
+    assert entropy_share(SCORES, better) == pytest.approx(0.5, abs=1e-6)
+    assert half_entropy_temperature(SCORES * 1e3) == pytest.approx(better * 1e3, rel=1e-6)
+    assert temperature_warning("Q", "loss.beta", SCORES, better) is None
+    text = temperature_warning("Q", "loss.beta", SCORES, temperature)
+    assert text.startswith(f"Q is {shape} at loss.beta={temperature:g}: ") and f"loss.beta={better:.2g}" in text
+    assert half_entropy_temperature(np.repeat([[1.0], [-3.0]], 4, axis=1)) is None  # equal scores

@@ -1,6 +1,4 @@
-"""Chunks of a training step: the whole batch's gradient, with dropout, while activations are of one chunk at a time."""
-
-from dataclasses import replace
+"""Chunks of a training step have the whole batch's gradient and keep the activations of one chunk at a time."""
 
 import pytest
 import torch
@@ -11,7 +9,7 @@ from replug.data.store import PreparedSet
 from replug.index_workers.build_plan import IndexState
 from replug.models import batching
 from replug.train.module import LSRModule
-from tests.support.training import Given, InlineLM, made_module, pipeline_for
+from tests.support.training import Given, InlineLM, module_given, pipeline_for
 
 CHUNK = 64  # padded tokens, of which the step has hundreds
 
@@ -19,15 +17,9 @@ CHUNK = 64  # padded tokens, of which the step has hundreds
 @pytest.fixture
 def make(debug_config: Config, data: PreparedSet):
     def make(chunk_tokens: int | None, dropout: bool = False, **loss: object) -> LSRModule:
-        config = replace(
-            debug_config,
-            retriever=replace(debug_config.retriever, dropout=dropout),
-            train=replace(debug_config.train, chunk_tokens=chunk_tokens),
-            loss=replace(debug_config.loss, **loss),
-        )
         torch.manual_seed(0)
-        module = made_module(config, data)
-        module.log_dict = lambda *args, **kwargs: None
+        sections = {"retriever": {"dropout": dropout}, "train": {"chunk_tokens": chunk_tokens}, "loss": loss}
+        module = module_given(debug_config, data, **sections)
         pipeline = pipeline_for(module, data, InlineLM())
         pipeline.advance(0, IndexState(0, 0))
         module.batches = Given(pipeline.take(0))
@@ -45,26 +37,26 @@ def step(module: LSRModule) -> tuple[float, dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize("lever", [{}, {"contrastive": 0.5, "in_batch": True}])
 def test_the_gradient_is_that_of_the_whole_batch(make, lever: dict[str, object]) -> None:
-    (loss, whole), (in_chunks, found) = step(make(None, **lever)), step(make(CHUNK, **lever))
+    (loss, whole), (in_chunks, chunked) = step(make(None, **lever)), step(make(CHUNK, **lever))
     assert in_chunks == pytest.approx(loss, rel=1e-6)
     largest = max(float(values.abs().max()) for values in whole.values())
-    assert found.keys() == whole.keys()
+    assert chunked.keys() == whole.keys()
     for name, values in whole.items():
-        torch.testing.assert_close(found[name], values, rtol=1e-4, atol=1e-6 * largest)
+        torch.testing.assert_close(chunked[name], values, rtol=1e-4, atol=1e-6 * largest)
 
 
 @pytest.mark.parametrize("dropout", [False, True])
-def test_what_is_computed_again_has_the_same_bits_and_the_same_dropout(make, monkeypatch, dropout: bool) -> None:
+def test_recomputed_passes_have_the_same_bits_and_the_same_dropout(make, monkeypatch, dropout: bool) -> None:
     """Against passes of the same texts, whose activations are kept."""
-    loss, found = step(make(CHUNK, dropout))
+    loss, chunked = step(make(CHUNK, dropout))
     monkeypatch.setitem(batching.ENCODER_TOKENS_WITH_GRADIENT, "cpu", CHUNK)
     kept_loss, kept = step(make(None, dropout))
     assert loss == kept_loss
-    assert all(torch.equal(found[name], values) for name, values in kept.items())
+    assert all(torch.equal(chunked[name], values) for name, values in kept.items())
 
 
 def kept_bytes(module: LSRModule) -> int:
-    """What the forward pass keeps for the backward pass, weights left out."""
+    """Bytes that the forward pass keeps for the backward pass, without weights."""
     weights = {weight.data_ptr() for weight in module.parameters()}
     kept: dict[int, int] = {}
 

@@ -1,4 +1,4 @@
-"""Looks at development texts by hand, the weights they keep, and what other trainers read of labels."""
+"""Development texts: their bits by hand, the weights that they keep, and the export of labels."""
 
 import json
 import math
@@ -22,22 +22,17 @@ from tests.support.evaluating import on_run, typed
 from tests.support.labels import write_stand_in_labels
 
 
-def test_the_ensemble_of_one_text_is_the_mixture_at_every_token():
-    tokens = np.log([[0.5, 0.25], [0.25, 0.5]]).astype(np.float32)
-    weights = np.array([0.8, 0.2])
-    similarities = np.log(weights)[None] * 0.1  # at the temperature 0.1 these weights
-    expected = -math.log2(0.8 * 0.5 + 0.2 * 0.25) - math.log2(0.8 * 0.25 + 0.2 * 0.5)
-    assert ensemble_bits([nearest(tokens, similarities[0], 2)], 0.1) == pytest.approx(expected, rel=1e-6)
-
-
-def test_only_the_first_k_by_the_similarities_are_mixed():
-    tokens = np.log([[0.5], [0.25], [0.125]]).astype(np.float32)
-    assert ensemble_bits([nearest(tokens, np.array([0.1, 0.9, 0.5]), 1)], 1.0) == pytest.approx(2.0, rel=1e-6)
-
-
-def test_a_low_temperature_takes_the_nearest_document_alone():
-    tokens = np.log([[0.5], [0.125]]).astype(np.float32)
-    assert ensemble_bits([nearest(tokens, np.array([0.2, 0.9]), 2)], 0.001) == pytest.approx(3.0, rel=1e-6)
+@pytest.mark.parametrize(
+    ("probabilities", "similarities", "k", "temperature", "expected"),
+    [  # the mixture of both at every token; the first k by the similarities; the nearest alone
+        ([[0.5, 0.25], [0.25, 0.5]], np.log([0.8, 0.2]) * 0.1, 2, 0.1, -math.log2(0.45) - math.log2(0.3)),
+        ([[0.5], [0.25], [0.125]], [0.1, 0.9, 0.5], 1, 1.0, 2.0),
+        ([[0.5], [0.125]], [0.2, 0.9], 2, 0.001, 3.0),
+    ],
+)
+def test_the_ensembles_bits_are_those_computed_by_hand(probabilities, similarities, k, temperature, expected):
+    tokens = np.log(probabilities).astype(np.float32)
+    assert ensemble_bits([nearest(tokens, np.array(similarities), k)], temperature) == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_share_of_nearest_documents_that_were_scored():
@@ -74,32 +69,25 @@ def test_only_better_weights_replace_the_best_and_patience_counts_the_others(tmp
     assert resumed.is_over and resumed.chosen() == resumed.best == DevResult(20, 1.125, 1.0)
 
 
-@pytest.fixture
-def exported(debug_config, tmp_path: Path):
-    debug_config.label.dense, debug_config.label.random = 4, 1
-    data = prepared_set(debug_config, tmp_path / "data")
-    labels = write_stand_in_labels(tmp_path / "labels", debug_config, data)
-    return data, labels, debug_config.loss
-
-
 def softmax(scores: np.ndarray) -> np.ndarray:
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)
 
 
-def test_the_export_has_every_text_with_its_documents_and_the_lms_distribution(exported, tmp_path):
-    data, labels, loss = exported
+def test_the_export_has_every_text_with_its_documents_and_the_lms_distribution(debug_config, tmp_path):
+    debug_config.label.dense, debug_config.label.random = 4, 1
+    data, loss = prepared_set(debug_config, tmp_path / "data"), debug_config.loss
+    labels = write_stand_in_labels(tmp_path / "labels", debug_config, data)
     write_distill_kl(tmp_path / "st.parquet", labels, data.corpus, loss)
     scores = labels.scores("queries")
     q = softmax(document_scores(scores, loss.lm_score.value) / loss.beta)
     table = pq.read_table(tmp_path / "st.parquet")
-    assert table.column_names == ["query", *(f"passage_{n}" for n in range(1, 6)), "label"]
-    assert len(table) == len(data.queries)
-    for at, example in enumerate(data.queries.examples()):
-        assert table["query"][at].as_py() == example.context
-        documents = data.corpus.texts(scores.retrieved.doc_rows[at])
-        assert [table[f"passage_{n}"][at].as_py() for n in range(1, 6)] == documents
-        np.testing.assert_allclose(softmax(np.array(table["label"][at].as_py()) / loss.gamma), q[at], atol=1e-5)
+    passages = [f"passage_{n}" for n in range(1, 6)]
+    assert table.column_names == ["query", *passages, "label"] and len(table) == len(data.queries)
+    for at, (row, example) in enumerate(zip(table.to_pylist(), data.queries.examples(), strict=True)):
+        assert row["query"] == example.context
+        assert [row[name] for name in passages] == data.corpus.texts(scores.retrieved.doc_rows[at])
+        np.testing.assert_allclose(softmax(np.array(row["label"]) / loss.gamma), q[at], atol=1e-5)
 
 
 # The ensemble's temperature ------------------------------------------------------------------------------------
@@ -115,10 +103,10 @@ def test_a_run_that_fits_saves_the_temperature_with_the_tuned_retriever(
     run = tmp_path / "run"
     printed = finish(run, "ensemble.temperature=fit", f"data.num_dev={NUM_DEV}", "train.max_steps=10")
     results = json.loads((run / "results.json").read_text())["language_modelling"]
-    said = {name: results[name]["temperature"]["value"] for name in ("replug", "lsr")}
+    temperatures = {name: results[name]["temperature"]["value"] for name in ("replug", "lsr")}
     tuned = Encoder(str(run)).temperature
     assert tuned is not None and tuned.num_texts == NUM_DEV and tuned.k == 5
-    assert said["lsr"] == tuned.value != 1 != said["replug"]
+    assert temperatures["lsr"] == tuned.value != 1 != temperatures["replug"]
     assert "Headroom of replug" in " ".join(printed.split())
     assert "best document alone" in (run / "report.html").read_text()
     retriever = IndexRetriever(LocalIndex(run / "index", 1))

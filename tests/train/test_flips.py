@@ -48,7 +48,7 @@ def test_an_index_answers_the_same_or_not_at_all(changes: dict, tmp_path: Path) 
     queries = np.random.default_rng(1).standard_normal((3, DIM)).astype(np.float32)
 
     def search() -> list:
-        return [found.tolist() for found in LocalIndex(tmp_path / "index", 1).search(queries, 4)]
+        return [part.tolist() for part in LocalIndex(tmp_path / "index", 1).search(queries, 4)]
 
     files = [path for path in sorted((tmp_path / "index").rglob("*")) if path.is_file()]
     caught = {path.name for path in files if num_caught(path, search)}

@@ -47,24 +47,13 @@ def test_a_card_has_front_matter_models_weights_and_the_table(tmp_path: Path, ba
     front = ModelCard(card).data
     assert (front.base_model, front.library_name) == (named, "sentence-transformers")
     assert {"sentence-transformers", "replug-lsr"} <= set(front.tags)
-    for said in (
+    for part in (
         *("Weights of step 30, the last.", "LM gpt2-xl (1,5", "M parameters), identity an-identity"),
-        *("commit 0123456789ab with changes, torch 2.13.0"),
-        *(
-            "lsr: the weights of step 30, the last",
-            "| lsr | 1.7000 | 1.5000 to 1.9000 |",
-            "| a\\|b | 12 | 1.9000 | 1.6000 |",
-            "- bpb of lsr − replug: -0.1000 (-0.2000 to -0.0500: lower)",
-        ),
+        *("commit 0123456789ab with changes, torch 2.13.0", "lsr: the weights of step 30, the last"),
+        *("| lsr | 1.7000 | 1.5000 to 1.9000 |", "| a\\|b | 12 | 1.9000 | 1.6000 |"),
+        "- bpb of lsr − replug: -0.1000 (-0.2000 to -0.0500: lower)",
     ):
-        assert said in card, said
-
-
-def base_folder(tmp_path: Path) -> Path:
-    """What is taken for an encoder's folder by its name."""
-    (tmp_path / "base").mkdir()
-    (tmp_path / "base/config.json").write_text("{}")
-    return tmp_path / "base"
+        assert part in card, part
 
 
 def card_of(folder: Path, *overrides: str, license_id: str | None = None) -> ModelCard:
@@ -73,25 +62,20 @@ def card_of(folder: Path, *overrides: str, license_id: str | None = None) -> Mod
     return ModelCard.load(folder / "README.md")
 
 
-def test_licence_and_language_are_the_bases_unless_a_licence_is_given(tmp_path: Path) -> None:
-    base = base_folder(tmp_path)
+def test_licence_language_and_dataset_are_the_bases_and_the_hubs(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text("{}")  # what makes it an encoder's folder
     (base / "README.md").write_text("---\nlicense: other\nlicense_name: ours\nlanguage: [de, en]\n---\n# Base\n")
     of_base = card_of(tmp_path, f"retriever.path={base}").data
     assert (of_base.license, of_base.license_name, of_base.language) == ("other", "ours", ["de", "en"])
     given = card_of(tmp_path, f"retriever.path={base}", license_id="mit").data
     assert (given.license, given.get("license_name"), given.language) == ("mit", None, ["de", "en"])
     assert card_of(tmp_path, "retriever.path=somebody/encoder").data.license == "unknown"
-
-
-def test_a_base_whose_card_cannot_be_read_has_an_unknown_licence(tmp_path: Path) -> None:
-    base = base_folder(tmp_path)
     (base / "README.md").write_text("---\n: [\n---\n")
     assert card_of(tmp_path, f"retriever.path={base}").data.license == "unknown"
-
-
-def test_a_dataset_is_named_where_it_is_one_of_the_hub(tmp_path: Path) -> None:
-    card = card_of(tmp_path, "data.source=Salesforce/wikitext:wikitext-103-raw-v1:test")
-    assert card.data.datasets == ["Salesforce/wikitext"]
+    of_hub = card_of(tmp_path, "data.source=Salesforce/wikitext:wikitext-103-raw-v1:test").data
+    assert of_hub.datasets == ["Salesforce/wikitext"]
     assert card_of(tmp_path, "data.source=mine/texts.jsonl").data.datasets is None
 
 
@@ -108,14 +92,9 @@ def test_the_card_says_what_of_the_retriever_learnt(tmp_path: Path) -> None:
     encoder = Encoder("stand_in")
     add_adapters(encoder.backbones[0], LoRAConfig(rank=4), seed=0)
     encoder.save(tmp_path)
-    keys = ("lora.rank=4", "retriever.dims=[8,16]", "index.dims=8")
-    text = card_of(tmp_path, *keys, "retriever.train=documents").text
-    for said in (
-        "Tuned for documents alone: queries are embedded by the retriever as it was.",
-        "Learnt by LoRA, adapters of rank 4: merged into these weights, and kept in",
-        "The loss was taken at the first 16, 8 numbers: a vector may be cut there.",
-        "The run searched by the first 8 numbers (`truncate_dim=8`).",
-        *("| `lora.rank` | 4 |", "| `retriever.dims` | [8, 16] |"),
-        *("| `index.dims` | 8 |", "| `retriever.train` | documents |"),
-    ):
-        assert said in text, said
+    keys = ("lora.rank=4", "retriever.dims=[8,16]", "index.dims=8", "retriever.train=documents")
+    text = card_of(tmp_path, *keys).text
+    for part in ("Tuned for documents alone", "adapters of rank 4", "the first 16, 8 numbers", "(`truncate_dim=8`)"):
+        assert part in text, part
+    for row in ("| `lora.rank` | 4 |", "| `retriever.dims` | [8, 16] |", "| `retriever.train` | documents |"):
+        assert row in text, row

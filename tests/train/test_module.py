@@ -1,4 +1,4 @@
-"""One LSR step on a real (tiny) encoder: what moves, what does not, and what is refused."""
+"""One LSR step on a real (tiny) encoder: the weights that move, the loss, and refusals."""
 
 import numpy as np
 import pytest
@@ -14,11 +14,6 @@ from replug.models.encoder import first_numbers
 from replug.train.loss import log_likelihood, text_losses
 from replug.train.module import LSRModule, learning_rate_factor
 from tests.support.training import InlineLM, batch_of, encoded_queries, module_given, pipeline_for
-
-
-class NanLM(InlineLM):
-    def score(self, prefixes, continuations):
-        return [ContinuationScore(np.array([np.nan], dtype=np.float32)) for _ in prefixes]
 
 
 def one_step(module: LSRModule) -> torch.Tensor:
@@ -40,10 +35,8 @@ def test_every_weight_that_should_move_has_moved_after_one_step(module, scored):
 
 
 def test_similarities_equal_one_by_one_encoding(module, scored):
-    fresh = module.similarities(scored.retrieved).detach().numpy()
-    np.testing.assert_allclose(
-        fresh, scored.retrieved.similarities, atol=1e-5
-    )  # the index was made by the same weights
+    fresh = module.similarities(scored.retrieved).detach().numpy()  # the index was made by the same weights
+    np.testing.assert_allclose(fresh, scored.retrieved.similarities, atol=1e-5)
 
 
 def gradient(module: LSRModule, parts: int = 1) -> dict[str, torch.Tensor]:
@@ -83,8 +76,10 @@ def test_depth_changes_only_which_weights_encoded_the_query(module, data):
     assert [batch.step for batch in pipeline.state()] == [2, 3], "nothing beyond the last step"
 
 
-def test_a_score_that_is_no_number_is_refused_with_the_ids(module, data):
-    pipeline = pipeline_for(module, data, NanLM())
+def test_a_score_that_is_not_finite_is_refused_with_the_ids(module, data):
+    lm = InlineLM()
+    lm.score = lambda prefixes, _: [ContinuationScore(np.array([np.nan], np.float32)) for _ in prefixes]
+    pipeline = pipeline_for(module, data, lm)
     pipeline.advance(0, IndexState(0, 0))
     first = data.queries.examples(pipeline.state()[0].query_rows[:1])[0].id
     with pytest.raises(RunError, match=rf"text {first} after document text-\d+#\d+ is nan"):
@@ -116,11 +111,9 @@ def test_the_contrastive_term_and_the_batchs_other_documents_add_their_part_to_t
     assert in_batch > contrastive  # two more documents stand against each text's best
 
 
-CONTRASTIVE = {"contrastive": 0.5, "in_batch": True}
-
-
 def at_prefixes(config: Config, data: PreparedSet, dims: list[int], searched: int | None = None) -> LSRModule:
-    return module_given(config, data, retriever={"dims": dims}, index={"dims": searched}, loss=CONTRASTIVE)
+    keys = {"retriever": {"dims": dims}, "index": {"dims": searched}, "loss": {"contrastive": 0.5, "in_batch": True}}
+    return module_given(config, data, **keys)
 
 
 def test_a_prefix_is_a_unit_vector_again_unless_similarities_are_inner_products():
@@ -137,7 +130,7 @@ def test_a_step_is_the_mean_of_steps_at_each_prefix_with_every_term_of_the_loss(
     assert loss_of(at_prefixes(debug_config, data, [])) == whole
 
 
-def test_without_prefixes_the_loss_is_of_what_is_searched_by_and_queries_are_too(debug_config, data):
+def test_without_prefixes_loss_and_queries_are_of_the_dimensions_of_the_index(debug_config, data):
     module = at_prefixes(debug_config, data, [], searched=8)
     assert loss_of(module) == loss_of(at_prefixes(debug_config, data, [8]))
     vectors = encoded_queries(module, ["mida furo"])

@@ -85,58 +85,57 @@ def walk(control: RefreshController, service: FakeService, steps: range, ready: 
 def test_an_index_is_adopted_exactly_lag_steps_after_its_trigger():
     service = FakeService()
     control = controller(service)
-    versions = walk(control, service, range(30))
-    assert versions == [0] * 13 + [1] * 10 + [2] * 7
+    assert walk(control, service, range(30)) == [0] * 13 + [1] * 10 + [2] * 7
     assert control.live == IndexState(2, 20)
-    assert service.previous == {1: 0, 2: 1}
-    assert service.committed == [1, 2]
+    assert service.previous == {1: 0, 2: 1} and service.committed == [1, 2]
 
 
-def test_when_ready_adopts_at_the_first_boundary_after_the_build():
-    service = FakeService()
-    control = controller(service, lag=None)
-    walk(control, service, range(17), ready=False)
-    assert control.live.version == 0
-    service.builds[1].set_result(refreshed(1))
-    control.at_boundary(17)
-    assert control.live == IndexState(1, 10)
-
-
-def test_a_late_refresh_is_skipped_and_not_queued():
+def test_when_ready_adopts_at_the_first_boundary_after_the_build_and_skips_a_late_refresh():
     service = FakeService()
     control = controller(service, lag=None)
     walk(control, service, range(25), ready=False)
-    assert list(service.builds) == [1]
-    assert control.num_skipped == 1
+    assert (control.live.version, list(service.builds), control.num_skipped) == (0, [1], 1)
+    service.builds[1].set_result(refreshed(1))
+    control.at_boundary(25)
+    assert control.live == IndexState(1, 10)
 
 
-def test_a_failed_refresh_leaves_the_live_index_until_it_is_too_old():
+@pytest.mark.parametrize("works", [True, False])
+def test_a_failed_refresh_leaves_the_live_index_until_it_is_too_old_and_a_resumed_run_waits_for_a_new_one(works):
     service = FakeService()
     control = controller(service, max_age=15)
     control.at_boundary(10)
     service.builds[1].set_exception(OSError("disk full"))
-    for step in range(11, 16):
-        control.at_boundary(step)
-        assert control.live.version == 0
+    assert walk(control, service, range(11, 16)) == [0] * 5
     with pytest.raises(RunError, match=r"16 steps old.*refresh\.every_steps \(15\).*disk full"):
         control.at_boundary(16)
+    service = FakeService()
+    resumed = controller(service, max_age=15)
+    resumed.restore(control.state())
+    service.refresh = lambda version, previous: _done(version) if works else _failed("still full")
+    if works:
+        assert resumed.at_boundary(16) and resumed.live == IndexState(1, 16)
+        walk(resumed, service, range(17, 24))
+        assert resumed.live == IndexState(2, 20)
+    else:
+        with pytest.raises(RunError, match=r"step 16: .*still full"):
+            resumed.at_boundary(16)
+        assert resumed.num_failed == 2
 
 
-def test_a_restored_controller_goes_on_with_the_refresh_under_way():
+def test_a_restored_controller_resumes_the_refresh_under_way():
     service = FakeService()
     control = controller(service)
     walk(control, service, range(12), ready=False)
-    state = control.state()
     assert control.versions_in_use() == {0, 1}
-
     other = FakeService()
     resumed = controller(other)
-    resumed.restore(state)
+    resumed.restore(control.state())
     assert other.built == other.prepared == [0] and list(other.builds) == [1]
     assert walk(resumed, other, range(12, 16)) == [0, 1, 1, 1]
 
 
-def test_a_snapshot_that_cannot_be_written_is_a_refresh_that_failed_and_training_goes_on():
+def test_a_snapshot_that_cannot_be_written_is_a_failed_refresh_and_training_continues():
     service, failing = FakeService(), [True]
 
     def publish(index: IndexState) -> int:
@@ -149,77 +148,38 @@ def test_a_snapshot_that_cannot_be_written_is_a_refresh_that_failed_and_training
     assert (control.num_failed, control.live.version, list(service.builds)) == (1, 0, [])
     failing[0] = False
     assert walk(control, service, range(15, 25))[-1] == 1
-    assert control.live == IndexState(1, 20)
-    assert control.num_failed == 1
+    assert (control.live, control.num_failed) == (IndexState(1, 20), 1)
 
 
 def test_an_index_of_the_weights_at_a_boundary_is_waited_for_and_made_once():
     service = FakeService()
     service.refresh = lambda version, previous: _done(version)
     control = controller(service)
-    control.renew(7)
-    assert (control.live, control.dev) == (IndexState(1, 7), result_of(IndexState(1, 7)))
-    control.renew(7)  # as a run does that was interrupted at this boundary
-    assert control.live == IndexState(1, 7)
+    for _ in range(2):  # again, as a run does that was interrupted at this boundary
+        control.renew(7)
+        assert (control.live, control.dev) == (IndexState(1, 7), result_of(IndexState(1, 7)))
     service.refresh = lambda version, previous: _failed("disk full")
     with pytest.raises(RunError, match="step 9: no index of these weights could be built: disk full"):
         control.renew(9)
 
 
-def failed_at_13(max_age: int = 15) -> RefreshController:
-    service = FakeService()
-    control = controller(service, max_age=max_age)
-    control.at_boundary(10)
-    service.builds[1].set_exception(OSError("disk full"))
-    control.at_boundary(13)
-    return control
-
-
-@pytest.mark.parametrize("works", [True, False])
-def test_a_run_resumed_with_an_index_that_is_too_old_waits_for_a_new_one(works):
-    control, service = failed_at_13(), FakeService()
-    with pytest.raises(RunError):
-        control.at_boundary(16)
-    resumed = controller(service, max_age=15)
-    resumed.restore(control.state())
-    service.refresh = lambda version, previous: _done(version) if works else _failed("still full")
-    if works:
-        assert resumed.at_boundary(16)
-        assert resumed.live == IndexState(1, 16)
-        walk(resumed, service, range(17, 24))
-        assert resumed.live == IndexState(2, 20)
-    else:
-        with pytest.raises(RunError, match=r"step 16: .*still full"):
-            resumed.at_boundary(16)
-        assert resumed.num_failed == 2
-
-
-def failing(error: Exception) -> Callable[[IndexState, Future], Future]:
-    def measure_index(index: IndexState, ready: Future) -> Future:
+@pytest.mark.parametrize("error", [RunError("the LM refused"), Interrupted("interrupted by SIGTERM")])
+def test_a_version_serves_unmeasured_where_its_measurement_fails_and_waits_where_it_is_interrupted(error, caplog):
+    def failing(index: IndexState, ready: Future) -> Future:
         measured: Future = Future()
         ready.add_done_callback(lambda _: measured.set_exception(error))
         return measured
 
-    return measure_index
-
-
-def test_a_measurement_that_fails_is_said_and_the_version_serves_without_one(caplog):
     service = FakeService()
-    control = controller(service, measure_index=failing(RunError("the LM refused")))
+    control = controller(service, measure_index=failing)
+    if isinstance(error, Interrupted):
+        with pytest.raises(Interrupted):
+            walk(control, service, range(14))
+        assert control.live.version == 0 and control.state()["pending_version"] == 1
+        return
     walk(control, service, range(14))
-    assert control.live == IndexState(1, 10)
-    assert control.dev is None
-    assert control.num_failed == 0
+    assert (control.live, control.dev, control.num_failed) == (IndexState(1, 10), None, 0)
     assert "index v1 could not be measured on development texts: the LM refused" in caplog.text
-
-
-def test_an_interruption_of_a_measurement_interrupts_the_run_and_the_version_stays_pending():
-    service = FakeService()
-    control = controller(service, measure_index=failing(Interrupted("interrupted by SIGTERM")))
-    with pytest.raises(Interrupted):
-        walk(control, service, range(14))
-    assert control.live.version == 0
-    assert control.state()["pending_version"] == 1
 
 
 def _done(version: int) -> Future:

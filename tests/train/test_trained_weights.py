@@ -9,7 +9,7 @@ import torch
 
 from replug.config.choices import Similarity, TrainedSide
 from replug.config.errors import RunError, UserError
-from replug.config.schema import Config, LoRAConfig
+from replug.config.schema import Config
 from replug.data.datamodule import Position
 from replug.data.store import PreparedSet
 from replug.index_workers.build_plan import IndexState
@@ -19,10 +19,6 @@ from replug.train.trained_weights import bring_back_untrained, check_training, l
 from tests.support.dpr_folders import write_dpr_pair
 from tests.support.preparing import debug_set
 from tests.support.training import InlineLM, documents_of, encoded_queries, module_given, pipeline_for
-
-
-def module_of(config: Config, data: PreparedSet, lora: LoRAConfig | None = None) -> LSRModule:
-    return module_given(replace(config, lora=lora or LoRAConfig()), data)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +32,7 @@ def gradients(module: LSRModule) -> dict[str, torch.Tensor]:
 
 
 def test_adapters_alone_have_gradients_moments_and_a_place_in_checkpoints(debug_config, data):
-    module = module_of(debug_config, data, LoRAConfig(rank=2))
+    module = module_given(debug_config, data, lora={"rank": 2})
     optimizer = module.configure_optimizers()["optimizer"]
     assert gradients(module).keys() == {n for n, _ in module.encoder.named_parameters() if ".lora_" in n}
     optimizer.step()
@@ -44,23 +40,23 @@ def test_adapters_alone_have_gradients_moments_and_a_place_in_checkpoints(debug_
     checkpoint = {"state_dict": module.state_dict()}
     leave_out_untrained(module.encoder, checkpoint)
     assert len(checkpoint["state_dict"]) == 8 and all(".lora_" in name for name in checkpoint["state_dict"])
-    other = module_of(debug_config, data, LoRAConfig(rank=2))
+    other = module_given(debug_config, data, lora={"rank": 2})
     bring_back_untrained(other.encoder, checkpoint)
     other.load_state_dict(checkpoint["state_dict"])
     assert all(torch.equal(value, module.state_dict()[name]) for name, value in other.state_dict().items())
 
 
 def test_a_checkpoint_of_other_weights_that_learn_is_no_match(debug_config, data):
-    module = module_of(debug_config, data, LoRAConfig(rank=2))
+    module = module_given(debug_config, data, lora={"rank": 2})
     checkpoint = {"state_dict": dict(list(module.state_dict().items())[:3])}
     leave_out_untrained(module.encoder, checkpoint)
     with pytest.raises(RunError, match=r"the checkpoint holds \d weights that learn, expected 8"):
         bring_back_untrained(module.encoder, checkpoint)
     with pytest.raises(UserError, match=r"retriever.path: its weights are not those"):
-        bring_back_untrained(module_of(debug_config, data).encoder, checkpoint)
+        bring_back_untrained(module_given(debug_config, data).encoder, checkpoint)
 
 
-def test_what_an_encoder_cannot_be_trained_as_is_refused_before_anything_starts(debug_config, data):
+def test_dimensions_that_an_encoder_lacks_are_refused_before_anything_starts(debug_config, data):
     encoder = load_encoder(debug_config.retriever)
     longer = replace(debug_config.retriever, dims=[64])
     with pytest.raises(UserError, match=r"retriever.dims: 64 is more than the 32 numbers of the retriever's vectors"):
