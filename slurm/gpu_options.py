@@ -18,14 +18,14 @@ def gpus_per_node(options: Mapping[str, str]) -> tuple[int, str | None]:
     Raises ValueError for options that do not tell them.
     """
     resources = [re.sub(r"^gres[:/]", "", part.strip()) for part in options.get("gres", "").split(",")]
-    asked = [f"--gres={part}" for part in resources if part.partition(":")[0] in GPU_RESOURCES]
-    asked += [f"--{name}={options[name]}" for name in {"gpus-per-node"} | UNSUPPORTED if name in options]
-    if not asked:
+    requested = [f"--gres={part}" for part in resources if part.partition(":")[0] in GPU_RESOURCES]
+    requested += [f"--{name}={options[name]}" for name in {"gpus-per-node"} | UNSUPPORTED if name in options]
+    if not requested:
         return 0, None
-    match = re.fullmatch(r"--(?:gpus-per-node=|gres=gpu:?)([A-Za-z][\w.-]*)?:?(\d+)?", asked[0])
-    if len(asked) > 1 or match is None:
+    match = re.fullmatch(r"--(?:gpus-per-node=|gres=gpu:?)([A-Za-z][\w.-]*)?:?(\d+)?", requested[0])
+    if len(requested) > 1 or match is None:
         raise ValueError(
-            f"{', '.join(asked)}: the GPUs of each node do not follow from it; expected one option, such as "
+            f"{', '.join(requested)}: the GPUs of each node do not follow from it; expected one option, such as "
             "--gpus-per-node=4 or --gpus-per-node=a100:4"
         )
     return int(match[2] or 1), match[1]

@@ -270,8 +270,8 @@ def stop(nodes: list[JobNode]) -> None:
 
 def is_preempted(job_id: int) -> bool:
     """Return whether SLURM has begun the grace time of a pre-emption."""
-    found = re.search(r"PreemptTime=(\S+)", output("scontrol", "show", "job", "--oneliner", str(job_id)))
-    return found is not None and found.group(1)[0].isdigit()
+    match = re.search(r"PreemptTime=(\S+)", output("scontrol", "show", "job", "--oneliner", str(job_id)))
+    return match is not None and match.group(1)[0].isdigit()
 
 
 def requeue(job_id: int) -> int:

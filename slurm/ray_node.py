@@ -49,8 +49,8 @@ def main() -> int:
 def write_token(folder: Path, token: str) -> None:
     """Write the token into a folder that only this user can read; two nodes may be one machine."""
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o777 != 0o700 or folder.is_symlink():
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o777 != 0o700 or folder.is_symlink():
         sys.exit(f"{folder} is not a folder of this user's alone")
     if not (folder / "token").exists():
         partial = folder / f"token.{os.getpid()}"

@@ -82,7 +82,7 @@ def test_every_shipped_evaluation_needs_models_questions_and_documents_only(path
     paths = [] if "source" in own.get("data", {}) else ["questions.path=given", "data.corpus=given"]
     config = load_evaluation_config(path, ["retriever.path=given", "lm.path=given", "out=given", *paths])
     assert config.run_config().run_dir == "given"
-    if config.evaluation != "popqa":  # whose report shows the paper's figures in the paper's words
+    if config.evaluation != "popqa":  # its report shows the figures in the words of the paper
         in_groups = {name for values in config.paper.groups.values() for name in values}
         assert all(name in config.methods or name[0].isupper() for name in in_groups), "other systems have capitals"
 

@@ -40,7 +40,7 @@ def of_shell(block: str) -> Iterator[list[str]]:
     """The words of each command, with variables as they were set before."""
     known: dict[str, str] = {}
     for line in block.replace("\\\n", "").splitlines():
-        text = re.sub(r"\$\{?(\w+)\}?", lambda found: known.get(found[1], found[0]), line.strip())
+        text = re.sub(r"\$\{?(\w+)\}?", lambda match: known.get(match[1], match[0]), line.strip())
         if assigned := ASSIGNED.match(text):
             known[assigned[1]] = "".join(shlex.split(assigned[2]))
         elif loop := LOOP.match(text):
@@ -72,8 +72,8 @@ def of_comments(path: Path) -> Iterator[list[str]]:
     for line in text.splitlines():
         words = [word.rstrip(".,") for word in shlex.split(line.replace("'s ", "s "))]
         keys = [word for word in words if OVERRIDE.fullmatch(word)]
-        if found := re.search(r"\breplug ([a-z]+ \S.*)$", line):
-            command = shlex.split(found[1])
+        if match := re.search(r"\breplug ([a-z]+ \S.*)$", line):
+            command = shlex.split(match[1])
             own = own or overrides_of(command)
             yield command
         elif keys:

@@ -42,8 +42,8 @@ def test_a_public_name_has_an_example_that_runs(name: str, with_an_lm: Path, mon
     names = {name: getattr(replug, name) for name in replug.__all__}
     example = doctest.DocTestParser().get_doctest(names[name].__doc__, names, name, None, None)
     assert example.examples
-    said: list[str] = []
-    assert doctest.DocTestRunner().run(example, out=said.append).failed == 0, "".join(said)
+    printed: list[str] = []
+    assert doctest.DocTestRunner().run(example, out=printed.append).failed == 0, "".join(printed)
 
 
 def test_importing_replug_imports_nothing_that_takes_long() -> None:
@@ -108,9 +108,9 @@ def test_the_ten_examples_of_the_page_run(reader: Path, ray_session: None, capsy
     short = SentenceTransformerTrainingArguments("checkpoints", max_steps=2, report_to="none")
     names: dict[str, object] = {"ENCODER": resolve_encoder_path("stand_in"), "SHORT": short, "StandInLM": StandInLM}
     names["__name__"] = "__main__"  # as a class of a script or a notebook travels to the scorers
-    found = FENCE.findall(PAGE.read_text())
-    assert [number for number, _ in found] == [str(number) for number in range(1, 11)]
-    for number, code in found:
+    examples = FENCE.findall(PAGE.read_text())
+    assert [number for number, _ in examples] == [str(number) for number in range(1, 11)]
+    for number, code in examples:
         exec(compile(shrunk(code), f"example {number}", "exec"), names)
     printed = capsys.readouterr().out
     assert "| lsr |" in printed and "tensor([[" in printed

@@ -67,17 +67,17 @@ class Stops(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.waits: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given, name = kwargs or {}, func.__name__.partition(".")[0]
         devices = {tensor.device.type for tensor in tree_leaves((args, given)) if isinstance(tensor, Tensor)}
         if "cuda" in devices and (name in WAITED_FOR or (name in ("index", "index_put") and any(map(_waits, args[1])))):
-            self.found.append(name)
+            self.waits.append(name)
         result = func(*args, **given)
         in_background = given.get("non_blocking") or any(value is True for value in args[2:])
         if name in ("_to_copy", "copy_") and not in_background and len(devices | {result.device.type}) > 1:
-            self.found.append(name)
+            self.waits.append(name)
         return result
 
 
@@ -105,8 +105,8 @@ def counted_stops(module: nn.Module, patch: pytest.MonkeyPatch) -> Iterator[list
             for kept in (part._parameters, part._buffers):
                 for name, tensor in kept.items():
                     kept[name] = None if tensor is None else made.setdefault(id(tensor), _on_gpu(tensor))
-        stops.found.clear()
-        yield stops.found
+        stops.waits.clear()
+        yield stops.waits
 
 
 def _on_gpu(tensor: Tensor) -> Tensor:

@@ -69,15 +69,15 @@ def write_jsonl(path: Path, rows: Iterable[dict]) -> Path:
 
 def ids_on(split: str | None, count: int, shares: Shares = SHARES) -> list[str]:
     """Ids of source texts that fall to a split with seed 0."""
-    found = (name for name in map(str, range(100_000)) if split_of(name, 0, shares) == split)
-    return [name for _, name in zip(range(count), found, strict=False)]
+    names = (name for name in map(str, range(100_000)) if split_of(name, 0, shares) == split)
+    return [name for _, name in zip(range(count), names, strict=False)]
 
 
 def texts_of(prepared: PreparedSet) -> dict[str, list[str]]:
     """The texts of each split, in the order of the rows."""
     examples = {"queries": prepared.queries.examples(), "heldout": prepared.heldout.examples()}
-    said = {split: [example.context + example.continuation for example in rows] for split, rows in examples.items()}
-    return {"documents": [doc.text for doc in prepared.corpus.iterate()], **said}
+    texts = {split: [example.context + example.continuation for example in rows] for split, rows in examples.items()}
+    return {"documents": [doc.text for doc in prepared.corpus.iterate()], **texts}
 
 
 def prepare_apart(out: str, source: str, num_workers: int, sizes: Sequence[int], keys: dict) -> None:

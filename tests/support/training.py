@@ -113,6 +113,6 @@ def batch_of() -> ScoredBatch:
     """Two texts of three documents each, the third of both the same."""
     rows = np.array([[0, 1, 2], [3, 4, 2]])
     similarities = np.array([[0.3, 0.1, 0.2], [0.1, 0.2, 0.3]], np.float32)
-    found = RetrievedBatch(0, 0, -1, 0, np.array([0, 1]), rows, similarities)
+    retrieved = RetrievedBatch(0, 0, -1, 0, np.array([0, 1]), rows, similarities)
     sums = np.array([[-30.0, -60.0, -20.0], [-50.0, -10.0, -40.0]])
-    return ScoredBatch(found, sums, np.array([16, 16]))
+    return ScoredBatch(retrieved, sums, np.array([16, 16]))

@@ -86,11 +86,11 @@ class Storm:
             process.kill()
             process.wait(30)
         else:
-            found = self._cluster.actors(kind)
-            if not found:
+            actors = self._cluster.actors(kind)
+            if not actors:
                 return  # not there yet: another moment
             with contextlib.suppress(psutil.NoSuchProcess):
-                self._random.choice(found).kill()
+                self._random.choice(actors).kill()
         self._hit_at = self._num_logged()
         self.killed[kind] += 1
         self._left.pop()
