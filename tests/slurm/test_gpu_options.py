@@ -1,4 +1,4 @@
-"""How many GPUs a job asks for, and a step was given: SLURM's spellings as a table."""
+"""The GPUs of a job and of a step: SLURM's spellings as a table."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from replug.slurm.gpu_options import gpus_of_step, gpus_per_node
 
-ASKED = [
+COUNTED = [
     ({}, (0, None)),
     ({"gpus-per-node": "4"}, (4, None)),
     ({"gpus-per-node": "a100"}, (1, "a100")),
@@ -25,7 +25,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("options", "expected"), ASKED, ids=str)
+@pytest.mark.parametrize(("options", "expected"), COUNTED, ids=str)
 def test_gpus_of_a_node_are_counted_with_their_type(options, expected):
     assert gpus_per_node(options) == expected
 
@@ -64,16 +64,16 @@ print("statuses", *(step.wait(150) for step in steps), flush=True)
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.parametrize("option", ["--gpus-per-node=a100:2", "--gres=gpu"])
+@pytest.mark.parametrize("option", ["--gpus-per-node=a100:2", pytest.param("--gres=gpu", marks=pytest.mark.nightly)])
 def test_all_steps_on_a_node_see_the_gpus_that_were_counted_in_one_order(slurm, tmp_path, option):
     script = tmp_path / "job.sh"
     (tmp_path / "steps.py").write_text(STEPS)
     script.write_text(f"#!/bin/bash\nexport PYTHONPATH={ROOT}\n{sys.executable} {tmp_path / 'steps.py'}\n")
-    asked = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", option, f"--output={tmp_path / 'log'}")
-    job = slurm.run("sbatch", "--parsable", *asked, str(script))
+    options = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", option, f"--output={tmp_path / 'log'}")
+    job = slurm.run("sbatch", "--parsable", *options, str(script))
     slurm.wait_for(job, "COMPLETED")
     name, _, value = option.removeprefix("--").partition("=")
     count = gpus_per_node({name: value})[0]
     seen = f"{count} {','.join(map(str, range(count)))}"
-    said = (tmp_path / "log").read_text().splitlines()
-    assert sorted(said) == sorted([f"n1 {seen}", f"n1 {seen}", f"n2 {seen}", "statuses 0 0 0"])
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert sorted(lines) == sorted([f"n1 {seen}", f"n1 {seen}", f"n2 {seen}", "statuses 0 0 0"])

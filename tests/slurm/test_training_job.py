@@ -14,12 +14,14 @@ import psutil
 import pytest
 
 from tests.support.local_slurm import LocalSlurm
+from tests.support.runs import metrics
 from tests.support.slurm_jobs import Job
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 ROOT = Path(__file__).parent.parent.parent
 STEPS = 16
+REPLUG = [sys.executable, "-m", "replug.commands.cli"]
 OPTIONS = ["--nodes=2", "--cpus-per-task=4", "--submit", "--sbatch=--hold"]
 OVERRIDES = [
     *(f"train.max_steps={STEPS}", "refresh.every_steps=6", "refresh.lag_steps=3", "checkpoint.every_steps=4"),
@@ -38,16 +40,7 @@ def checkout(tmp_path_factory) -> Path:
 
 def submit(slurm: LocalSlurm, checkout: Path, run: str) -> Job:
     """As a user does it, in the folder of the code; the job is held until it is released."""
-    command = [
-        sys.executable,
-        "-m",
-        "replug.commands.cli",
-        "slurm",
-        "mine.yaml",
-        *OPTIONS,
-        f"run_dir={run}",
-        *OVERRIDES,
-    ]
+    command = [*REPLUG, "slurm", "mine.yaml", *OPTIONS, f"run_dir={run}", *OVERRIDES]
     environment = {**slurm.environment, "PYTHONPATH": str(checkout)}
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -86,7 +79,7 @@ def runs(slurm, checkout) -> tuple[Path, Path, Job, Job]:
 @contextmanager
 def quiet_run(job: Job, run: Path) -> Iterator[subprocess.Popen]:
     """`replug train` of what the job froze, on a Ray of its own, begun in a folder without our packages."""
-    command = [sys.executable, "-m", "replug.commands.cli", "train", "config.yaml", f"run_dir={run}"]
+    command = [*REPLUG, "train", "config.yaml", f"run_dir={run}"]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     process = subprocess.Popen(
         command,
@@ -110,27 +103,18 @@ def wait_for_step(run: Path, step: int, job: Job, seconds: float = 300) -> None:
 
 
 def losses(run: Path) -> list[tuple[int, float]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
+    return [(row["step"], row["train/loss"]) for row in metrics(run) if "train/loss" in row]
 
 
-def test_a_requeued_run_ends_with_the_losses_of_a_quiet_one(slurm, runs):
+def test_a_requeued_run_ends_with_the_losses_of_a_quiet_one_by_the_code_that_was_frozen(slurm, runs):
     quiet, interrupted, job, _ = runs
     assert slurm.field(job.number, "Restarts") == "1"
     assert "resuming at step" in job.log and "start 2" in job.log
+    assert "with 2 nodes of 4 CPUs" in job.log and not job.files()
     assert [step for step, _ in losses(quiet)] == list(range(STEPS))
     assert losses(interrupted) == losses(quiet)
     assert (interrupted / "results.json").read_bytes() == (quiet / "results.json").read_bytes()
-
-
-def test_edits_after_the_submission_do_not_reach_the_job(runs):
-    assert (runs[1] / "results.json").is_file()  # of code and a configuration that no longer work
-    assert (runs[1] / "submitted/train/version.json").is_file()
-
-
-def test_a_job_uses_both_nodes_and_leaves_nothing_behind(runs):
-    assert "with 2 nodes of 4 CPUs" in runs[2].log
-    assert not runs[2].files()
+    assert (interrupted / "submitted/train/version.json").is_file()
 
 
 def test_a_job_whose_raylet_is_killed_goes_back_into_the_queue(slurm, checkout, runs):

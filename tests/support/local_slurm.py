@@ -1,6 +1,6 @@
 """A real SLURM on this machine, of two nodes, in a folder of its own: controller, daemons, munge and its key.
 
-`LocalSlurm` starts it for the tests and ends it. Run as a script it says whether that can be done here.
+`LocalSlurm` starts it for the tests and ends it.
 """
 
 import contextlib
@@ -8,14 +8,14 @@ import getpass
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Self
+
+import psutil
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "squeue", "sinfo")
 INSTALL = "apt-get install -y --no-install-recommends slurm-wlm munge"
@@ -118,7 +118,7 @@ class LocalSlurm:
     def start_again(self, job: str, seconds: float = 100) -> None:
         """Start a requeued job now. Its first start must be over on the nodes too, or its end would be the second's."""
         end = time.monotonic() + seconds
-        while [arguments for arguments in command_lines() if f"[{job}." in arguments]:
+        while any(f"[{job}." in " ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])):
             assert time.monotonic() < end, f"steps of job {job} still run {seconds:g} s after it was requeued"
             time.sleep(0.2)
         time.sleep(SETTLE_SECONDS)
@@ -138,19 +138,11 @@ class LocalSlurm:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait(30)
-        for process in self._processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        for process in psutil.process_iter():  # of this SLURM's daemons, steps and jobs
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("SLURM_CONF") == str(self.folder / "slurm.conf"):
+                    process.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _processes(self) -> list[int]:
-        """What still runs of this SLURM's daemons, steps and jobs: all have its configuration in their environment."""
-        mark, found = f"SLURM_CONF={self.folder}/slurm.conf\0".encode(), []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):
-                if mark in path.read_bytes():
-                    found.append(int(path.parent.name))
-        return found
 
     def __enter__(self) -> Self:
         return self
@@ -197,15 +189,6 @@ def program(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
 
 
-def command_lines() -> list[str]:
-    """Of every live process; slurmstepd's names its job and step."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-    return found
-
-
 def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on now."""
     sockets = [socket.create_server(("", 0)) for _ in range(count)]
@@ -213,11 +196,3 @@ def free_ports(count: int) -> list[int]:
     for taken in sockets:
         taken.close()
     return ports
-
-
-if __name__ == "__main__":
-    try:
-        with LocalSlurm() as slurm:
-            print(slurm.run("sinfo"))
-    except SlurmMissing as error:
-        sys.exit(f"no SLURM here: {error}")

@@ -5,9 +5,11 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from replug.commands.slurm import render
 from replug.slurm.ray_job import INTERRUPTED
@@ -22,20 +24,20 @@ if os.environ.get("SLURM_RESTART_COUNT"):
 import ray, shlex  # noqa: E402
 quoted = dict(py_executable=shlex.quote(sys.executable))  # the product's is not in this stand-in
 ray.init(address=sys.argv[-1].partition("=")[2], log_to_driver=False, runtime_env=quoted)
-asked = []
+signals = []
 for number in (signal.SIGTERM, signal.SIGUSR1):  # after Ray's own
-    signal.signal(number, lambda number, _: asked.append(number))
+    signal.signal(number, lambda number, _: signals.append(number))
 @ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
 def where():
     time.sleep(0.5)
     return os.environ["SLURMD_NODENAME"]
 print("nodes", *sorted(set(ray.get([where.remote() for _ in range(4)]))), flush=True)
 print("ready at", sys.argv[-1], flush=True)
-while not asked:
+while not signals:
     time.sleep(0.1)
 time.sleep(1)
 print("actors answer", *sorted(set(ray.get([where.remote() for _ in range(4)]))), flush=True)
-print("asked by", signal.Signals(asked[0]).name, flush=True)
+print("asked by", signal.Signals(signals[0]).name, flush=True)
 os._exit({INTERRUPTED})
 """
 NOT_LISTENING = """
@@ -88,13 +90,11 @@ def wait_until(is_so: Callable[[], bool], seconds: float, otherwise: Callable[[]
 
 
 def processes_with(text: str) -> list[str]:
-    """Command lines of live processes that show a text in their arguments or their environment."""
-    return [arguments for arguments, shown in _processes() if text in shown]
-
-
-def _processes() -> Iterator[tuple[str, str]]:
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if path.name != str(os.getpid()):
-                arguments = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                yield arguments, arguments + (path / "environ").read_bytes().decode(errors="replace")
+    """Command lines of other live processes that show a text in their arguments or their environment."""
+    others = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            arguments = " ".join(process.cmdline())
+            if process.pid != os.getpid() and text in f"{arguments} {process.environ()}":
+                others.append(arguments)
+    return others
