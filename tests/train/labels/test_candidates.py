@@ -1,4 +1,4 @@
-"""Candidates of three kinds: each document once, as many for every text, and who gave it."""
+"""Candidates of three kinds: each document once, as many for every text, with their origins."""
 
 import numpy as np
 import pytest
@@ -22,16 +22,10 @@ DENSE_ROWS = np.array([[3, 1], [0, 4]])
 BM25_ROWS = np.array([[1, 5, 3, 6], [4, 0, 7, 1]])
 
 
-def mixed_of(dense, bm25, random=0, num_documents=10, seed=0, allowed=any_document):
+def mixed_of(dense, bm25, random=0, bm25_rows=BM25_ROWS, num_documents=10, seed=0, allowed=any_document, **given):
     wanted = LabelConfig(dense=dense, bm25=bm25, random=random)
-    return mix_candidates(
-        wanted,
-        dense=DENSE_ROWS,
-        bm25=BM25_ROWS,
-        num_documents=num_documents,
-        seed=seed,
-        allowed=allowed,
-    )
+    rows = {"dense": DENSE_ROWS, "bm25": bm25_rows, "num_documents": num_documents}
+    return mix_candidates(wanted, **rows, seed=seed, allowed=allowed, **given)
 
 
 def test_bm25_gives_its_best_documents_that_are_not_there_yet_with_their_own_ranks():
@@ -51,7 +45,7 @@ def test_random_documents_are_others_and_the_same_for_the_same_seed(num_document
     assert (first.doc_rows != other.doc_rows).any()
 
 
-def test_a_texts_own_source_is_left_out_of_what_bm25_and_chance_give():
+def test_a_texts_own_source_gives_no_candidate_by_bm25_or_chance():
     sources = {row: f"s{row % 4}" for row in range(12)}
     allowed = other_sources(lambda rows: [sources[row] for row in rows.tolist()], ["s1", None])
     mixed = mixed_of(1, 1, 4, num_documents=12, allowed=allowed)
@@ -66,17 +60,8 @@ def test_too_few_of_bm25_and_too_small_a_corpus_are_refused():
 
 
 def test_where_no_more_documents_share_a_word_the_next_nearest_stand_in():
-    spare = np.array([[3, 1, 8, 9], [0, 4, 5, 6]])
-    bm25 = np.array([[1, 5, -1, -1], [-1, -1, -1, -1]])
-    mixed = mix_candidates(
-        LabelConfig(dense=2, bm25=2, random=0),
-        dense=DENSE_ROWS,
-        bm25=bm25,
-        num_documents=10,
-        seed=0,
-        allowed=any_document,
-        spare=spare,
-    )
+    spare, bm25 = np.array([[3, 1, 8, 9], [0, 4, 5, 6]]), np.array([[1, 5, -1, -1], [-1, -1, -1, -1]])
+    mixed = mixed_of(2, 2, bm25_rows=bm25, spare=spare)
     assert mixed.doc_rows.tolist() == [[3, 1, 5, 8], [0, 4, 5, 6]]
     assert mixed.found_by.tolist() == [[DENSE, DENSE, BM25, DENSE], [DENSE] * 4]
     assert mixed.ranks.tolist() == [[1, 2, 2, 3], [1, 2, 3, 4]]
@@ -94,12 +79,12 @@ def test_given_candidates_are_those_of_the_rows_or_of_a_run_and_too_few_or_unkno
     hits = ("b Q0 d5 1 9 t", "a Q0 d4 2 1.5 t", "a Q0 d2 1 2.5 t", "b Q0 d6 2 8 t", "b Q0 gone 3 7 t")
     (tmp_path / "run.trec").write_text("\n".join(hits))
 
-    def found(hits: str, dense: int, of: list[Example] = examples) -> list[list[int]]:
-        return hits_of(LabelConfig(hits=hits, dense=dense), StoredIds(), of).tolist()  # type: ignore[arg-type]
+    def rows_of(hits: str, dense: int, texts: list[Example] = examples) -> list[list[int]]:
+        return hits_of(LabelConfig(hits=hits, dense=dense), StoredIds(), texts).tolist()  # type: ignore[arg-type]
 
-    assert found("rows", 2, examples[:1]) == [[3, 1]]
-    assert found(str(tmp_path / "run.trec"), 2) == [[2, 4], [5, 6]]
+    assert rows_of("rows", 2, examples[:1]) == [[3, 1]]
+    assert rows_of(str(tmp_path / "run.trec"), 2) == [[2, 4], [5, 6]]
     with pytest.raises(UserError, match=r"rows has 0 candidates of text b; expected label\.dense=2 or more"):
-        found("rows", 2)
+        rows_of("rows", 2)
     with pytest.raises(UserError, match="document gone of text b is not in the corpus"):
-        found(str(tmp_path / "run.trec"), 3, examples[1:])
+        rows_of(str(tmp_path / "run.trec"), 3, examples[1:])
