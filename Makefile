@@ -52,7 +52,7 @@ quickstart: .venv/.installed
 test: .venv/.installed-dev
 	@$(PYTEST) --numprocesses $(TEST_PROCESSES) --dist loadfile -m "not slow and not nightly"
 
-# What takes minutes: storms, ranks, SLURM, real servers. Most wait for processes to start, so two files at a time.
+# Tests that take minutes: storms, ranks, SLURM, real servers. Most wait for processes to start, so two files at a time.
 test-slow: test-together test-alone
 
 test-together: .venv/.installed-dev
@@ -61,11 +61,11 @@ test-together: .venv/.installed-dev
 test-alone: .venv/.installed-dev
 	@$(PYTEST) -m "slow and alone and not nightly"
 
-# Tests of full disks, which need root to mount one. Others skip them.
+# Tests of full disks, which only root may mount; other users skip them.
 test-root: .venv/.installed-dev
 	@$(PYTEST) -m "root and not nightly"
 
-# Variants of those; an hour.
+# Variants of the slow tests; an hour.
 test-nightly: .venv/.installed-dev
 	@$(PYTEST) -m nightly
 
