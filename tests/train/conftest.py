@@ -13,17 +13,18 @@ from replug.config.schema import Config
 from replug.data.records import ScoredBatch
 from replug.data.store import PreparedSet
 from replug.index_workers.build_plan import IndexState
-from replug.models.preparing import prepared_set
 from replug.train.module import LSRModule
 from tests.support.command_line import start
 from tests.support.made_once import made_once
+from tests.support.preparing import debug_set
 from tests.support.runs import descendants, name_of, wait_for_step
 from tests.support.training import Given, InlineLM, made_module, pipeline_for
 
 
 @pytest.fixture
-def data(debug_config: Config, tmp_path: Path) -> PreparedSet:
-    return prepared_set(debug_config, tmp_path / "data")
+def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
+    """That of configs/debug.yaml, which is made once; each test opens it anew."""
+    return PreparedSet(made_once(tmp_path_factory, "debug", debug_set) / "set")
 
 
 @pytest.fixture

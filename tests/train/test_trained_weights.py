@@ -17,13 +17,7 @@ from replug.models.build import load_encoder
 from replug.train.module import LSRModule
 from replug.train.trained_weights import bring_back_untrained, check_training, leave_out_untrained
 from tests.support.dpr_folders import write_dpr_pair
-from tests.support.preparing import debug_set
 from tests.support.training import InlineLM, documents_of, encoded_queries, module_given, pipeline_for
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
-    return debug_set(tmp_path_factory.mktemp("data"))
 
 
 def gradients(module: LSRModule) -> dict[str, torch.Tensor]:
