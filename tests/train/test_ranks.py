@@ -6,20 +6,24 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from torch.distributed import TCPStore
+import torch
+import torch.distributed as dist
 
-from replug.config.errors import UserError
+from replug.config.errors import RunError, UserError
 from replug.config.load import load_config
 from replug.data.datamodule import Position
 from replug.data.records import RetrievedBatch, ScoredBatch
 from replug.train.module import share_of
-from replug.train.ranks import open_store
+from replug.train.ranks import open_store, other_ranks
 from replug.train.run import train
-from tests.support.command_line import ROOT, clean_environment, start
+from tests.support.command_line import ROOT, clean_environment, start, wait_for
 from tests.support.runs import descendants, metrics, name_of, wait_for_step, what_must_be_equal
 
 TWO = "resources.train=2"
@@ -57,8 +61,8 @@ def test_a_killed_rank_ends_the_run_with_its_number_and_the_same_command_goes_on
 
 
 @pytest.mark.nightly
-def test_two_ranks_that_are_interrupted_save_their_step_and_one_rank_goes_on(two_ranks, finish, tmp_path):
-    """The LM is slow, so that the signal comes while all wait for it; the step is none that a checkpoint was due at."""
+def test_two_ranks_that_are_interrupted_save_their_step_and_one_rank_resumes(two_ranks, finish, tmp_path):
+    """The LM is slow, so that the signal comes while all wait for it; no checkpoint was due at the step."""
     run = tmp_path / "run"
     slow = ("lm.path=stand_in:0.3", "data.source=null", f"data.prepared={two_ranks / 'data'}")
     process = start(run, TWO, "checkpoint.every_steps=100", *slow)
@@ -67,14 +71,10 @@ def test_two_ranks_that_are_interrupted_save_their_step_and_one_rank_goes_on(two
     began = time.monotonic()
     for number in (process.pid, *(other.pid for other in others)):  # as a batch system does
         os.kill(number, signal.SIGTERM)
-    output, _ = process.communicate(timeout=200)
-    seconds = time.monotonic() - began
-    assert process.returncode == 75, output
-    assert output.splitlines()[-1].startswith("replug: interrupted by SIGTERM")
+    output = wait_for(process, status=75, seconds=200)
+    assert time.monotonic() - began < 20 and not any(psutil.pid_exists(other.pid) for other in others)
     saved = len(metrics(run))
     assert f"saved step {saved}: the same command goes on from there" in output
-    assert seconds < 20
-    assert not any(psutil.pid_exists(other.pid) for other in others)
     assert f"resuming at step {saved}" in finish(run, ONE_IN_TWO_PARTS, *slow)
     assert what_must_be_equal(run) == what_must_be_equal(two_ranks)
 
@@ -100,7 +100,67 @@ def test_actors_without_room_are_refused_before_anything_starts(tmp_path):
     assert not (tmp_path / "run/index").exists()
 
 
-# Who can reach a run -------------------------------------------------------------------------------------------
+# A rank that hangs or fails ends the collectives of rank 0 ------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300, func_only=True)
+@pytest.mark.parametrize("hangs", [True, False], ids=["stopped", "fails"])
+def test_a_rank_that_hangs_or_fails_ends_a_collective(ray_session, tmp_path, hangs):
+    """Rank 0 is this process. It waits in an all-reduce. A rank that fails is named long before the time-out."""
+
+    def join(environment) -> dist.ProcessGroup:
+        environment.join("gloo", timedelta(minutes=10))
+        group = dist.new_group(timeout=timedelta(seconds=20) if hangs else timedelta(minutes=10))
+        dist.all_reduce(torch.ones(1), group=group)
+        return group
+
+    def reduce_for_ever(folder: Path, fails: bool, environment) -> None:
+        group = join(environment)
+        (folder / "partial").write_text(str(os.getpid()))
+        (folder / "partial").rename(folder / "pid")
+        if fails:
+            raise ValueError("of its own")
+        while True:
+            dist.all_reduce(torch.ones(1), group=group)
+
+    expected = "the trainer's ranks do not reach each other" if hangs else "trainer rank 1 died: .*of its own"
+    with (
+        pytest.raises(RunError, match=rf"{expected}.*; the same command goes on from the newest checkpoint"),
+        other_ranks(partial(reduce_for_ever, tmp_path, not hangs), 2, 0.0, 1) as others,
+    ):
+        group = join(others.environment)
+        while not (tmp_path / "pid").exists():
+            time.sleep(0.02)
+        if hangs:
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGSTOP)
+        while True:
+            dist.all_reduce(torch.ones(1), group=group)
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.parametrize("name", ["Searcher", pytest.param("gcs_server", marks=pytest.mark.nightly)])
+def test_sigterm_ends_a_run_within_30_seconds_though_an_actor_hangs(begin, tmp_path, name):
+    """Nothing is saved but by the signal, which comes in the middle of a slow step, and no process is left."""
+    run = tmp_path / "run"
+    process = begin(run, "lm.path=stand_in:0.2", "checkpoint.every_steps=100")
+    wait_for_step(run, 3, process)
+    children = descendants(process.pid)
+    hung = [child for child in children if name in name_of(child)]
+    assert hung, [name_of(child)[:60] for child in children]
+    for child in hung:
+        child.suspend()
+    time.sleep(3)  # until everything that can waits for it
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 75 and time.monotonic() - began < 30, output
+    assert psutil.wait_procs(children, timeout=60)[1] == []
+    assert f"saved step {len(metrics(run))}: the same command goes on from there" in output
+
+
+# Addresses that a run listens on --------------------------------------------------------------------------------
 
 
 # A user's program may have imported Ray, and even used it, long before.
@@ -122,8 +182,8 @@ with ray_cluster(config, roles=()):
     session = Path(ray._private.worker._global_node.get_session_dir_path())
     assert session.is_relative_to(private_folder()), session
     mine = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    found = {c.laddr.ip for p in mine for c in p.net_connections() if c.status == "LISTEN"}
-    print(oct(stat.S_IMODE(private_folder().stat().st_mode)), *sorted(found))
+    listening = {c.laddr.ip for p in mine for c in p.net_connections() if c.status == "LISTEN"}
+    print(oct(stat.S_IMODE(private_folder().stat().st_mode)), *sorted(listening))
     print(private_folder())
 assert state() == before and not is_token_auth_enabled()
 """
@@ -136,7 +196,7 @@ def addresses() -> set[str]:
 def test_the_store_of_the_ranks_listens_on_its_address_alone():
     before = addresses()
     store = open_store("127.0.0.1")
-    other = TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
+    other = dist.TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
     other.set("a", "b")
     assert store.get("a") == b"b"
     assert addresses() - before <= {"127.0.0.1"}
