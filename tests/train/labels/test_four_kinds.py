@@ -21,7 +21,6 @@ from tests.support.labels import write_stand_in_labels
 from tests.support.real_models import real_encoder, real_lm
 
 EXAMPLE = runpy.run_path(str(ROOT / "examples/train_on_labels.py"))
-KINDS = ("bi_encoder", "reranker", "splade", "colbert")
 NUM_DOCUMENTS = 5
 
 
@@ -29,14 +28,8 @@ NUM_DOCUMENTS = 5
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Label texts by the stand-in LM, as `replug.label` does."""
     folder = tmp_path_factory.mktemp("labelled")
-    keys = [
-        f"label.dense={NUM_DOCUMENTS}",
-        "data.num_queries=8",
-        "loss.gamma=0.1",
-        "loss.beta=0.1",
-        f"run_dir={folder}/run",
-    ]
-    config = load_config(ROOT / "configs/debug.yaml", keys)
+    keys = [f"label.dense={NUM_DOCUMENTS}", "data.num_queries=8", "loss.gamma=0.1", "loss.beta=0.1"]
+    config = load_config(ROOT / "configs/debug.yaml", [*keys, f"run_dir={folder}/run"])
     data = prepared_set(config, folder / "set")
     schema, rows = distill_kl_rows(write_stand_in_labels(folder / "labels", config, data), data.corpus, config.loss)
     return Dataset(pa.Table.from_pylist(list(rows), schema))
@@ -56,9 +49,9 @@ def divergence(model: object, labelled: Dataset) -> float:
         return similarities / EXAMPLE["GAMMA"] if type(model) is SentenceTransformer else similarities
 
     rows = [(row["query"], [row[name] for name in passages], torch.tensor(row["label"])) for row in labelled]
-    found = torch.stack([scores(query, documents).float() for query, documents, _ in rows]).log_softmax(-1)
+    model_scores = torch.stack([scores(query, documents).float() for query, documents, _ in rows]).log_softmax(-1)
     teacher = torch.stack([label for *_, label in rows]) / EXAMPLE["GAMMA"]
-    return float(kl_div(found, teacher.log_softmax(-1), log_target=True, reduction="batchmean"))
+    return float(kl_div(model_scores, teacher.log_softmax(-1), log_target=True, reduction="batchmean"))
 
 
 def trained(kind: str, base: str, labelled: Dataset, out: Path, steps: int, rate: float) -> object:
@@ -75,7 +68,7 @@ def test_the_page_shows_the_example() -> None:
     assert shown.startswith("import") and shown in (ROOT / "examples/train_on_labels.py").read_text()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ("bi_encoder", "reranker", "splade", "colbert"))
 def test_each_kind_of_model_learns_the_lms_distribution_over_the_documents(
     kind: str, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +78,7 @@ def test_each_kind_of_model_learns_the_lms_distribution_over_the_documents(
     assert divergence(model, labelled) < 0.5 * divergence(None, labelled)
 
 
-@pytest.mark.slow  # SmolLM2 scores 104 pairs, and MiniLM is trained twice
+@pytest.mark.nightly  # SmolLM2 scores 104 pairs, and MiniLM is trained twice
 def test_minilm_learns_smollm2s_distribution_as_a_bi_encoder_and_as_a_reranker(
     tmp_path: Path, ray_session: None, replug: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,9 @@
 """Labels: scored once, and killed and run again as real processes."""
 
+import contextlib
 import re
 import sqlite3
-import subprocess
 import time
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
 from replug.train.labels import Candidates, label_rows
 from replug.train.pipeline import EXAMPLES_PER_CALL
-from tests.support.command_line import ROOT, start_process, wait_for
+from tests.support.command_line import ROOT, start_process
 from tests.support.labels import LabellingLM
 from tests.support.runs import wait_for_step, what_must_be_equal
 
@@ -37,19 +36,14 @@ def data(debug_config: Config, tmp_path: Path) -> PreparedSet:
     return prepared_set(debug_config, tmp_path / "data")
 
 
-def candidates_of(data: PreparedSet) -> Candidates:
-    rows = np.arange(K * len(data.queries)).reshape(-1, K) % len(data.corpus)
-    return Candidates(rows, np.zeros_like(rows), np.ones_like(rows))
-
-
 def rows_of(lm: object, data: PreparedSet):
-    candidates = candidates_of(data)
-    similarities = np.zeros(candidates.doc_rows.shape, np.float32)
-    given = (data.queries, candidates, similarities, False)
+    rows = np.arange(K * len(data.queries)).reshape(-1, K) % len(data.corpus)
+    candidates = Candidates(rows, np.zeros_like(rows), np.ones_like(rows))
+    given = (data.queries, candidates, np.zeros(rows.shape, np.float32), False)
     return label_rows(lm, PromptTemplate("\n"), data.corpus, lambda: None, *given)  # type: ignore[arg-type]
 
 
-def test_what_was_scored_before_an_interruption_is_not_scored_again(data, tmp_path):
+def test_pairs_that_were_scored_before_an_interruption_are_not_scored_again(data, tmp_path):
     num_pairs = len(data.queries) * K
     first = CachingLM(InProcessLM(StandInLM()), tmp_path / "scores.sqlite")
     begun = list(islice(rows_of(first, data), 5))
@@ -63,7 +57,7 @@ def test_what_was_scored_before_an_interruption_is_not_scored_again(data, tmp_pa
         assert before["sum_logprobs"] == after["sum_logprobs"] and before["id"] == after["id"]
 
 
-def test_a_score_that_is_no_number_and_one_of_other_tokens_are_refused_with_the_text_and_the_document(data):
+def test_a_score_that_is_not_finite_or_of_other_tokens_is_refused_with_the_text_and_the_document(data):
     class NanLM(LabellingLM):
         def score(self, prefixes, continuations):
             return [ContinuationScore(np.array([np.nan], np.float32)) for _ in prefixes]
@@ -95,34 +89,30 @@ TRAIN = (*SET, "train.epochs=2", "train.batch_size=8", "evaluate.heldout=false")
 
 def num_scored(cache: Path) -> int:
     """Pairs in the cache of scores; 0 where there is none yet."""
-    if not cache.is_file():
-        return 0
-    with sqlite3.connect(f"file:{cache}?mode=ro", uri=True) as file:
-        try:
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{cache}?mode=ro", uri=True)) as file:
             return int(file.execute("SELECT COUNT(*) FROM cached").fetchone()[0])
-        except sqlite3.OperationalError:  # its tables are not there yet
-            return 0
-
-
-def until(holds: Callable[[], bool], process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 300
-    while not holds():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    except sqlite3.OperationalError:  # the file, or its tables, are not there yet
+        return 0
 
 
 @pytest.mark.slow
-def test_killed_and_run_again_no_pair_is_scored_twice_and_a_training_on_the_labels_resumes_exactly(tmp_path):
+def test_killed_and_run_again_no_pair_is_scored_twice_and_a_training_on_the_labels_resumes_exactly(replug, tmp_path):
     config, out = ROOT / "configs/debug.yaml", tmp_path / "labels"
     run, twin = tmp_path / "run", tmp_path / "twin"
     label = ("prepare", config, "--labels", out, f"run_dir={run}", f"data.out={tmp_path}/set", *LABEL)
     slow = start_process(*label, "lm.path=stand_in:0.3")
-    until(lambda: num_scored(out / "scores.sqlite") > 0, slow)
+    deadline = time.monotonic() + 300
+    while not num_scored(out / "scores.sqlite"):
+        assert slow.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
     slow.kill()
     slow.communicate()
     before = num_scored(out / "scores.sqlite")
-    printed = wait_for(start_process(*label, "lm.path=stand_in:0.3"))
-    scored, hits = map(int, re.search(r"(\d+) pairs were scored (\d+) were found", printed.replace(",", "")).groups())
+    ended = replug(*label, "lm.path=stand_in:0.3")
+    assert ended.status == 0, ended.printed
+    counts = re.search(r"(\d+) pairs were scored (\d+) were found", " ".join(ended.printed.replace(",", "").split()))
+    scored, hits = map(int, counts.groups())
     assert 0 < before == hits and scored == num_scored(out / "scores.sqlite") - before
     labels = Labels(out)
     assert labels.counts == {"queries": 60, "dev": 12} and scored + hits == 60 * 7 + 12 * 8
@@ -134,7 +124,7 @@ def test_killed_and_run_again_no_pair_is_scored_twice_and_a_training_on_the_labe
     wait_for_step(run, 6, killed)
     killed.kill()
     killed.communicate()
-    wait_for(start_process(*train, *lasting, f"run_dir={run}"))
-    wait_for(start_process(*train, *lasting, f"run_dir={twin}"))
+    for folder in (run, twin):
+        assert replug(*train, *lasting, f"run_dir={folder}").status == 0
     assert len(what_must_be_equal(run)) == 15
     assert what_must_be_equal(run) == what_must_be_equal(twin)

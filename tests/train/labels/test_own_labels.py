@@ -5,14 +5,13 @@ import re
 import shlex
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from replug.config.errors import UserError
-from replug.config.load import load_config
 from replug.data.labels import Labels
-from tests.support.command_line import ROOT, CommandLine, start, start_process, wait_for
+from tests.support.command_line import ROOT, CommandLine, start, wait_for
 from tests.support.runs import metrics, wait_for_step, what_must_be_equal
 
 STAND_INS = ("retriever.path=stand_in", "lm.path=stand_in")
@@ -38,13 +37,15 @@ def test_a_set_without_development_texts_is_refused_before_anything_is_cut(tmp_p
 @pytest.mark.slow
 def test_the_examples_command_labels_trains_and_measures(tmp_path: Path, replug: CommandLine) -> None:
     command, run = typed(tmp_path, replug), tmp_path / "mine/run"
-    printed = wait_for(start_process(*command))
+    ended = replug(*command)
+    assert ended.status == 0, ended.printed
+    printed = ended.printed
     scored = [int(count) for count in re.findall(r"(\d+) pairs were scored", printed)]
     assert scored[0] == 84  # 4 candidates of 20 texts, and none of 4
     assert Labels(run / "labels").origin.num_candidates == 4
-    said = re.findall(r"^stage \d of 5, .*?(?=, about|$)", printed, re.MULTILINE)
+    stages = re.findall(r"^stage \d of 5, .*?(?=, about|$)", printed, re.MULTILINE)
     names = ["index", "labels", "training", "tuned retriever's search", "held-out texts"]
-    assert said == [f"stage {number} of 5, {name}" for number, name in enumerate(names, 1)]
+    assert stages == [f"stage {number} of 5, {name}" for number, name in enumerate(names, 1)]
     assert printed.count("report: ") == 1 and not list(run.glob("**/labels/index"))
     assert json.loads((run / "labels/manifest.json").read_text())["counts"] == {"queries": 16, "dev": 4}
     results = json.loads((run / "results.json").read_text())
@@ -65,9 +66,11 @@ TO_LIVE = (
 
 
 @pytest.mark.slow
-def test_the_index_is_of_the_weights_at_the_hand_over_and_a_killed_run_has_the_same_losses(tmp_path: Path) -> None:
+def test_the_index_is_of_the_weights_at_the_hand_over_and_a_killed_run_has_the_same_losses(
+    tmp_path: Path, finish: Callable[..., str]
+) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
-    wait_for(start(whole, *TO_LIVE))
+    finish(whole, *TO_LIVE)
     rows = metrics(whole)
     assert [row["step"] for row in rows] == list(range(16))
     assert not any("index/version" in row for row in rows[:8])
@@ -81,17 +84,10 @@ def test_the_index_is_of_the_weights_at_the_hand_over_and_a_killed_run_has_the_s
     assert weights["steps"] == 16 and weights["best"]["bpb"] <= min(measured.values()) + 1e-6
     assert Labels(whole / "labels").origin.num_candidates == 10
 
-    for step in (5, 10):  # on labels; live, from the checkpoint at the hand-over
-        killed = start(run, *TO_LIVE, "lm.path=stand_in:0.01")
-        wait_for_step(run, step, killed)
-        killed.kill()
-        wait_for(killed, status=-signal.SIGKILL)
-    assert "resuming at step" in wait_for(start(run, *TO_LIVE, "lm.path=stand_in:0.01"))
+    killed = start(run, *TO_LIVE, "lm.path=stand_in:0.01")
+    wait_for_step(run, 10, killed)  # live, from the checkpoint at the hand-over
+    killed.kill()
+    wait_for(killed, status=-signal.SIGKILL)
+    assert "resuming at step" in finish(run, *TO_LIVE, "lm.path=stand_in:0.01")
     assert what_must_be_equal(run) == what_must_be_equal(whole)
     assert json.loads((run / "results.json").read_text())["weights"] == weights
-
-
-def test_a_hand_over_at_the_last_step_is_refused() -> None:
-    keys = ["run_dir=x", "train.labels=x", "train.max_steps=16", "train.label_steps=16"]
-    with pytest.raises(UserError, match=r"train\.label_steps is 16 of train\.max_steps=16; expected fewer"):
-        load_config(ROOT / "configs/debug.yaml", keys)
