@@ -38,13 +38,10 @@ def test_without_proc_memory_and_permissions_are_known(monkeypatch: pytest.Monke
     assert modes == {"model": 0o750, "inner": 0o750, "weights": 0o640}
 
 
-@pytest.mark.parametrize(("said", "expected"), [("4", 4), ("4,2", 4), (" 3 , 1", 3), ("", None)])
-def test_threads_are_those_of_the_outermost_level(said: str, expected: int | None, monkeypatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", said)
-    assert available_cores() == (expected or len(os.sched_getaffinity(0)))
-
-
-def test_a_number_of_threads_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_those_of_the_outermost_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, expected in (("4", 4), ("4,2", 4), (" 3 , 1", 3), ("", len(os.sched_getaffinity(0)))):
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+        assert available_cores() == expected
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
     with pytest.raises(UserError, match=r"\$OMP_NUM_THREADS is 'many'; expected a number of threads, such as 4"):
         available_cores()
@@ -56,10 +53,7 @@ def test_an_online_run_without_a_login_is_refused_before_anything_is_made(
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     ended = replug("train", "debug", "wandb.mode=online", f"run_dir={tmp_path / 'run'}")
-    assert (ended.status, ended.errors.strip()) == (
-        2,
-        "replug: wandb.mode is online, and W&B has no key; run `wandb login`, or set $WANDB_API_KEY",
-    )
+    assert ended.status == 2 and "wandb.mode is online, and W&B has no key; run `wandb login`" in ended.errors
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org:8443")
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
     assert wandb_login() is None
@@ -74,53 +68,32 @@ def run_here(folder: Path, *typed: object, **environment: str) -> subprocess.Com
     return subprocess.run(command, cwd=folder, env=given, capture_output=True, timeout=300)
 
 
-def test_a_terminal_without_the_signs_shows_others(tmp_path: Path) -> None:
+def test_a_terminal_without_the_signs_shows_others_and_a_home_that_is_missing_is_one_line(tmp_path: Path) -> None:
     ended = run_here(tmp_path, "doctor", PYTHONIOENCODING="latin-1")
-    assert ended.returncode == 0, ended.stderr
-    assert b"v CUDA" in ended.stdout
-
-
-def test_a_home_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    assert ended.returncode == 0 and b"v CUDA" in ended.stdout, ended.stderr
+    keys = ["lm.path=package:smollm2", "retriever.path=stand_in", "data.tokenizer=lm", "data.out=out"]
+    (tmp_path / "docs").mkdir()
     for number in range(12):
-        (tmp_path / f"{number}.txt").write_text(" ".join(f"w{number}x{i}" for i in range(900)))
-    keys = ["data.out=out", "lm.path=package:smollm2", "retriever.path=stand_in", "data.tokenizer=lm"]
-    ended = run_here(tmp_path, "prepare", "own_data", f"data.source={tmp_path}", *keys, HOME="/proc/nohome")
-    said = "replug: /proc/nohome: No such file or directory; set REPLUG_CACHE to a folder that can be written\n"
-    assert (ended.returncode, ended.stderr.decode()) == (1, said)
+        (tmp_path / f"docs/{number}.txt").write_text(" ".join(f"w{number}x{i}" for i in range(900)))
+    ended = run_here(tmp_path, "prepare", "own_data", "data.source=docs", *keys, HOME="/proc/nohome")
+    line = "replug: /proc/nohome: No such file or directory; set REPLUG_CACHE to a folder that can be written\n"
+    assert (ended.returncode, ended.stderr.decode()) == (1, line)
 
 
 def test_ray_that_is_slow_to_start_is_started_once_more(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    asked = []
+    folders: list[object] = []
 
     def start(**options: object) -> None:
-        asked.append(Path.cwd())
-        if len(asked) != 2:
+        folders.append(Path.cwd())
+        if len(folders) != 2:
             raise Exception(f"The current node {ray_cluster.TOO_SLOW}. This could happen")
 
     monkeypatch.setattr(ray_cluster.ray, "init", start)
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     ray_cluster._init_patiently()
-    assert caplog.messages == [
-        "Ray's processes did not start within half a minute: this machine has too few cores free. They are started "
-        "once more"
-    ]
-    assert asked == [ray_cluster.CODE] * 2
+    assert len(caplog.messages) == 1 and "too few cores free. They are started once more" in caplog.text
+    assert folders == [ray_cluster.CODE] * 2
     monkeypatch.setattr(ray_cluster, "TOO_SLOW", "timed out")
-    asked[:] = [0, 0]
+    folders[:] = [0, 0]
     with pytest.raises(RunError, match="too few cores free; run the same command again when it has"):
         ray_cluster._init_patiently()
-
-
-@pytest.mark.slow
-def test_no_module_of_the_folder_that_a_run_is_started_in_is_imported(tmp_path: Path) -> None:
-    for name in ("replug", "torch", "ray", "tokenizers", "random", "pickle", "numpy", "lxml"):
-        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the own {name}.py was imported')\n")
-    ended = run_here(tmp_path, "train", "debug", "run_dir=run", "train.max_steps=3")
-    assert ended.returncode == 0, ended.stderr.decode()[-2000:]
-    (tmp_path / "docs").mkdir()
-    for number in range(12):
-        words = " ".join(f"w{number}x{i}" for i in range(900))
-        (tmp_path / f"docs/{number}.html").write_text(f"<html><body><main><p>{words}</p></main></body></html>")
-    keys = ["data.out=out", "lm.path=stand_in", "retriever.path=stand_in"]
-    ended = run_here(tmp_path, "prepare", "own_data", "data.source=docs", *keys)
-    assert ended.returncode == 0, ended.stderr.decode()[-2000:]

@@ -12,6 +12,9 @@ import pytest
 import replug
 from tests.support.command_line import ROOT, clean_environment
 
+# Modules of ours, and of those that a run imports, as a user's folder may hold them.
+DECOYS = ("replug", "torch", "ray", "tokenizers", "random", "pickle", "numpy", "lxml")
+
 
 def run(*command: object, cwd: Path, **environment: str) -> str:
     own = {name: value for name, value in clean_environment().items() if name != "PYTHONPATH"}
@@ -67,11 +70,22 @@ def test_the_wheel_of_the_sdist_is_the_wheel_of_the_checkout(wheel: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_an_installed_wheel_trains_by_the_name_of_a_shipped_configuration(fresh_python: Path, tmp_path: Path) -> None:
+def test_an_installed_wheel_trains_by_the_name_of_a_shipped_configuration_and_imports_no_module_of_its_folder(
+    fresh_python: Path, tmp_path: Path
+) -> None:
     where = run(fresh_python, "-c", "import replug.train.loss as loss; print(loss.__file__)", cwd=tmp_path)
     assert where.startswith(str(fresh_python.parents[1]))
-    run(fresh_python, "-m", "replug.commands.cli", "train", "debug", "train.max_steps=3", "run_dir=mine", cwd=tmp_path)
+    for name in DECOYS:
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the own {name}.py was imported')\n")
+    train = ("-P", "-m", "replug.commands.cli", "train", "debug", "train.max_steps=3", "run_dir=mine")
+    run(fresh_python, *train, cwd=tmp_path)
     assert (tmp_path / "mine/results.json").is_file()
+    (tmp_path / "docs").mkdir()
+    for number in range(12):
+        words = " ".join(f"w{number}x{i}" for i in range(900))
+        (tmp_path / f"docs/{number}.html").write_text(f"<html><body><main><p>{words}</p></main></body></html>")
+    keys = ("data.source=docs", "data.out=out", "lm.path=stand_in", "retriever.path=stand_in")
+    run(fresh_python, "-P", "-m", "replug.commands.cli", "prepare", "own_data", *keys, cwd=tmp_path)
 
 
 def test_an_editable_install_hides_no_folder_of_the_user(tmp_path: Path) -> None:
