@@ -40,17 +40,8 @@ SMALL = {
 
 
 def own_lm() -> BlackBoxLM:
-    class OwnLM:  # as in a notebook: no process can import it
-        identity, max_tokens = "own", None
-
-        def score(self, prefixes: Any, continuations: Any, **how: Any) -> Any:
-            return StandInLM().score(prefixes, continuations, **how)
-
-        def generate(self, prompts: Any, options: Any, watch: Any = None) -> Any:
-            return StandInLM().generate(prompts, options)
-
-        def sample(self, prompts: Any, options: Any) -> Any:
-            return StandInLM().sample(prompts, options)
+    class OwnLM(StandInLM):  # as in a notebook: no process can import it
+        identity = "own"
 
     return OwnLM()
 
@@ -135,16 +126,13 @@ def test_objects_give_in_a_thread_what_the_command_gives_of_files_and_leave_the_
         LSRTrainer(config=run / "config.yaml").train()
 
 
-class Locked(StandInLM):
-    """Holds what no other process can have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lock = threading.Lock()
-
-
 @pytest.mark.slow
 def test_an_lm_that_cannot_be_sent_is_refused(tmp_path: Path, ray_session: None) -> None:
+    class Locked(StandInLM):
+        """Holds what no other process can have."""
+
+        lock = threading.Lock()
+
     with pytest.raises(UserError, match=r"lm: a Locked cannot be sent to the scorers: .*first call"):
         trainer(tmp_path / "run", Locked()).train()
 
@@ -166,7 +154,7 @@ def test_an_lm_that_cannot_be_sent_is_refused(tmp_path: Path, ray_session: None)
         ({"corpus": pandas.DataFrame({"id": ["a"], "text": [None]})}, "field 'text' is null; expected a value"),
     ],
 )
-def test_what_a_file_is_refused_for_an_object_is_refused_for(given: dict, reason: str, tmp_path: Path) -> None:
+def test_objects_are_refused_as_files_are(given: dict, reason: str, tmp_path: Path) -> None:
     valid = {"corpus": ROWS["corpus"], "train": ROWS["train"], "heldout": ROWS["heldout"]}
     arguments = {"retriever": "stand_in", "lm": "stand_in", **valid, "config": "own_data_online", **given}
     with pytest.raises(UserError, match=reason):
@@ -185,7 +173,9 @@ def test_a_model_of_queries_alone_is_refused_as_an_object_which_lacks_its_docume
     assert EncoderRetriever(Encoder(str(folder)), ["a text"]).retrieve(["a text"], 1)
 
 
-def test_the_retriever_of_another_training_in_the_folder_is_refused(tmp_path: Path) -> None:
+def test_the_retriever_of_another_training_in_the_folder_is_refused_and_a_generator_is_read_once(
+    tmp_path: Path,
+) -> None:
     first = trainer(tmp_path, "stand_in")
     with pytest.raises(UserError, match="holds no tuned retriever yet"):
         _ = first.retriever
@@ -198,9 +188,6 @@ def test_the_retriever_of_another_training_in_the_folder_is_refused(tmp_path: Pa
         _ = trainer(tmp_path, "stand_in", train=ROWS["train"][1:]).retriever
     with pytest.raises(UserError, match=r"retriever\.path is"):
         _ = trainer(tmp_path, "stand_in", encoder="package:minilm").retriever
-
-
-def test_rows_of_a_generator_are_read_whenever_a_run_goes_on(tmp_path: Path) -> None:
-    made = trainer(tmp_path, "stand_in", train=(row for row in ROWS["train"]))
-    for _round in range(2):
-        made._given.write(tmp_path)
+    made = trainer(tmp_path / "generator", "stand_in", train=(row for row in ROWS["train"]))
+    for _round in range(2):  # a generator is read once, whenever the run resumes
+        made._given.write(tmp_path / "generator")
