@@ -24,7 +24,7 @@ from replug.index_workers.store_shard import require_store_of
 from replug.index_workers.version_store import VersionStore
 from replug.models.build import load_encoder
 from replug.models.packaged import write_stand_in_encoder
-from tests.support.command_line import CommandLine, start_process, wait_for
+from tests.support.command_line import CommandLine
 from tests.support.packages import ROOT
 
 KINDS = ("qdrant", "postgresql", "lance")
@@ -313,7 +313,8 @@ def test_queries_are_tuned_to_a_store_and_search_it(
     files = [f"data.{name}={rows(tmp_path, name, 16, gold=name == 'heldout')}" for name in ("train", "dev", "heldout")]
     keys = [f"data.corpus={store.url}", *files, "data.source=null", "retriever.train=query", "train.batch_size=4"]
     command = ("train", ROOT / "configs/debug.yaml", *keys, *labels, f"run_dir={run}")
-    wait_for(start_process(*command))
+    ended = replug(*command)
+    assert ended.status == 0, ended.printed
     assert not list(run.rglob("vectors-*.npy")) and (run / "index/v000000/manifest.json").is_file()
     results = json.loads((run / "results.json").read_text())
     assert results["language_modelling"]["lsr"]["bpb"]["n"] == results["retrieval"]["lsr"]["R@1"]["n"] == 16
