@@ -18,18 +18,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-
 from replug.cluster.background import InlineExecutor
 from replug.cluster.layout import scorers
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.models.batching import LMShape, tokens_per_unit
 from replug.models.black_box_lm import AsyncLM, BlackBoxLM, Call, pass_counts
-from replug.models.hardware import default_device, resolve_dtype
 from replug.models.packaged import resolve_lm_path
 
 if TYPE_CHECKING:  # seconds to import, which the stand-in's actors can do without
+    import torch
     from transformers import PreTrainedTokenizerBase
 
     from replug.models.scorer_pool import ScorerPool
@@ -143,14 +141,21 @@ def folder_source(lm: LMConfig) -> "HuggingFaceSource | None":
     """Return the source of local weights. Raises UserError for a path without a model."""
     if lm.path is None:
         return None
+    from replug.models.hardware import resolve_dtype  # imports torch, as other kinds of LMs need not
+
     return HuggingFaceSource(resolve_lm_path(lm.path), resolve_dtype(lm.dtype.value), lm.tokens_per_batch)
 
 
 class HuggingFaceSource(LocalSource):
-    """Weights in a folder, or under a hub name. Methods import what reads them, which takes seconds."""
+    """Weights in a folder, or under a hub name. Methods import what reads them, which takes seconds.
 
-    def __init__(self, path: str, dtype: torch.dtype = torch.float32, tokens_per_batch: int | None = None) -> None:
-        self.path, self.dtype, self.tokens_per_batch = path, dtype, tokens_per_batch
+    `dtype` defaults to float32.
+    """
+
+    def __init__(self, path: str, dtype: "torch.dtype | None" = None, tokens_per_batch: int | None = None) -> None:
+        import torch
+
+        self.path, self.dtype, self.tokens_per_batch = path, dtype or torch.float32, tokens_per_batch
 
     def __getstate__(self) -> dict[str, Any]:
         """Hash the weights once, in the process that starts a run, and not in each replica."""
@@ -188,6 +193,7 @@ class HuggingFaceSource(LocalSource):
         require_safetensors(self.path, "lm.path")
 
     def load(self, spread: bool = False) -> BlackBoxLM:
+        from replug.models.hardware import default_device
         from replug.models.local.hf_lm import HuggingFaceLM
 
         return HuggingFaceLM(self.path, self.dtype, default_device(), self.tokens_per_batch, spread, self.identity)
