@@ -78,6 +78,8 @@ def _question_sentence(outcome: str | None, results: Mapping[str, Mapping[str, E
     before, after = QUESTION
     entry, (old, new) = results[after][f"{MRR} - {before}"], (results[name]["Success@1"] for name in QUESTION)
     low, high = entry["interval"]
+    if low == high == 0:
+        return f"By questions it is the same: a right document is first for {old['value']:.1%} of {entry['n']}."
     said = {HELPED: "By questions it helped", HARMED: "HARMED by questions"}.get(
         str(outcome), "By questions no difference is shown"
     )

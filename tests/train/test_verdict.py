@@ -53,3 +53,25 @@ def test_posterior_weights_are_a_second_sentence_corrected_as_in_the_table(p_hol
 
 def test_a_run_that_measured_no_held_out_text_has_no_verdict() -> None:
     assert verdict_of({"weights": {"step": 3}}) is None
+
+
+def asked(value: float, low: float, high: float) -> dict[str, Any]:
+    firsts = {"replug": {"Success@1": {"value": 0.5}}, "lsr": {"Success@1": {"value": 0.6}}}
+    firsts["lsr"]["MRR@20 - replug"] = {"value": value, "interval": [low, high], "n": 40}
+    return {"questions": firsts, "weights": {"step": 30}}
+
+
+@pytest.mark.parametrize(
+    ("texts", "questions", "verdict", "words"),
+    [
+        (None, (0.1, 0.04, 0.2), HELPED, "By questions it helped: of 40 held-out questions"),
+        (None, (0.01, -0.06, 0.1), NOT_SHOWN, "only differences above 0.08"),
+        (None, (0.0, 0.0, 0.0), NOT_SHOWN, "By questions it is the same"),
+        ((-0.03, -0.07, -0.01), (-0.1, -0.2, -0.04), HARMED, "It helped. HARMED by questions"),
+        ((0.03, 0.01, 0.07), (0.1, 0.04, 0.2), HARMED, "By questions it helped"),
+        ((-0.03, -0.07, -0.01), (0.0, 0.0, 0.0), HELPED, "it is the same"),
+    ],
+)
+def test_questions_have_a_sentence_and_harm_by_either_is_harm(texts, questions, verdict, words) -> None:
+    told = verdict_of({**(results(*texts) if texts else {}), **asked(*questions)})
+    assert told is not None and told["verdict"] == verdict and words in told["sentence"]
