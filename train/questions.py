@@ -45,7 +45,7 @@ SPLITS = ("train", "dev", "heldout")
 SHARE = 10  # one in so many sources has development questions, one held-out ones
 MOST_JUDGED = {RULE: 200, BY_LM: 80}  # development questions, and as many held-out ones; the LM's cost tokens
 WRITTEN_FOR_ONE = 2  # questions that the LM writes for one that is wanted
-PER_DOCUMENT = 2  # training questions
+PER_DOCUMENT, MOST_PER_DOCUMENT = 2, 4  # training questions; and questions of any split where documents are few
 FEW_SOURCES, SAMPLED = 10 * SHARE, 5000  # in as many documents: below it, these are dealt to the splits one by one
 OWN_BOTH = 60  # questions of the user's: with as many, every second one develops
 ROWS_AT_A_TIME = 512
@@ -142,13 +142,15 @@ def _from_documents(
     made: dict[str, list[tuple[OpenQuestion, Document]]] = {split: [] for split in wanted}
     order = corpus.sample(np.random.default_rng([config.seed, 4]))
     by_source = len(set(corpus.sources(order[:SAMPLED]))) >= FEW_SOURCES
+    enough = {split: math.ceil(SHARE * count / len(corpus)) for split, count in most.items()}
+    per_document = {split: min(MOST_PER_DOCUMENT, count) for split, count in enough.items()}
     for start in range(0, len(order), ROWS_AT_A_TIME):
         if all(len(made[split]) >= count for split, count in most.items()):
             break
         for document in corpus.documents(order[start : start + ROWS_AT_A_TIME]):
             split = _split_of(document.source if by_source else document.id, config.seed)
             if len(made.get(split, ())) < most.get(split, 0):
-                num = PER_DOCUMENT if split == "train" else 1
+                num = max(per_document[split], PER_DOCUMENT if split == "train" else 1)
                 made[split] += [(_opened(of), document) for of in questions_of(document, num, config.seed)]
     splits = {split: [question for question, _ in of[: most[split]]] for split, of in made.items()}
     if write is not None:

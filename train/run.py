@@ -288,8 +288,7 @@ class _Run:
             self._search_untuned(config, workers.index)
             after = _tuned_retrieval(config, run, data, workers, step, before)
             self._search_tuned(config, workers.index, step)
-            kept = searched_version(config, version_after(workers.index.store, step)) if step else 0
-            workers.index.store.remove_all_but({kept})  # only now: a checkpoint may need others until then
+            _keep_tuned_version(config, workers.index, step)
         with self._stages.stage(HELDOUT):
             results = evaluate_heldout(config, data, workers, {"replug": before, "lsr": after}, run.evaluation)
         picture = run.evaluation / LANGUAGE_MODELLING / PICTURE
@@ -303,6 +302,7 @@ class _Run:
             self._search_untuned(config, index)
         with self._stages.stage(TUNED):
             self._search_tuned(config, index, step)
+            _keep_tuned_version(config, index, step)
         return self._by_questions(config)
 
     def _search_untuned(self, config: Config, index: IndexService) -> None:
@@ -384,6 +384,12 @@ def _tuned_retrieval(
         write_temperature(run.retriever, temperature)
     retrieved.save(run.tuned_retrieval)
     return retrieved
+
+
+def _keep_tuned_version(config: Config, index: IndexService, step: int) -> None:
+    """Remove the index versions that no checkpoint needs any more: all but the one of the weights of `step`."""
+    kept = searched_version(config, version_after(index.store, step)) if step else 0
+    index.store.remove_all_but({kept})
 
 
 def evaluate(config: Config) -> dict:
