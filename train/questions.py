@@ -212,11 +212,10 @@ class DevQuestions:
         self._corpus, self._queries = corpus, [question.example.query for question in questions]
         self.clusters = Clusters.by_name([question.example.source or question.example.id for question in questions])
         gold = corpus.rows_of({document for question in questions for document in question.example.gold})
-        among = np.union1d(corpus.sample(np.random.default_rng([seed, 5]))[:SEARCHED], [*gold.values()]).astype(
-            np.int64
-        )
+        own = np.array([*gold.values()], np.int64)
+        among = np.union1d(corpus.sample(np.random.default_rng([seed, 5]))[:SEARCHED], own)
         nearest, _ = search_bm25(lambda: texts_of(corpus, among), self._queries, min(NEAREST, len(among)))
-        self.rows = among if len(among) <= SMALL else np.union1d(among[np.unique(nearest)], [*gold.values()])
+        self.rows = among if len(among) <= SMALL else np.union1d(among[np.unique(nearest)], own)
         texts = corpus.texts(self.rows)
         self._is_right = np.zeros((len(questions), len(self.rows)), bool)
         for place, question in enumerate(questions):
