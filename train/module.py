@@ -231,6 +231,8 @@ def learning_rate_factor(step: int, settings: TrainConfig) -> float:
 
 def _metrics(loss: Tensor, log_q: Tensor, log_p: Tensor, scored: ScoredBatch) -> dict[str, float | Tensor]:
     batch, log_p = scored.retrieved, log_p.detach()
+    if log_p.shape[1] == 1:  # questions: one document has no order
+        return {"train/loss": loss.detach()}
     means = scored.sum_logprobs / scored.num_tokens[:, None]
     of_index = {
         "index/version": float(batch.index_version),

@@ -64,7 +64,7 @@ FAR = 0.5  # of the untuned retriever's scored share: below it, most retrieved d
 SMOOTH_STEPS = 8
 # The curves of the metrics that a run has: a title, and the lines' names by metric.
 CURVES = (
-    ("KL loss (nats)", {"train/loss": "loss"}),
+    ("training loss (nats)", {"train/loss": "loss"}),
     ("entropy over the documents (nats)", {"lm/entropy": "Q (LM)", "retriever/entropy": "P_R (retriever)"}),
     ("rank correlation of LM and retriever (Kendall's tau)", {"retriever/rank_correlation": "rank correlation"}),
     ("bits per byte of development texts", {"dev/bpb": "bpb"}),

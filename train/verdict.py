@@ -83,7 +83,8 @@ def _question_sentence(outcome: str | None, results: Mapping[str, Mapping[str, E
     said = {HELPED: "By questions it helped", HARMED: "HARMED by questions"}.get(
         str(outcome), "By questions no difference is shown"
     )
-    few = f" So few show only differences above {(high - low) / 2:.2f}." if entry["n"] < FEW_QUESTIONS else ""
+    is_few = outcome == NOT_SHOWN and entry["n"] < FEW_QUESTIONS
+    few = f" So few show only differences above {(high - low) / 2:.2f}." if is_few else ""
     return (
         f"{said}: of {entry['n']} held-out questions a right document is first for {new['value']:.1%} "
         f"({old['value']:.1%} before), mean reciprocal rank {entry['value']:+.3f} (95% interval {low:+.3f} to "
