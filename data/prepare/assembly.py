@@ -191,11 +191,12 @@ def write_texts(
 
 
 def write_own_texts(
-    work: WorkFolder, own: Mapping[str, Sequence[Example]], ngram: int | None, seed: int
+    work: WorkFolder, own: Mapping[str, Sequence[Example]], seed: int
 ) -> tuple[dict[str, dict[str, int]], tuple[list[str], list[str]]]:
     """Write the user's own texts and the filter that documents are held against; returns what `write_texts` does.
 
-    Texts overlap where a split has an equal one or a source of another. None is dropped.
+    Texts overlap where a split has an equal one or a source of another. No text is dropped, and no document for words
+    that it shares with one: a question may quote the document that answers it.
     """
     overlap_filter = OverlapFilter.empty()
     proof: tuple[list[str], list[str]] = ([], [])
@@ -206,7 +207,7 @@ def write_own_texts(
         so_far = [example for of in list(own.values())[: number + 1] for example in of]
         is_last = number == len(own) - 1
         folder = work.overlap_filters / ("examples" if is_last else split)
-        overlap_filter = write_overlap_filter(folder, so_far, ngram, seed)
+        overlap_filter = write_overlap_filter(folder, so_far, None, seed)
     return {split: dict(Counter(example.domain for example in of)) for split, of in own.items()}, proof
 
 

@@ -147,7 +147,7 @@ def _make_splits(
     if own is None:
         domains, proof = write_texts(work, cut, dropped, config.ngram_overlap, seed)
     else:
-        domains, proof = write_own_texts(work, own, config.ngram_overlap, seed)
+        domains, proof = write_own_texts(work, own, seed)
     shards = write_shards(work, cut, pool)
     for report in shards:
         dropped.update(report.dropped)

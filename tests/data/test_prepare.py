@@ -228,9 +228,9 @@ def test_a_whole_source_becomes_documents_beside_the_users_own_questions(tmp_pat
             f"# Town {number}\n\nIts bridge was built in {1500 + number} by many.\n"
         )
     write_jsonl(tmp_path / "train.jsonl", [{"question": "when was it built", "answers": ["1501"]}])
-    write_jsonl(tmp_path / "heldout.jsonl", [{"question": "who built it", "answers": ["many"]}])
+    write_jsonl(tmp_path / "heldout.jsonl", [{"question": "who says it was built in 1503", "answers": ["many"]}])
     keys = [f"data.{name}={tmp_path / name}.jsonl" for name in ("train", "heldout")]
-    prepared = debug_set(tmp_path, f"data.source={folder}", *keys)
+    prepared = debug_set(tmp_path, f"data.source={folder}", "data.ngram_overlap=2", *keys)
     assert {doc.source for doc in prepared.corpus.iterate()} == {f"page{number}.md" for number in range(6)}
     assert [example.query for example in prepared.queries.examples()] == ["when was it built"]
     assert [example.continuation for example in prepared.heldout.examples()] == [" many"]
