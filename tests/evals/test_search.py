@@ -1,4 +1,4 @@
-"""What is searched, reranked and written: keys beside an index, reranking by the LM, and GenRead."""
+"""Search, reranking and written documents: keys beside an index, reranking by the LM, and GenRead."""
 
 import re
 import time

@@ -131,7 +131,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def sign(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """As whoever writes the manifest can."""
+    """Sign a manifest anew, which whoever writes it can."""
     inputs, manifest = root / "v000000/inputs.json", root / "v000000/manifest.json"
     content = {**read_mark(manifest, ""), "plan": read_mark(inputs, "")["inputs"]}
     change(content)

@@ -54,7 +54,7 @@ def test_it_equals_the_fused_attention(monkeypatch, heads, groups, length, keys,
 
 
 class Module(torch.nn.Module):
-    """As much of an attention layer as such a function looks at."""
+    """Hold the parts of an attention layer that such a function looks at."""
 
     is_causal = True
 

@@ -159,7 +159,7 @@ def test_dot_is_that_of_the_vectors_as_they_are_unless_the_folder_has_dot_of_uni
 def test_a_name_on_the_hub_without_a_network_is_what_was_fetched_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a cluster's compute nodes."""
+    """Cut the network, as a compute node of a cluster has none."""
     repository = tmp_path / "models--some--encoder"
     snapshot = repository / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)

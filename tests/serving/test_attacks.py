@@ -1,4 +1,4 @@
-"""Who may ask the server, and how much: tokens, hosts, bytes, time and connections; disconnects, and a swap."""
+"""Limits of the server: tokens, hosts, bytes, time and connections; disconnects, and a swap."""
 
 import asyncio
 import json
