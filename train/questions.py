@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import cross_entropy
 
 from replug.config.choices import Examples
 from replug.config.errors import UserError
@@ -51,7 +52,9 @@ OWN_BOTH = 60  # questions of the user's: with as many, every second one develop
 ROWS_AT_A_TIME = 512
 SHARES = (1.0, 0.75, 0.5, 0.25)  # of the way from the untuned weights
 NUM_LOOKS = 3  # at development questions while training, each at all `SHARES`
-CEILING = 0.95  # a mean reciprocal rank of development questions that leaves nothing to gain
+# Nothing is left to gain from this mean reciprocal rank of development questions on, or up to this in-batch loss, in
+# nats, of some batches of training questions: at 0.03 training harmed, at 0.15 it gained (docs/experiments.md).
+CEILING, LEAST_LOSS, LOSS_BATCHES = 0.95, 0.05, 4
 NUM_RESAMPLES = 2000  # of the interval of a gain
 # Documents that BM25 searches, and finds for a question; as few as the last are all taken.
 SEARCHED, NEAREST, SMALL = 20_000, 10, 2_000
@@ -193,7 +196,7 @@ class TrainingQuestions:
     """The training questions by row, each with the row of the document that it was made from."""
 
     def __init__(self, questions: Sequence[OpenQuestion], corpus: CorpusStore) -> None:
-        self._questions = [question.example for question in questions]
+        self._questions, self._corpus = [question.example for question in questions], corpus
         rows = corpus.rows_of(document for question in self._questions for document in question.gold[:1])
         self.doc_rows = np.array([[rows[question.gold[0]]] for question in self._questions], np.int64)
 
@@ -203,6 +206,14 @@ class TrainingQuestions:
     def examples(self, rows: Sequence[int] | np.ndarray) -> list[Item]:
         """Return questions in the requested order."""
         return [self._questions[row] for row in rows]
+
+    def in_batch_loss(self, encoder: Encoder, frozen: FrozenDocuments | None, rows: np.ndarray, gamma: float) -> float:
+        """Return the mean InfoNCE of a batch of questions among their documents, nats."""
+        encoder.eval()
+        documents, place = np.unique(self.doc_rows[rows, 0], return_inverse=True)
+        vectors = frozen(documents).cpu() if frozen else embedded(encoder, self._corpus, documents)
+        queries = encoder.encode_query([example.query for example in self.examples(rows)])
+        return float(cross_entropy(queries @ vectors.T / gamma, torch.from_numpy(place)))
 
 
 class DevQuestions:
@@ -282,18 +293,23 @@ class QuestionChooser:
         self._every = max(1, math.ceil(self._max_steps / NUM_LOOKS))
         self._untuned, self._before = Untuned(encoder), np.empty(0)
 
-    def start(self) -> None:
-        """Measure the untuned weights, and end the training before its first step where they leave little to gain."""
+    def start(self, in_batch_loss: Callable[[Encoder, FrozenDocuments | None], float] | None = None) -> None:
+        """Measure the untuned weights, and end the training before its first step where they leave little to gain.
+
+        `in_batch_loss` returns that of training questions, where the run trains on questions.
+        """
         with self._untuned.interpolated(0.0):
             self._before = self.dev.reciprocal_ranks(self._encoder, self._frozen)
             mrr, success = float(self._before.mean()), float((self._before == 1).mean())
             if self._watch.first is None:
                 self._watch.record(QuestionResult(0, mrr, success), self._encoder.save)
-        if mrr >= CEILING:
-            log.info(
-                f"the untuned retriever has a mean reciprocal rank of {mrr:.3f} on {len(self.dev)} development "
-                f"questions: from {CEILING} on there is nothing to gain by training, and it stays as it is"
-            )
+            loss = in_batch_loss(self._encoder, self._frozen) if in_batch_loss else math.inf
+        reasons = {
+            f"a mean reciprocal rank of {mrr:.3f} on {len(self.dev)} development questions": mrr >= CEILING,
+            f"a loss of {loss:.3f} on training questions": loss <= LEAST_LOSS,
+        }
+        if reason := next((reason for reason, holds in reasons.items() if holds), None):
+            log.info(f"nothing to gain: the untuned retriever has {reason}, so it is not trained and stays as it is")
             self._watch.nothing_to_gain = True
 
     def end(self, step: int) -> None:

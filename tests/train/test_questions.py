@@ -213,11 +213,14 @@ def test_weights_are_chosen_that_are_better_by_more_than_luck(ranks, untuned, st
     )
 
 
-def test_where_questions_leave_nothing_to_gain_training_ends_before_its_first_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mrr", "loss", "is_over"), [(0.97, 0.5, True), (0.8, 0.01, True), (0.8, 0.5, False)])
+def test_where_questions_leave_nothing_to_gain_training_ends_before_its_first_step(
+    mrr: float, loss: float, is_over: bool, tmp_path: Path
+) -> None:
     config = load_config(DEBUG, ["train.max_steps=1", "run_dir=x"])
     watch = Watch(tmp_path / "best", None, QuestionResult)
-    QuestionChooser(config, Dev({}, 0.97), load_encoder(config.retriever), None, watch).start()
-    assert watch.is_over and watch.chosen() == QuestionResult(0, 0.97, 0.97)
+    QuestionChooser(config, Dev({}, mrr), load_encoder(config.retriever), None, watch).start(lambda *_: loss)
+    assert watch.is_over == is_over and watch.chosen() == QuestionResult(0, mrr, mrr)
 
 
 # Questions by the LM --------------------------------------------------------------------------------------------
