@@ -114,9 +114,11 @@ def _found_by_bm25(
 ) -> list[tuple[OpenQuestion, Document]]:
     if not pairs:
         return []
-    texts = [*(document.text for _, document in pairs), *others]
+    texts = list(dict.fromkeys([*(document.text for _, document in pairs), *others]))
+    place = {text: number for number, text in enumerate(texts)}
+    own = np.array([place[document.text] for _, document in pairs])
     rows, scores = search_bm25(lambda: iter(texts), [question.example.query for question, _ in pairs], FOUND_AMONG)
-    hits = (rows == np.arange(len(pairs))[:, None]) & (scores > 0)
+    hits = (rows == own[:, None]) & (scores > 0)
     return [pair for pair, hit in zip(pairs, hits.any(1), strict=True) if hit]
 
 
