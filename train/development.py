@@ -66,19 +66,16 @@ class DevResult:
 class QuestionResult:
     """How development questions are answered by weights that went a `share` of the way to those of `step`.
 
-    `mrr` is the mean reciprocal rank of the first right document. `gain` is its difference from that of the untuned
-    weights, at least `low` by its 95% interval. Weights are better only where that is higher: a gain by luck is none.
+    `mrr` is the mean reciprocal rank of the first right document.
     """
 
     step: int
     mrr: float
     success_at_1: float
     share: float = 1.0
-    gain: float = 0.0
-    low: float = 0.0
 
     def is_better(self, other: "QuestionResult") -> bool:
-        return self.low > other.low
+        return self.mrr > other.mrr
 
 
 Measured = DevResult | QuestionResult

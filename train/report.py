@@ -208,8 +208,7 @@ def weights_lines(results: Mapping[str, Any]) -> list[str]:
     if "mrr" in best:
         return [
             f"lsr: the weights of {describe_weights(weights)}, in retriever/",
-            f"development questions, mean reciprocal rank: {best['mrr']:.4f}, before {first['mrr']:.4f} "
-            f"(a gain of {best['low']:.4f} at least, by its 95% interval)",
+            f"development questions, mean reciprocal rank: {best['mrr']:.4f}, before {first['mrr']:.4f}",
         ]
     about = "labelled candidates of the development texts" if best["kl"] is not None else "development texts"
     more = "" if weights["alone"] is None else f"; without documents {weights['alone']:.4f}"

@@ -70,6 +70,7 @@ from replug.train.questions import (
     TrainingQuestions,
     make_questions,
     questions_folder,
+    rate_for,
 )
 from replug.train.report import print_results, write_picture, write_report
 from replug.train.run_dir import LM, MEND, SET, RunDirectory, manifest_sha256
@@ -221,12 +222,16 @@ class _Run:
         on_questions = config.train.examples is Examples.questions
         assert not on_questions or self._questions is not None
         training = TrainingQuestions(self._questions.train, data.corpus) if on_questions and self._questions else None
+        loss = math.inf
+        if training is not None:
+            loss = training.in_batch_loss(self._encoder, config)
+            config = rate_for(config, loss)
         chooses = bool(workers is None and self._questions and self._questions.dev)
         kind = QuestionResult if chooses else DevResult
         arguments = (config, run, data, self._encoder, self._interruption, self._callbacks, self._loggers)
         fit, alone = Fit(*arguments, queries=training, kind=kind), None
         if training is not None:
-            fit.run(QuestionBatches(config, training, self._chooser(fit)), self._interruption.check)
+            fit.run(QuestionBatches(config, training, self._chooser(fit, loss)), self._interruption.check)
         elif workers is None:
             labelled = self._labelled(config, fit, fit.watch)
             assert labelled is not None
@@ -255,10 +260,10 @@ class _Run:
         chooser = self._chooser(fit) if watch is not None and self._questions and self._questions.dev else None
         return LabelledBatches(config, self._labels, self._data, fit.encoder, fit.frozen, watch, chooser)
 
-    def _chooser(self, fit: Fit) -> QuestionChooser:
+    def _chooser(self, fit: Fit, loss: float = math.inf) -> QuestionChooser:
         assert self._questions is not None
         dev = DevQuestions(self._questions.dev, self._data.corpus, self._config.seed)
-        return QuestionChooser(self._config, dev, fit.encoder, fit.frozen, fit.watch)
+        return QuestionChooser(self._config, dev, fit.encoder, fit.frozen, fit.watch, loss)
 
     def _export(self, config: Config, fit: Fit) -> dict[str, Any]:
         """Save the tuned retriever; of a pair, both encoders."""

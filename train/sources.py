@@ -32,7 +32,7 @@ from replug.models.encoder import Encoder
 from replug.models.hardware import multiplies_bfloat16
 from replug.train.development import DevResult, LabelledDevTexts, SearchedDevTexts, Watch
 from replug.train.pipeline import BatchPipeline
-from replug.train.questions import LOSS_BATCHES, QuestionChooser, TrainingQuestions
+from replug.train.questions import QuestionChooser, TrainingQuestions
 from replug.train.refresh import RefreshController
 from replug.train.step_metrics import StepClock
 from replug.train.trained_weights import FrozenDocuments
@@ -141,18 +141,12 @@ class QuestionBatches(BatchSource):
     """
 
     def __init__(self, config: Config, questions: TrainingQuestions, chooser: QuestionChooser) -> None:
-        self._questions, self._chooser, self._gamma = questions, chooser, config.loss.gamma
+        self._questions, self._chooser = questions, chooser
         self._sampler = QuerySampler(len(questions), config.train.batch_size, config.seed)
 
     def start(self, state: dict[str, Any] | None) -> None:
-        """Measure development questions, and the loss of training questions, by the untuned weights."""
-        batches = [self._sampler.rows(step) for step in range(LOSS_BATCHES)]
-
-        def in_batch_loss(encoder: Encoder, frozen: FrozenDocuments | None) -> float:
-            losses = [self._questions.in_batch_loss(encoder, frozen, rows, self._gamma) for rows in batches]
-            return float(np.mean(losses))
-
-        self._chooser.start(in_batch_loss)
+        """Measure the development questions by the untuned weights."""
+        self._chooser.start()
 
     def take(self, step: int) -> ScoredBatch:
         """Return the batch of a step. Which questions it has follows from the step's number."""
