@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.hub_names import check_names
-from replug.config.load import load_config, load_evaluation_config, load_stored_config, load_stored_lm, names_evaluation
-from replug.config.paths import RUN_CONFIG, check_evaluation_paths, check_paths, find_config
+from replug.config.load import load_config, load_stored_config, load_stored_lm, names_evaluation
+from replug.config.paths import RUN_CONFIG, check_paths, find_config
 from replug.config.schema import Config
 
 if TYPE_CHECKING:
@@ -205,12 +205,9 @@ def evaluate(
     given = _Given.of(retriever, lm, {}, None)
     keys = [*given.keys, *_dotted(overrides)]
     if isinstance(file, EvaluationConfig) or (isinstance(file, Path) and names_evaluation(file)):
-        from replug.evals.kinds import check_evaluation
+        from replug.evals.kinds import checked_evaluation
 
-        evaluation = load_evaluation_config(file, keys)
-        check_evaluation(evaluation)
-        check_evaluation_paths(evaluation)
-        check_names(evaluation)
+        evaluation = checked_evaluation(file, keys)
         with _running(given, evaluation.out):
             from replug.evals.folder import EvaluationFolder
             from replug.evals.run import evaluate as run_evaluation

@@ -37,7 +37,7 @@ from replug.evals.loop import Task, run_task
 from replug.evals.outcomes import Row, outcomes_of
 from replug.evals.outcomes import write_examples as write_outcomes
 from replug.evals.questions import OpenQuestion
-from replug.evals.results import Measurements, Results, add_effective_documents, add_temperatures, compare
+from replug.evals.results import Results, add_effective_documents, add_temperatures, compare
 from replug.evals.retrieval import FIRST_MEASURES, RECALL_DEPTH, Retrieval, gold_rows
 from replug.index_workers.build import build_version
 from replug.index_workers.build_plan import IndexState
@@ -235,14 +235,8 @@ def judge_by_questions(
     rows = json.dumps([[of.example.query, of.example.gold, of.answers] for of in questions])
     measured = {"questions": hashlib.sha256(rows.encode()).hexdigest(), "documents": book.digest()}
     outcomes = _rows(task, book, folder, {**measured, "corpus": data.corpus_sha256}, "questions")
-    num, seed, (before, after) = config.evaluate.num_resamples, config.seed, QUESTION
-    results = compare(task, outcomes, book.methods, PaperConfig(), num, seed, question=QUESTION)
-    if after in results:
-        measurements = Measurements(outcomes, num, seed)
-        for name, metric in list(task.metrics.items())[1:]:
-            difference = measurements.difference(after, before, metric, measurements.all)
-            results[after][f"{name} - {before}"] = {key: value for key, value in difference.items() if key != "p"}
-    return results
+    num, seed = config.evaluate.num_resamples, config.seed
+    return compare(task, outcomes, book.methods, PaperConfig(), num, seed, question=QUESTION)
 
 
 def _methods(names: list[str], k: int) -> list[Method]:

@@ -15,6 +15,7 @@ from replug.evals.results import Entry
 from replug.train.evaluation import LANGUAGE_MODELLING, QUESTION, QUESTIONS
 
 HELPED, HARMED, NOT_SHOWN = "HELPED", "HARMED", "NO DIFFERENCE SHOWN"
+EXIT_STATUSES = {HELPED: 0, NOT_SHOWN: 3, HARMED: 4}  # of `replug compare --exit-status`
 UNIT = "bits per byte"
 MRR = "MRR@20"
 FEW_QUESTIONS = 50
@@ -86,7 +87,7 @@ def _question_sentence(outcome: str | None, results: Mapping[str, Mapping[str, E
     is_few = outcome == NOT_SHOWN and entry["n"] < FEW_QUESTIONS
     few = f" So few show only differences above {(high - low) / 2:.2f}." if is_few else ""
     return (
-        f"{said}: of {entry['n']} held-out questions a right document is first for {new['value']:.1%} "
+        f"{said}: of {entry['n']} questions a right document is first for {new['value']:.1%} "
         f"({old['value']:.1%} before), mean reciprocal rank {entry['value']:+.3f} (95% interval {low:+.3f} to "
         f"{high:+.3f}).{few}"
     )

@@ -199,6 +199,8 @@ def write_own_texts(
     that it shares with one: a question may quote the document that answers it.
     """
     overlap_filter = OverlapFilter.empty()
+    if not own:
+        write_overlap_filter(work.overlap_filters / "examples", (), None, seed)
     proof: tuple[list[str], list[str]] = ([], [])
     for number, (split, examples) in enumerate(own.items()):
         write_examples(work.out / f"{split}.arrow", examples, {name for of in examples for name in of.own_columns})

@@ -49,6 +49,7 @@ from replug.data.store import Corpus, PreparedSet, write_store
 from replug.data.tokenizing import TokenIds
 
 FEW_HELDOUT = 50  # texts, of which only large differences can be shown
+NAMES = {"documents": "documents", "queries": "queries", "heldout": "held-out texts", "dev": "development texts"}
 SPLIT_OF_KEY = {"train": "queries"}  # a split's name on disk, where it is not the key of `data`
 
 log = logging.getLogger(__name__)
@@ -94,10 +95,30 @@ def prepare_raw(
     With `rows`, the user's own examples by key of `data`, the whole source becomes documents. Raises UserError where
     too much of the source is unreadable, or it gives nothing for a split.
     """
+    _prepare_raw(config, seed, tokenizers, out, inputs, pool, _own_examples(rows) if rows else None)
+    return PreparedSet(out)
+
+
+def prepare_documents(
+    config: DataConfig, seed: int, tokenizers: Tokenizers, out: Path, inputs: Inputs, pool: Pool
+) -> Corpus:
+    """Cut all of `data.source` into documents under `out`, for an index without texts to train on."""
+    _prepare_raw(config, seed, tokenizers, out, inputs, pool, {})
+    return Corpus(out)
+
+
+def _prepare_raw(
+    config: DataConfig,
+    seed: int,
+    tokenizers: Tokenizers,
+    out: Path,
+    inputs: Inputs,
+    pool: Pool,
+    own: Mapping[str, list[Example]] | None,
+) -> None:
     plan = plan_texts(config)
     plan.say("data.source")
     shares = Shares(config.query_share, config.heldout_share, config.corpus_share, DEV_SHARE if config.num_dev else 0)
-    own = _own_examples(rows) if rows else None
     if own is not None:
         shares = Shares(0.0, 0.0, None)
     elif plan.text_ids:
@@ -118,14 +139,13 @@ def prepare_raw(
             log.info(f"too few are left of what was kept; cutting again and keeping {work.margin} for each requested")
             splits = _make_splits(work, config, plan.shards, seed, pool, tokenizers.token_ids, own)
         _require_some(str(config.source), splits)
-        if (heldout := splits.counts["heldout"]) < FEW_HELDOUT:
+        if (heldout := splits.counts.get("heldout", FEW_HELDOUT)) < FEW_HELDOUT:
             log.warning(f"{heldout} held-out texts show a large difference only; expected {FEW_HELDOUT} or more texts")
         for split, wanted in splits.cut.requested.items():
             if wanted is not None and (count := splits.counts[split]) < wanted:
                 log.info(f"data.num_{split} is {wanted:,}, and the source gives {count:,}, which are all taken")
-        proof = _prove(work, splits, seed, pool)
+        proof = _prove(work, splits, seed, pool) if len(splits.counts) > 1 else None
         _finish(work, plan, splits, proof)
-        return PreparedSet(out)
 
 
 def _make_splits(
@@ -156,8 +176,7 @@ def _make_splits(
 
 def _require_some(source: str, splits: Splits) -> None:
     counts = splits.counts
-    summary = f"{counts['documents']:,} documents, {counts['queries']:,} queries, {counts['heldout']:,} held-out texts"
-    summary += f", {counts['dev']:,} development texts" if "dev" in counts else ""
+    summary = ", ".join(f"{count:,} {NAMES[split]}" for split, count in counts.items())
     most_first = sorted(splits.dropped.items(), key=lambda item: (-item[1], item[0]))
     if reasons := ", ".join(f"{reason}: {count:,}" for reason, count in most_first if count):
         summary += f"; dropped: {reasons}"
@@ -190,7 +209,7 @@ def _prove(work: WorkFolder, splits: Splits, seed: int, pool: Pool) -> DisjointP
     return proof
 
 
-def _finish(work: WorkFolder, plan: SourcePlan, splits: Splits, proof: DisjointProof) -> None:
+def _finish(work: WorkFolder, plan: SourcePlan, splits: Splits, proof: DisjointProof | None) -> None:
     cut, documents = splits.cut, Counter[str]()
     names = [f"{split}.arrow" for split in splits.domains]
     names += [name for name in ("rejected.jsonl", "documents/tokens.json") if (work.out / name).is_file()]
@@ -206,7 +225,7 @@ def _finish(work: WorkFolder, plan: SourcePlan, splits: Splits, proof: DisjointP
         "source": {"texts": cut.texts, "tokens": cut.tokens, "pieces": pieces, "cut_further": cut.cut_further},
         "dropped": dict(sorted(splits.dropped.items())),
         "rejected": dict(sorted(cut.rejected.items())),
-        "disjoint": asdict(proof),
+        **({"disjoint": asdict(proof)} if proof else {}),
     }
     unread = {"left_aside": list(plan.left_aside), "unread_fields": plan.unread_fields}
     work.finish(files, {**content, **{name: names for name, names in unread.items() if names}})

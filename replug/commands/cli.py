@@ -47,7 +47,7 @@ USAGE_STATUS = 2  # of typer, for options and arguments that a command does not 
 
 COMMANDS = {  # modules of `replug.commands` by group, in the order of `replug --help`
     "Train": ("train", "prepare", "slurm"),
-    "Evaluate": ("evaluate", "report"),
+    "Evaluate": ("evaluate", "compare", "report"),
     "Use": ("search", "ask", "export", "serve"),
     "Plan and check": ("plan", "doctor", "configs", "keys"),
 }

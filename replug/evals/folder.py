@@ -83,6 +83,10 @@ class EvaluationFolder:
         for path in self._shown:
             if path.exists():
                 print(f"{path.stem}: {path}")
+        return self.read_results()
+
+    def read_results(self) -> dict[str, Any]:
+        """Return what results.json holds."""
         results: dict[str, Any] = json.loads(self.results.read_text())
         return results
 

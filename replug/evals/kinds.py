@@ -7,11 +7,15 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.hub_names import check_names
 from replug.config.keys import keys_of
+from replug.config.load import load_evaluation_config
 from replug.config.methods import GENREAD, INTERNET_QA, LONG_CONTEXT, Method
+from replug.config.paths import check_evaluation_paths
 from replug.config.rules import evaluation_methods, lm_problems, rerank_lm_problems
 from replug.config.schema import EnsembleConfig
 from replug.data.store import Corpus
@@ -125,6 +129,15 @@ def check_evaluation(config: EvaluationConfig) -> EvaluationKind:
         if not is_read and attrgetter(key.path)(config) != key.default:
             raise UserError(f"{key.path} is set, but evaluation={config.evaluation} does not read it. Remove it")
     return kind
+
+
+def checked_evaluation(config: str | Path | EvaluationConfig, overrides: Sequence[str]) -> EvaluationConfig:
+    """Load the configuration of an evaluation. Raises UserError for the first thing that it lacks or cannot find."""
+    evaluation = load_evaluation_config(config, overrides)
+    check_evaluation(evaluation)
+    check_evaluation_paths(evaluation)
+    check_names(evaluation)
+    return evaluation
 
 
 def _problems(config: EvaluationConfig, kind: EvaluationKind, methods: Sequence[Method]) -> Iterator[str]:

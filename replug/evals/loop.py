@@ -61,13 +61,15 @@ class Metric:
 class Task:
     """One evaluation: its examples, its metrics, and how an example is put to the LM.
 
-    Methods are compared by the first metric. A task that only compares what was measured before has no `submit`. One
-    that `asks_twice` asks more when the first answer is there: waiting for that returns what waits for the rest.
+    Methods are compared by the first metric; a task that `compares_all` also compares each with the first method by
+    every metric. A task that only compares what was measured before has no `submit`. One that `asks_twice` asks more
+    when the first answer is there: waiting for that returns what waits for the rest.
     """
 
     examples: Sequence[Item]
     metrics: Mapping[str, Metric]
     asks_twice = False
+    compares_all = False
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Any]:
         """Put an example to the LM, and return what waits for its `Outcomes`."""

@@ -67,6 +67,11 @@ def compare(
                     entry.pop("p")
                 elif (other, method) != question:
                     corrected.append(entry)
+        if task.compares_all and other == methods[0].name:
+            for name, more in list(task.metrics.items())[1:]:
+                entry = measured.difference(method, other, more, measured.all)
+                entry.pop("p")
+                results[method][f"{name} - {other}"] = entry
     correct_for_many(corrected)
     for group, values in {"": paper.values, **paper.groups}.items():
         name = paper_metric(results, main, group)

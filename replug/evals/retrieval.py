@@ -46,6 +46,8 @@ class Retrieval(Task):
     An example without them has `answers`: documents that hold one of these are right.
     """
 
+    compares_all = True
+
     def __init__(
         self,
         examples: Sequence[Item],
@@ -89,7 +91,7 @@ def retrieval_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDa
     rows_of = corpus.corpus.rows_of(doc for of in judged for doc in of)
     _say_unknown("documents", {doc for of in judged for doc in of}, rows_of.keys(), "they count as never found")
     depth = min(method.k for method in evaluation_methods(config))
-    measures = MEASURES + (DEEP_MEASURES if depth >= min(DEEP, len(corpus.corpus)) else [])
+    measures = [*MEASURES, RR @ RECALL_DEPTH] + (DEEP_MEASURES if depth >= min(DEEP, len(corpus.corpus)) else [])
     if by_answers:
         log.info(f"{config.questions.path} names no gold documents: documents that hold an answer are right")
         measures = FIRST_MEASURES

@@ -45,14 +45,20 @@ log = logging.getLogger(__name__)
 
 
 def evaluate(config: EvaluationConfig) -> dict:
-    """Run or resume an evaluation; returns what `results.json` holds."""
+    """Run or resume an evaluation and print its table; returns what `results.json` holds."""
+    return measure(config).show()
+
+
+def measure(config: EvaluationConfig) -> EvaluationFolder:
+    """Run or resume an evaluation; returns its finished folder."""
     folder = EvaluationFolder(Path(config.out).expanduser())
     kind = check_evaluation(config)
     with sole_writer(folder.path):
-        return _evaluate(config, folder, kind)
+        _measure(config, folder, kind)
+    return folder
 
 
-def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: EvaluationKind) -> dict:
+def _measure(config: EvaluationConfig, folder: EvaluationFolder, kind: EvaluationKind) -> None:
     folder.path.mkdir(parents=True, exist_ok=True)
     source = lm_source(config.lm, folder.budget_file, folder.scores) if kind.asks_lm else None
     reranker, identity = None, source.identity if source else None
@@ -62,7 +68,7 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
     folder.require(config, identity)
     if folder.is_finished:
         log.info(f"{folder.path} holds a finished evaluation; give another out to measure again")
-        return folder.show()
+        return
     run_config, methods = config.run_config(), [*evaluation_methods(config), *kind.searches(config)]
     needs_corpus = config.data.corpus or any(method.takes_from_corpus for method in methods)
     corpus = corpus_to_index(run_config, folder.data, folder.data) if needs_corpus else None
@@ -97,7 +103,6 @@ def _evaluate(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluati
             rows = run_task(task, book, OutcomeFile(folder.outcomes), config.evaluation, num_in_flight)
     measured, compared = kind.settle(config, folder, task, rows)
     write_results(config, folder, kind, measured, book, compared, overlaps)
-    return folder.show()
 
 
 @contextmanager

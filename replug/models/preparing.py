@@ -11,10 +11,10 @@ from replug.cluster.ray_cluster import RayPool
 from replug.config.choices import TooLong
 from replug.config.errors import UserError
 from replug.config.paths import check_paths
-from replug.config.schema import Config
+from replug.config.schema import Config, DataConfig
 from replug.data.folder import INPUTS, Folder, sole_writer
 from replug.data.prepare.cutting import Tokenizers
-from replug.data.prepare.sets import Inputs, import_corpus, prepare_raw, prepare_rows, row_inputs
+from replug.data.prepare.sets import Inputs, import_corpus, prepare_documents, prepare_raw, prepare_rows, row_inputs
 from replug.data.prepare.work import LocalPool
 from replug.data.shards import OWN_CORPUS, prepared_folder
 from replug.data.sources.records import FieldMap
@@ -52,13 +52,17 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     if (folder := prepared_folder(out)).is_finished:
         folder.check(inputs)
         return PreparedSet(out)
-    workers = data.num_workers
-    with LocalPool(workers) if config.ray.address is None else RayPool(config, workers) as pool:
+    with _pool(config) as pool:
         if data.source:
             rows = _row_sources(config) if data.train else None
             return prepare_raw(data, config.seed, _tokenizers(config), out, inputs, pool, rows)
         rows, token_ids = _row_sources(config), _token_ids(config)
         return prepare_rows(**rows, out=out, inputs=inputs, pool=pool, token_ids=token_ids, fields=data.fields)
+
+
+def _pool(config: Config) -> LocalPool | RayPool:
+    workers = config.data.num_workers
+    return LocalPool(workers) if config.ray.address is None else RayPool(config, workers)
 
 
 def _make_way(folder: Folder, inputs: Inputs) -> None:
@@ -110,7 +114,10 @@ def _row_sources(config: Config) -> dict[str, str]:
 
 
 def corpus_to_index(config: Config, default_out: Path, index_root: Path) -> Corpus:
-    """Return the documents of the prepared set; with `data.corpus` alone, those of that file."""
+    """Return the documents of the prepared set; with `data.corpus` alone, those of that file.
+
+    Where no share of `data.source` becomes examples (`data.query_share`, `data.heldout_share`), all of it is documents.
+    """
     data = config.data
     if data.corpus and not (data.train or data.heldout):
         check_paths(config, corpus_only=True)
@@ -118,7 +125,18 @@ def corpus_to_index(config: Config, default_out: Path, index_root: Path) -> Corp
         if not any(made.is_dir() and made != out for made in index_root.glob("*")):  # nothing was made from it yet
             _make_way(prepared_folder(out), row_inputs({"corpus": data.corpus}, data.fields))
         return import_corpus(data.corpus, out, data.fields)
+    if data.source and _is_documents_alone(data):
+        out, inputs = index_root / OWN_CORPUS, data_inputs(config)
+        if (folder := prepared_folder(out)).is_finished:
+            folder.check(inputs)
+            return Corpus(out)
+        with _pool(config) as pool:
+            return prepare_documents(data, config.seed, _tokenizers(config), out, inputs, pool)
     return prepared_set(config, default_out)
+
+
+def _is_documents_alone(data: DataConfig) -> bool:
+    return not (data.train or data.query_share or data.heldout_share)
 
 
 def tokens_at_most(config: Config, prepared: PreparedSet) -> tuple[int, int] | None:
@@ -170,7 +188,7 @@ def _tokenizers(config: Config) -> Tokenizers:
             load_tokenizer(resolve_lm_path(name, "data.tokenizer"), "data.tokenizer").backend_tokenizer.to_str()
         )
     limits = _lm_limits(config)
-    if limits is None and config.lm.path is None:
+    if limits is None and config.lm.path is None and not _is_documents_alone(config.data):
         log.warning(
             f"data.tokenizer is {name}, and what the LM can hold is not known here: a piece with very long words may "
             "have more of its tokens than it takes. Give lm.path, or a server's lm.tokenizer"

@@ -5,21 +5,25 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 
 import ir_measures
 import pyarrow.parquet as pq
 import pytest
 from ir_measures import AP, R, nDCG
+from sentence_transformers import SentenceTransformer
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
+from replug.data.sources.built_in_texts import stand_in_texts
 from replug.evals import run
 from replug.evals.folder import EvaluationFolder
 from replug.models import build
 from replug.models.caching_lm import CachingLM
 from replug.models.lm_source import LMSource
+from replug.models.packaged import resolve_encoder_path
 from replug.models.score_cache import ScoreCache
 from tests.support.command_line import CommandLine, start_process
 from tests.support.evaluating import on_run, typed, wait_for_lines
@@ -192,6 +196,24 @@ def trec_qrels(beir: Path) -> Path:
     lines = [f"{query} 0 {document} {grade}\n" for query, document, grade in rows if query != "lost"]
     (beir / "qrels.trec").write_text("".join(lines))
     return beir / "qrels.trec"
+
+
+def test_two_models_are_compared_by_questions_on_a_folder_of_texts(replug, tmp_path):
+    texts = [text.text for text in islice(stand_in_texts(), 30)]
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate(texts):
+        (tmp_path / f"texts/{number}.txt").write_text(text)
+    asked = [{"question": text[-300:], "answers": [text[-60:]]} for text in texts]
+    worse = SentenceTransformer(resolve_encoder_path("stand_in"), prompts={"query": f"{texts[7][:300]} "})
+    worse.save_pretrained(str(tmp_path / "worse"))
+    given = ("--on", write_jsonl(tmp_path / "asked.jsonl", asked), "--documents", tmp_path / "texts")
+    written = ("--exit-status", "--json", tmp_path / "judged.json")
+    ended = replug("compare", "stand_in", tmp_path / "worse", *given, *written, "num_resamples=200")
+    assert ended.status == 4 and "cut into 60 documents" in ended.errors, ended.printed
+    assert ended.output.splitlines()[-1].startswith("VERDICT: HARMED, MRR@20 -0.")
+    judged = json.loads((tmp_path / "judged.json").read_text())
+    assert judged["verdict"] == "HARMED" and judged["interval"][1] < 0 and "nDCG" not in ended.output
+    assert judged["results"]["lsr"]["Success@5 - replug"]["value"] < 0
 
 
 def test_a_first_try_that_measured_nothing_claims_nothing(evaluate, replug, tmp_path, corpus, questions):

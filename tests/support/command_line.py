@@ -76,7 +76,9 @@ class Ended:
 
 
 def _wants_ray(command: object = None, *typed: object) -> bool:
-    return command in ("train", "evaluate") or (command == "prepare" and bool({"--index", "--labels"} & set(typed)))
+    return command in ("train", "evaluate", "compare") or (
+        command == "prepare" and bool({"--index", "--labels"} & set(typed))
+    )
 
 
 class CommandLine:

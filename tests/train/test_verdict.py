@@ -64,7 +64,7 @@ def asked(value: float, low: float, high: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("texts", "questions", "verdict", "words"),
     [
-        (None, (0.1, 0.04, 0.2), HELPED, "By questions it helped: of 40 held-out questions"),
+        (None, (0.1, 0.04, 0.2), HELPED, "By questions it helped: of 40 questions"),
         (None, (0.01, -0.06, 0.1), NOT_SHOWN, "only differences above 0.08"),
         (None, (0.0, 0.0, 0.0), NOT_SHOWN, "By questions it is the same"),
         ((-0.03, -0.07, -0.01), (-0.1, -0.2, -0.04), HARMED, "It helped. HARMED by questions"),

@@ -1,0 +1,117 @@
+"""`replug compare`: judge a tuned model by one's own questions."""
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from replug.commands.command import Overrides
+from replug.config.errors import UserError
+from replug.config.paths import find_config, require_folder
+
+if TYPE_CHECKING:
+    from replug.evals.tables import Table
+
+SHOWN = ("Success@1", "Success@5", "Success@20", "MRR@20", "nDCG@10")  # the last where gold documents are known
+
+
+def compare(
+    base: Annotated[str, typer.Argument(help="Model to compare with: a folder, a hub name or package:minilm.")],
+    tuned: Annotated[str, typer.Argument(help="Model that is judged, such as a fine-tuned one, or a run.")],
+    overrides: Overrides = None,
+    *,
+    questions: Annotated[
+        str, typer.Option("--on", metavar="ROWS", help="Questions with answers, or with gold (ids of documents).")
+    ],
+    documents: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Rows, or a folder of texts. Default: ROWS, where it is a folder of BEIR."),
+    ] = None,
+    exit_status: Annotated[
+        bool, typer.Option("--exit-status", help="Exit with 3 for NO DIFFERENCE SHOWN, and with 4 for HARMED.")
+    ] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the verdict and all measures as JSON.")
+    ] = None,
+) -> None:
+    """Compare two sentence-transformers models by questions on your documents, with intervals and a verdict.
+
+    A document is right if it is gold or, without gold, holds an answer. HELPED and HARMED mean that the 95% interval of
+    the paired difference in mean reciprocal rank (MRR@20) lies above or below 0. It runs `replug evaluate
+    eval_retrieval`, whose keys it takes; out=DIR keeps what that writes.
+
+    replug compare sentence-transformers/all-MiniLM-L6-v2 models/tuned --on questions.jsonl --documents docs/
+    """
+    from replug.data.files import write_json
+    from replug.evals.kinds import checked_evaluation
+    from replug.evals.run import measure
+    from replug.evals.tables import print_blocks, reading_line
+    from replug.messages import quiet_transformers
+    from replug.train.evaluation import QUESTION, QUESTIONS
+    from replug.train.verdict import EXIT_STATUSES, MRR, verdict_of
+
+    if json_file is not None:
+        require_folder("--json", json_file.absolute().parent)
+    before, after = QUESTION
+    with tempfile.TemporaryDirectory(prefix="replug-compare-") as temporary, quiet_transformers():
+        keys = {
+            "out": temporary,
+            "methods": f"[{before},{after}]",
+            "retriever.path": _model(base),
+            f"retrievers.{after}": _model(tuned),
+            "questions.path": questions,
+            **_documents(questions, documents),
+        }
+        given = [*(f"{key}={value}" for key, value in keys.items()), *(overrides or [])]
+        results = measure(checked_evaluation(find_config("eval_retrieval"), given)).read_results()["retrieval"]
+    judged = verdict_of({QUESTIONS: results})
+    assert judged is not None
+    verdict, entry = judged["verdict"], results[after][f"{MRR} - {before}"]
+    print_blocks([_table(results[before], results[after], before), reading_line(0, entry)])
+    if json_file is not None:
+        content = {"verdict": verdict, "measure": MRR, **entry, "base": base, "tuned": tuned, "results": results}
+        write_json(json_file, content)
+    low, high = entry["interval"]
+    print(f"VERDICT: {verdict}, {MRR} {entry['value']:+.4f} (95% interval {low:+.4f} to {high:+.4f})")
+    if exit_status:
+        raise typer.Exit(EXIT_STATUSES[verdict])
+
+
+def _model(path: str) -> str:
+    """Return the folder of a run's tuned retriever; other models as they are named."""
+    from replug.models.packaged import resolve_encoder_path
+
+    return resolve_encoder_path(path) if Path(path).expanduser().is_dir() else path
+
+
+def _documents(questions: str, documents: str | None) -> dict[str, Any]:
+    """Return the keys of documents: rows as they are, or texts, which are cut into documents."""
+    from replug.data.row_files import FILES_OF_ROWS, beir_folder
+    from replug.data.sources.lines import format_of
+    from replug.data.sources.shards import files_of
+
+    if documents is None and beir_folder(questions) is None:
+        raise UserError("--documents is missing; expected a file of rows (id, text) or a folder of texts")
+    documents = documents or questions
+    formats = {format_of(path) for path in files_of(documents) or ()} if beir_folder(documents) is None else set()
+    if not formats - {*FILES_OF_ROWS, None}:
+        return {"data.corpus": documents}
+    cut = {"data.tokenizer": "retriever", "data.document_tokens": 128, "data.max_rejected_share": 0.1}
+    return {"data.source": documents, **cut, "data.query_share": 0, "data.heldout_share": 0}
+
+
+def _table(base: dict[str, Any], tuned: dict[str, Any], before: str) -> "Table":
+    """Show each measure of both models and their difference, with 95% intervals."""
+    from replug.evals.tables import Table
+
+    def cell(entry: dict[str, Any], sign: str = "") -> str:
+        low, high = entry["interval"]
+        return f"{entry['value']:{sign}.4f} ({low:{sign}.4f} to {high:{sign}.4f})"
+
+    rows = [
+        [name, cell(base[name]), cell(tuned[name]), cell(tuned[f"{name} - {before}"], "+")]
+        for name in SHOWN
+        if name in tuned
+    ]
+    return Table(["", "base (95% interval)", "tuned (95% interval)", "difference (95% interval)"], rows)
