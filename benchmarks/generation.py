@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     arguments = parser.parse_args()
     print(describe_machine(torch.get_num_threads()))
-    local = HuggingFaceLM(resolve_lm_path("package:smollm2"), resolve_dtype(arguments.dtype))
+    local = HuggingFaceLM(resolve_lm_path("package:smollm2"), dtype=resolve_dtype(arguments.dtype))
     cut = Cutter(local.tokenizer, 100 * (NUM_DOCUMENTS + arguments.prompts), seed=0)
     if arguments.samples:
         compare_rows(local, cut, arguments)

@@ -119,7 +119,7 @@ def main() -> None:
     print(describe_machine(arguments.threads))
 
     path = resolve_lm_path("package:smollm2")
-    lm = HuggingFaceLM(path, torch.bfloat16)
+    lm = HuggingFaceLM(path, dtype=torch.bfloat16)
     texts = mixed_pairs(lm.tokenizer, arguments.queries)
     pairs = [pair_token_ids(lm.tokenizer, p, c) for p, c in zip(texts.prefixes, texts.continuations, strict=True)]
     tokens = sum(len(b) + len(a) for b, a in pairs)

@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     arguments = parser.parse_args()
     print(describe_machine(torch.get_num_threads()))
-    lm = HuggingFaceLM(resolve_lm_path(LM), resolve_dtype("auto"))
+    lm = HuggingFaceLM(resolve_lm_path(LM), dtype=resolve_dtype("auto"))
     cut = Cutter(lm.tokenizer, 100 * arguments.questions, seed=0)
     questions = [cut.text(30, 60) for _ in range(arguments.questions)]
     with served(arguments.directory, arguments.k) as client:

@@ -20,6 +20,7 @@ from replug.models.black_box_lm import require_texts
 from replug.models.encoder import Encoder, require_finite_vectors
 from replug.models.encoder_files import has_tuned_queries
 from replug.models.ensemble import Retrieved
+from replug.models.hardware import available_cores
 
 
 class LocalIndex:
@@ -95,6 +96,20 @@ class IndexRetriever:
             ]
             for nearest, own in zip(rows, similarities, strict=True)
         ]
+
+
+class RunRetriever(IndexRetriever):
+    """Searches the newest published index of a run, in this process; it stays open, whatever is published later.
+
+    `directory` is a run or the folder of an index. Raises UserError where nothing is published.
+
+    >>> retriever = RunRetriever("./my-run")
+    >>> [document.id for document in retriever.retrieve(["a market on Friday"], k=2)[0]]
+    ['d0', 'd1']
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        super().__init__(LocalIndex(index_folder(Path(directory).expanduser()), available_cores()))
 
 
 # Export -------------------------------------------------------------------------------------------------------------

@@ -9,13 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from replug.config.errors import UserError
+    from replug.config.errors import RunError, UserError
+    from replug.data.sources.built_in_texts import example_rows
+    from replug.index_workers.local_index import RunRetriever
     from replug.library import LSRTrainer, Results, evaluate, label, search
     from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, Mixture
     from replug.models.encoder import Encoder
     from replug.models.encoder_retriever import EncoderRetriever, TextEncoder
     from replug.models.ensemble import Retrieved, Retriever, Weighting, mix_token_logprobs, token_weights
     from replug.models.generation import Generated, GenerationOptions
+    from replug.models.http.server_source import ServerLM
     from replug.models.local.hf_lm import HuggingFaceLM
     from replug.models.local.stand_in_lm import StandInLM
     from replug.models.prompt import PromptTemplate
@@ -38,11 +41,15 @@ __all__ = [
     "Results",
     "Retrieved",
     "Retriever",
+    "RunError",
+    "RunRetriever",
+    "ServerLM",
     "StandInLM",
     "TextEncoder",
     "UserError",
     "Weighting",
     "evaluate",
+    "example_rows",
     "label",
     "mix_token_logprobs",
     "search",
@@ -64,11 +71,15 @@ _MODULES = {
     "Results": "replug.library",
     "Retrieved": "replug.models.ensemble",
     "Retriever": "replug.models.ensemble",
+    "RunError": "replug.config.errors",
+    "RunRetriever": "replug.index_workers.local_index",
+    "ServerLM": "replug.models.http.server_source",
     "StandInLM": "replug.models.local.stand_in_lm",
     "TextEncoder": "replug.models.encoder_retriever",
     "UserError": "replug.config.errors",
     "Weighting": "replug.models.ensemble",
     "evaluate": "replug.library",
+    "example_rows": "replug.data.sources.built_in_texts",
     "label": "replug.library",
     "mix_token_logprobs": "replug.models.ensemble",
     "search": "replug.library",

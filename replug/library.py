@@ -75,8 +75,8 @@ class Results(Mapping[str, Any]):
 class LSRTrainer:
     """Tunes a retriever to a frozen LM (REPLUG LSR), as `replug train` does; resumes what `run_dir` holds.
 
-    `retriever` is a hub name, a folder or a `SentenceTransformer`. `lm` is a hub name, a folder, the URL of a server
-    or a `BlackBoxLM`, of which each scorer process gets a copy. `corpus` (id, text, optional title, domain, source),
+    `retriever` is a hub name, a folder or a `SentenceTransformer`. `lm` is a hub name, a folder, a `ServerLM` or a
+    `BlackBoxLM`, of which each scorer process gets a copy. `corpus` (id, text, optional title, domain, source),
     `train`, `dev` and `heldout` (context, continuation, optional query, id, domain, source, gold; or question, answers)
     are a file of rows (docs/formats.md), or rows: dicts, a `datasets.Dataset` or a `pandas.DataFrame`; documents may be
     mere texts.
@@ -240,16 +240,14 @@ def config_of_run(run: Path, overrides: Sequence[str]) -> Config:
 def search(directory: str | Path, text: str, k: int = 5) -> "list[Retrieved]":
     """Return the `k` documents that a run's retriever, or an index, finds for a text; the most similar first.
 
-    The newest published version of the index is searched, in this process. Raises UserError where there is none.
+    The newest published version of the index is opened and searched, in this process; `RunRetriever` opens it once for
+    many texts. Raises UserError where there is none.
     """
     if not text.strip():
         raise UserError("the text is empty; expected a text to search with")
-    from replug.index_workers.build_plan import index_folder
-    from replug.index_workers.local_index import IndexRetriever, LocalIndex
-    from replug.models.hardware import available_cores
+    from replug.index_workers.local_index import RunRetriever
 
-    index = LocalIndex(index_folder(Path(directory)), available_cores())
-    return IndexRetriever(index).retrieve([text], k)[0]
+    return RunRetriever(directory).retrieve([text], k)[0]
 
 
 # From objects to files and keys ----------------------------------------------------------------------------------
@@ -292,8 +290,11 @@ class _Given:
             keys["lm.url" if str(lm).startswith(("http://", "https://")) else "lm.path"] = str(lm)
         elif lm is not None:
             from replug.models.black_box_lm import BlackBoxLM
+            from replug.models.http.server_source import ServerLM
             from replug.models.lm_source import name_of
 
+            if isinstance(lm, ServerLM):  # connections are the process's, so a run opens its own
+                return cls(_dotted({**keys, **lm.keys}), objects)
             if not isinstance(lm, BlackBoxLM):
                 raise UserError(f"lm is a {type(lm).__name__}; expected a name, a folder, a URL or a BlackBoxLM")
             keys["lm.path"], own = name_of(lm), lm

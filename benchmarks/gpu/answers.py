@@ -16,7 +16,7 @@ def drawn_answers(kit: Kit) -> None:
     """Hold answers drawn in one row against those with keys and values of their own; time both, say their memory."""
     num_shots, num_samples = (200, 4) if kit.pretends else (2000, 20)
     for dtype in (torch.float32, torch.bfloat16):
-        lm, name = HuggingFaceLM("package:smollm2", dtype, kit.device), str(dtype).removeprefix("torch.")
+        lm, name = HuggingFaceLM("package:smollm2", dtype=dtype, device=kit.device), str(dtype).removeprefix("torch.")
         prompts, options = prompts_after_shots(Cutter(lm.tokenizer, 2 * num_shots, seed=0), num_shots, num_samples)
         kit.say(f"{name}: several prompts in one row are right", int(lm._cache_use.packed), at_least=1)
         draw, texts, seconds = partial(_draw, lm, prompts, options), [], []

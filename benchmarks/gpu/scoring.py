@@ -32,7 +32,7 @@ def random_lm(config: GPT2Config, device: torch.device) -> HuggingFaceLM:
         "require_sense": lambda lm, path: None,
     }
     with patch.multiple(hf_lm, **instead):
-        return HuggingFaceLM("random", torch.bfloat16, device)
+        return HuggingFaceLM("random", dtype=torch.bfloat16, device=device)
 
 
 def gpt2_xl(pretends: bool = False) -> GPT2Config:
@@ -143,9 +143,9 @@ def real_lm(kit: Kit) -> None:
     def logprobs(lm: HuggingFaceLM) -> np.ndarray:
         return np.concatenate([one.token_logprobs for one in lm.score(prefixes, continuations)])
 
-    expected = logprobs(HuggingFaceLM(path, torch.float32))
+    expected = logprobs(HuggingFaceLM(path))
     for dtype, mean, most in ((torch.float32, 1e-4, 1e-3), (torch.bfloat16, 0.06, 1.0)):
-        lm = HuggingFaceLM(path, dtype, kit.device)
+        lm = HuggingFaceLM(path, dtype=dtype, device=kit.device)
         name, apart = str(dtype).removeprefix("torch."), np.abs(logprobs(lm) - expected)
         kit.say(f"SmolLM2 {name}, nats a token from the CPU's, mean", float(apart.mean()), "nats", mean)
         kit.say(f"SmolLM2 {name}, nats a token from the CPU's, largest", float(apart.max()), "nats", most)
@@ -155,7 +155,7 @@ def real_lm(kit: Kit) -> None:
         took = kit.seconds(lambda tokens=tokens: score(lm, pairs, tokens), 3, 1)  # type: ignore[misc]
         kit.say(f"SmolLM2, passes of {tokens}", num_tokens(pairs) / took, "tokens/s")
     if not kit.pretends:
-        _halve(kit, HuggingFaceLM(path, torch.float32, kit.device), pairs[:256])
+        _halve(kit, HuggingFaceLM(path, device=kit.device), pairs[:256])
 
 
 def _halve(kit: Kit, lm: HuggingFaceLM, pairs: list[PairIds]) -> None:

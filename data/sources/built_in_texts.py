@@ -152,7 +152,11 @@ Row = dict[str, str | list[str]]
 
 
 def example_rows() -> dict[str, list[Row]]:
-    """Return 30, 16, 4 and 10 rows of `corpus`, `train`, `dev` and `heldout`; no text is in two of them."""
+    """Return 30, 16, 4 and 10 rows of `corpus`, `train`, `dev` and `heldout`; no text is in two of them.
+
+    >>> example_rows()["train"][0]["continuation"]
+    ' Monday morning.'
+    """
     corpus, texts = list[Row](), list[Row]()
     for number, town in enumerate(TOWNS):
         day = DAYS[(number * 5 + number // len(DAYS)) % len(DAYS)]

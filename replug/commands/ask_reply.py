@@ -38,14 +38,12 @@ from replug.config.rules import has_rerank_lm
 from replug.config.schema import LMConfig
 from replug.data.rows import one_line, read_documents
 from replug.index_workers.bm25 import BM25Index
-from replug.index_workers.build_plan import index_folder
-from replug.index_workers.local_index import IndexRetriever, LocalIndex
+from replug.index_workers.local_index import RunRetriever
 from replug.models.black_box_lm import AsyncLM, Mixture
 from replug.models.build import counting_template, limited_template, lm_source, load_encoder
 from replug.models.ensemble import REPLUG_WEIGHTS, Retrieved
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import GenerationOptions
-from replug.models.hardware import available_cores
 from replug.models.lm_source import LMSource
 from replug.train.run_dir import RunDirectory
 from replug.web import require_web
@@ -156,7 +154,7 @@ def find_evidence(question: str, k: int, options: AskOptions, config: AskConfig,
     if not k:
         return FoundEvidence(question, (), {})
     if options.index is not None:
-        retriever = IndexRetriever(LocalIndex(index_folder(options.index), available_cores()))
+        retriever = RunRetriever(options.index)
         [documents] = retriever.retrieve([question], k)
         return FoundEvidence(question, tuple(passages_of_documents(documents, _temperature(config, retriever))), {})
     require_web("--engine" if options.engine else "--corpus")

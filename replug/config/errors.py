@@ -20,7 +20,13 @@ class UserError(ValueError):
 
 
 class RunError(RuntimeError):
-    """A run cannot go on, though nothing was wrong at its start; exit status 1. What it had saved stays."""
+    """A run cannot go on, though nothing was wrong at its start; exit status 1. What it had saved stays.
+
+    `LSRTrainer.train` raises it, such as where a server stays away; the same call resumes the run.
+
+    >>> issubclass(RunError, RuntimeError)
+    True
+    """
 
 
 class NotFiniteError(RunError):

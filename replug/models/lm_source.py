@@ -196,7 +196,14 @@ class HuggingFaceSource(LocalSource):
         from replug.models.hardware import default_device
         from replug.models.local.hf_lm import HuggingFaceLM
 
-        return HuggingFaceLM(self.path, self.dtype, default_device(), self.tokens_per_batch, spread, self.identity)
+        return HuggingFaceLM(
+            self.path,
+            dtype=self.dtype,
+            device=default_device(),
+            tokens_per_batch=self.tokens_per_batch,
+            spread=spread,
+            identity=self.identity,
+        )
 
 
 PREFIX = "python:"

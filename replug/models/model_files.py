@@ -10,6 +10,7 @@ to them a sentence is no likelier than its words in another order, which it is b
 language. An LM that looks ahead, as an encoder does, scores a text by what stands after it. `require_sense` tries both.
 """
 
+import copy
 import hashlib
 import importlib.util
 import json
@@ -202,7 +203,22 @@ def load_lm_tokenizer(path: str) -> PreTrainedTokenizerBase:
     names = config.architectures or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, config.model_type)]
     if not CAUSAL_LMS & set(names):
         raise UserError(f"lm.path: {path} holds a {names[0]}; expected a causal LM, which predicts the next token")
-    tokenizer = load_tokenizer(path)
+    return _lm_tokenizer(load_tokenizer(path), config, path)
+
+
+def tokenizer_of_loaded(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
+    """Return a copy of the tokenizer that a loaded causal LM came with. Raises UserError if it is not the LM's own."""
+    kind = type(model).__name__
+    if kind not in CAUSAL_LMS:
+        raise UserError(f"model is a {kind}; expected a path, or a causal LM of transformers such as GPT2LMHeadModel")
+    if tokenizer is None:
+        raise UserError(f"tokenizer is missing; expected that of the {kind}: HuggingFaceLM(model, tokenizer)")
+    if not tokenizer.is_fast:
+        raise UserError(f"tokenizer is a {type(tokenizer).__name__}; expected a fast one (AutoTokenizer)")
+    return _lm_tokenizer(copy.deepcopy(tokenizer), model.config, model.name_or_path or kind)
+
+
+def _lm_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, path: str) -> PreTrainedTokenizerBase:
     if tokenizer.eos_token_id is None:
         raise UserError(f"lm.path: the tokenizer of {path} has no end-of-text token; set eos_token in its config")
     num_rows = getattr(config.get_text_config(), "vocab_size", None)
@@ -369,6 +385,17 @@ def lm_identity(path: str, dtype: torch.dtype) -> str:
         stamps = tuple((file.name, (status := file.stat()).st_size, status.st_mtime_ns) for file in files)
         name = _digest(folder, stamps)
     return f"{name}:{str(dtype).removeprefix('torch.')}"
+
+
+def loaded_identity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the hash of a loaded LM's configuration, tokenizer and weights."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update((model.config.to_json_string() + tokenizer.backend_tokenizer.to_str()).encode())
+    for name, weight in model.state_dict().items():
+        content = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        digest.update(content)
+    return f"loaded-{digest.hexdigest()}"
 
 
 @lru_cache(maxsize=8)  # a process asks for an identity more than once

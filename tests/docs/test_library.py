@@ -21,6 +21,7 @@ from replug.models.packaged import resolve_encoder_path
 from replug.serving.openai_api import LM_NAME
 from tests.support.command_line import CommandLine
 from tests.support.real_models import real_encoder
+from tests.support.small_index import write_small_index
 from tests.support.tiny_lms import load, random_lms_need_make_no_sense, write_gpt2  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
@@ -29,10 +30,11 @@ PAGE = ROOT / "docs/library.md"
 
 @pytest.fixture(scope="module")
 def with_an_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with local weights in `my-lm`, as a user's may be; MiniLM is there too."""
+    """A folder with local weights in `my-lm` and an index in `my-run`, as a user's may be; MiniLM is there too."""
     real_encoder()
     folder = tmp_path_factory.mktemp("library")
     load(write_gpt2, folder / "my-lm")
+    write_small_index(folder / "my-run", ["the market on Friday", "the boat on the lake"])
     return folder
 
 

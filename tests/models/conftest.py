@@ -21,7 +21,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def smollm2() -> HuggingFaceLM:
-    return HuggingFaceLM(real_lm(), torch.float32)
+    return HuggingFaceLM(real_lm())
 
 
 @pytest.fixture

@@ -180,7 +180,7 @@ def test_what_a_model_does_to_its_logits_is_done_in_float32(dtype: torch.dtype, 
     torch.manual_seed(0)
     capping().save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
-    lm = HuggingFaceLM(str(tmp_path), dtype)
+    lm = HuggingFaceLM(str(tmp_path), dtype=dtype)
     assert lm._head is None  # its logits are more than a product
     with torch.inference_mode():
         logits = lm.model(torch.arange(40)[None]).logits
@@ -197,9 +197,9 @@ def test_a_half_precision_lm_scores_and_continues_with_float32_logits(
     torch.manual_seed(0)
     write_llama(tmp_path)
     write_tokenizer(tmp_path)
-    lm = HuggingFaceLM(str(tmp_path), dtype)
+    lm = HuggingFaceLM(str(tmp_path), dtype=dtype)
     assert isinstance(lm._head, Float32Head)
-    whole = HuggingFaceLM(str(tmp_path), dtype)
+    whole = HuggingFaceLM(str(tmp_path), dtype=dtype)
     whole._head, whole._shares = None, False
     for a, b in zip(lm.score(PREFIXES, CONTINUATIONS), whole.score(PREFIXES, CONTINUATIONS), strict=True):
         np.testing.assert_allclose(a.token_logprobs, b.token_logprobs, atol=1e-4)

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,17 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.load import load_ask_config
 from replug.config.schema import LMConfig
+from replug.library import LSRTrainer
 from replug.models import build
 from replug.models.black_box_lm import AsyncLM
 from replug.models.build import lm_source, lm_tokenizer_json, opened_lm
+from replug.models.encoder_retriever import EncoderRetriever
+from replug.models.ensemble import Retrieved
 from replug.models.generation import GenerationOptions
+from replug.models.http.server_source import ServerLM
 from replug.models.lm_source import HuggingFaceSource
 from replug.models.local.stand_in_lm import StandInLM
+from replug.models.replug_lm import ReplugLM
 from tests.support import toy_backend
 from tests.support.command_line import CommandLine
 from tests.support.fault_server import MODEL, FaultServer
@@ -68,6 +74,25 @@ def test_a_server_is_asked_and_probed_before_anything_heavy_and_is_the_lm_that_i
         again = lm_source(lm, tmp_path / "budget.json", tmp_path / "scores.sqlite")
         assert again.identity == source.identity
         again.open_here().close()
+
+
+def test_a_server_is_an_lm_of_the_library_that_documents_are_mixed_for_and_that_a_run_asks(tmp_path: Path) -> None:
+    with FaultServer() as server:
+        with closing(ServerLM(server.url, MODEL, max_concurrency=2)) as lm:
+            documents = [Retrieved("a b c", 1.0, "first"), Retrieved("c d", 0.0, "second")]
+            [mixed_score] = ReplugLM(lm, EncoderRetriever(Letters(), ["a"]), k=2).score(["a"], [" b"], [documents])
+            alone = [lm.score([f"{document.text}\na"], [" b"])[0].sum_logprob for document in documents]
+            assert min(alone) < mixed_score.sum_logprob < max(alone)
+            rows = {"corpus": ["a b"], "train": [{"context": "a", "continuation": " b"}], "run_dir": tmp_path}
+            trainer = LSRTrainer("stand_in", lm, **rows, heldout=rows["train"], config="own_data_online")
+            assert (trainer.config.lm.url, trainer.config.lm.max_concurrency) == (server.url, 2)
+        with pytest.raises(UserError, match=r"lm\.modle: unknown key; did you mean lm\.model"):
+            ServerLM(server.url, MODEL, modle="words")
+
+
+class Letters:
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        return [[text.count(letter) for letter in "abc"] for text in texts]
 
 
 def test_a_server_that_is_not_there_is_told_at_once_and_its_tokenizer_needs_no_server(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
     CohereConfig,
     CohereForCausalLM,
 )
 
-from replug.config.errors import RunError
+from replug.config.errors import RunError, UserError
 from replug.models import model_files
 from replug.models.lm_source import HuggingFaceSource
 from replug.models.local.hf_lm import HuggingFaceLM
@@ -68,6 +70,19 @@ def assert_same_scores(lm: HuggingFaceLM, other: HuggingFaceLM) -> None:
 
 def test_log_probs_equal_a_naive_loop(lm: HuggingFaceLM) -> None:
     assert_equals_naive_loop(lm)
+
+
+def test_a_loaded_model_scores_as_its_folder_here_and_in_another_process(folder: Path, lm: HuggingFaceLM) -> None:
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    loaded = HuggingFaceLM(model, tokenizer)
+    assert_same_scores(lm, loaded)
+    assert_same_scores(lm, pickle.loads(pickle.dumps(loaded)))
+    assert HuggingFaceLM(model, tokenizer).identity == loaded.identity
+    with torch.no_grad():
+        next(model.parameters()).add_(0.01)
+    assert HuggingFaceLM(model, tokenizer).identity != loaded.identity
+    with pytest.raises(UserError, match="tokenizer is missing"):
+        HuggingFaceLM(model)
 
 
 @pytest.mark.parametrize("tokens_per_batch", [1, 60, 100_000])

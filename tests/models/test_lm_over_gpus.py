@@ -64,7 +64,7 @@ def lm(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyP
         model = make(dtype)
         model.config.save_pretrained(folder)
         monkeypatch.setattr(hf_lm, "load_causal_lm", lambda *_: model)
-        yield HuggingFaceLM(str(folder), dtype, spread=True)
+        yield HuggingFaceLM(str(folder), dtype=dtype, spread=True)
 
 
 def test_it_scores_after_a_prefix_that_all_share(lm: HuggingFaceLM) -> None:

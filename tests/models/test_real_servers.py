@@ -138,7 +138,7 @@ def spec(vllm: RealServer) -> Iterator[LMConfig]:
 
 @pytest.fixture(scope="module")
 def local(smollm2: str) -> list[np.ndarray]:
-    lm = HuggingFaceLM(smollm2, torch.bfloat16)
+    lm = HuggingFaceLM(smollm2, dtype=torch.bfloat16)
     return [score.token_logprobs for score in lm.score(PREFIXES, AFTER)]
 
 
@@ -167,7 +167,7 @@ def test_vllm_passes_the_probe_and_gives_what_local_weights_give(
 
 @pytest.mark.parametrize("api", ["chat", "prompt_logprobs"])
 def test_vllm_says_yes_as_local_weights_do(spec: LMConfig, smollm2: str, api: str) -> None:
-    here = HuggingFaceLM(smollm2, torch.bfloat16)
+    here = HuggingFaceLM(smollm2, dtype=torch.bfloat16)
     asked = [f"{text}\nIs that about the capital of France? Answer Yes or No." for text in DOCUMENTS]
     teacher = replace(spec, api=ServerAPI(api), score=Teacher.yes, tokenizer=None if api == "chat" else smollm2)
     lm = TeacherLM(connect(teacher, RequestBudget(None)), "vllm", Teacher.yes)

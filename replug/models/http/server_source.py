@@ -6,16 +6,19 @@ knows the model again.
 """
 
 import hashlib
+import json
 import logging
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from replug.config.choices import ServerAPI, Teacher
 from replug.config.errors import RunError, UserError
+from replug.config.load import load_ask_config
+from replug.config.rules import require_logprobs
 from replug.config.schema import LMConfig
 from replug.data.files import json_sha256
 from replug.models.generation import GenerationOptions
@@ -30,6 +33,8 @@ if TYPE_CHECKING:  # seconds to import
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
+
+LM = TypeVar("LM", bound=HttpLM)
 
 # How much a document must help each token of the text it holds. Language models gain several nats.
 LEAST_HELP_NATS = 0.5
@@ -50,13 +55,36 @@ NUM_GENERATED = 4
 YES_OR_NO = "Paris is the capital of France.\nIs Paris in France? Answer yes or no.\nAnswer:"
 
 
+class ServerLM(HttpLM):
+    """A `BlackBoxLM` behind a server of OpenAI's API, such as vLLM, which is the paper's black box.
+
+    `model` is its name there. Further keys are those of the section `lm` (`replug keys lm`), such as `tokenizer`, `api`
+    and `max_tokens_sent`. The server is probed first: raises UserError where it gives no log-probs of prompts, or wrong
+    ones. `close` ends its connections.
+
+    >>> lm = ServerLM("http://127.0.0.1:8000/v1", "gpt2", tokenizer="gpt2")  # doctest: +SKIP
+    >>> lm.score(["a boat"], [" on the lake"])[0].sum_logprob < 0  # doctest: +SKIP
+    True
+    """
+
+    def __init__(self, url: str, model: str, **keys: Any) -> None:
+        self.keys = {"lm.url": url, "lm.model": model, **{f"lm.{name}": value for name, value in keys.items()}}
+        config = load_ask_config([f"{name}={json.dumps(value)}" for name, value in self.keys.items()]).lm
+        require_logprobs(config)
+        super().__init__(config, RequestBudget(None, max_tokens=config.max_tokens_sent))
+        _probed(self, config)
+
+
 def connect(config: LMConfig, budget: RequestBudget) -> HttpLM:
     """Return the LM of a server that passed the probe, with its fingerprint and an identity made of it.
 
     Its `max_tokens` leaves room for the one token that every request generates; None if the server does not list a
     length. Raises UserError for a server that does not pass, and BudgetSpent.
     """
-    lm = HttpLM(config, budget)
+    return _probed(HttpLM(config, budget), config)
+
+
+def _probed(lm: LM, config: LMConfig) -> LM:
     try:
         if config.score is Teacher.logprob:
             lm.fingerprint = probe(lm)

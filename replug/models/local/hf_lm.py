@@ -8,12 +8,14 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from replug.config.errors import RunError
+from replug.config.errors import RunError, UserError
 from replug.models.architecture import is_out_of_memory, no_cache, tried, use_cpu_attention, use_fused_gelu
 from replug.models.batching import even_batches, padded_groups, tokens_per_pass
 from replug.models.black_box_lm import (
@@ -56,8 +58,10 @@ from replug.models.model_files import (
     lm_shape,
     load_causal_lm,
     load_lm_tokenizer,
+    loaded_identity,
     longest_input,
     require_sense,
+    tokenizer_of_loaded,
 )
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import (
@@ -94,37 +98,56 @@ def _read_first(answers: Sequence[MixedAnswer]) -> Rows:
 
 
 class HuggingFaceLM:
-    """A `BlackBoxLM` over local weights: a folder, a GGUF file, a hub name, or `package:smollm2`.
+    """A `BlackBoxLM` over local weights: a folder, a GGUF file, a hub name, `package:smollm2`, or a loaded model.
 
-    `spread` lays the layers over all visible GPUs, for models larger than one. `identity` is given where the weights
-    have been hashed already. Raises UserError for what is not a trained causal LM with its own tokenizer.
+    A loaded model comes with its tokenizer and stays where it is, in its dtype. It is taken over: its weights are
+    frozen, and its attention and output layer may be exchanged for others of the same weights. A path is loaded in
+    `dtype` (float32) to `device` ("cpu"); `spread` lays the layers over all visible GPUs, for models larger than one.
+    `identity` is given where the weights have been hashed already. Raises UserError for what is not a trained causal LM
+    with its own tokenizer.
 
     >>> lm = HuggingFaceLM("./my-lm")  # or "package:smollm2", a GGUF file, a name on the hub
     >>> lm.score(["a boat"], [" on the lake"])[0].sum_logprob < 0
+    True
+    >>> from transformers import AutoModelForCausalLM, AutoTokenizer
+    >>> model, tokenizer = (kind.from_pretrained("./my-lm") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    >>> HuggingFaceLM(model, tokenizer).score(["a boat"], [" on the lake"])[0].num_tokens > 1
     True
     """
 
     def __init__(
         self,
-        path: str,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
+        model: str | Path | PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
         tokens_per_batch: int | None = None,
         spread: bool = False,
         identity: str | None = None,
     ) -> None:
-        path = resolve_lm_path(str(path))
-        self.tokenizer = load_lm_tokenizer(path)
-        self.model = load_causal_lm(path, dtype, "auto" if spread else None)
+        if isinstance(model, str | Path):
+            if tokenizer is not None:
+                raise UserError(f"tokenizer is given, but {model} has its own; expected it with a loaded model only")
+            path, dtype = resolve_lm_path(str(model)), dtype or torch.float32
+            self.tokenizer = load_lm_tokenizer(path)
+            self.model = load_causal_lm(path, dtype, "auto" if spread else None)
+            self.identity = identity or lm_identity(path, dtype)
+            if not spread:
+                self.model.to(device or "cpu")  # type: ignore[arg-type]
+        else:
+            if dtype is not None or device is not None or spread:
+                raise UserError("dtype, device and spread are of a path; expected a model that lies where it is to run")
+            self.tokenizer, self.model = tokenizer_of_loaded(model, tokenizer), model
+            self.identity = identity or loaded_identity(model, self.tokenizer)
+            path = model.name_or_path or type(model).__name__
+            spread = len({weight.device for weight in model.parameters()}) > 1
         self._is_spread = spread
-        if not spread:
-            self.model.to(device)  # type: ignore[arg-type]
         self.model.eval().requires_grad_(False)
         use_cpu_attention(self.model)
         use_fused_gelu(self.model)
         use_float32_head(self.model)
         on_gpu = self.model.device.type != "cpu"
-        self.identity = identity or lm_identity(path, dtype)
         self.max_tokens: int | None = longest_input(self.model.config)
         self.counts = PassCounts()
         self._head = tried(partial(separable_head, self.model), None)
