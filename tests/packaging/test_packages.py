@@ -1,6 +1,7 @@
 """The packages work: sdist, the wheel that is made from it, a fresh environment, a training run by a shipped name."""
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 import tarfile
@@ -67,6 +68,18 @@ def test_the_wheel_of_the_sdist_is_the_wheel_of_the_checkout(wheel: Path, tmp_pa
     } <= names[0]
     assert {name.split("/")[0] for name in names[0]} == {"replug", f"replug-{replug.__version__}.dist-info"}
     assert f"\nversion: {replug.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_page_of_pypi_has_no_link_to_a_file(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def described(path: Path) -> str:
+        return zipfile.ZipFile(path).read(f"replug-{replug.__version__}.dist-info/METADATA").decode()
+
+    link = r"\]\((?!https://|#)"
+    assert re.search(link, (ROOT / "README.md").read_text()) and not re.search(link, described(wheel))
+    monkeypatch.setenv("REPO_URL", "https://example.org/replug")
+    page = described(build(ROOT, "wheel", tmp_path))
+    assert "](https://example.org/replug/raw/main/docs/weights.png)" in page and not re.search(link, page)
+    assert "Project-URL: Homepage, https://example.org/replug" in page
 
 
 @pytest.mark.slow
