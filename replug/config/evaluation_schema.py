@@ -25,6 +25,9 @@ class TextsConfig:
     scored_tokens: int = key(128, "Tokens scored together as one span (training: 128; authors' code: 768).", ABOVE_0)
     context_tokens: int = key(128, "Tokens before a span that the LM reads (authors' code: 128).", ABOVE_0)
     query_tokens: int = key(128, "Tokens before a span that form the query (paper: 128).", ABOVE_0)
+    document_tokens: int | None = key(
+        None, "Tokens of a document that the LM reads (authors' code: 128). Default: all.", ABOVE_0
+    )
     tokenizer: str | None = key(None, "LM whose tokenizer counts the tokens, as lm.path. Default: the evaluated LM.")
     detokenize: Detokenize = key(
         Detokenize.none,

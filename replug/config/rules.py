@@ -384,6 +384,17 @@ def _teacher_problems(config: Config) -> Iterator[str]:
         )
 
 
+def require_room(lm: LMConfig, max_tokens: int, text: int, document: int) -> None:
+    """Raise UserError where an LM does not hold a text's tokens with a document's; one that is cut keeps a part."""
+    left = max_tokens - text
+    if document > left and (left <= 0 or lm.too_long is TooLong.error):
+        fixes = f"texts.document_tokens={left}, or lm.too_long=truncate, which cuts documents"
+        raise UserError(
+            f"lm: {lm.path or lm.model} holds {max_tokens} tokens, but a text has {text} and a document {document}; "
+            f"expected {fixes if left > 0 else 'fewer texts.scored_tokens and texts.context_tokens, or another LM'}"
+        )
+
+
 def require_logprobs(lm: LMConfig) -> None:
     """Raise UserError for an LM that gives no log-probs of texts, where something is measured or answered by them."""
     for problem in lm_problems(lm):

@@ -5,7 +5,7 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -120,7 +120,7 @@ class EvidenceBook:
 
     `retrieves[row]` is False for an example that nothing can be retrieved for. `written` are the documents of
     `genread`, one for each example, where a method has them. `posterior` is how weights move where they follow the
-    text.
+    text. `cut` shortens documents before the LM reads them.
     """
 
     def __init__(
@@ -131,8 +131,9 @@ class EvidenceBook:
         retrieves: Sequence[bool],
         written: Sequence[WrittenDocument] = (),
         posterior: Weighting = POSTERIOR_WEIGHTS,
+        cut: Callable[[str], str] = str,
     ) -> None:
-        self.methods = methods
+        self.methods, self._cut = methods, cut
         self._posterior = posterior
         self._store, self._found, self._retrieves, self._written = corpus, found, retrieves, written
 
@@ -147,7 +148,7 @@ class EvidenceBook:
         if not method.takes_from_corpus:
             return None
         [text] = self._corpus.texts(self._found[method.found_by].doc_rows[row, :1])
-        return text
+        return self._cut(text)
 
     def similarities(self, method: Method, row: int) -> np.ndarray:
         """Return the similarities [K] of all documents that a retriever found, the nearest first; else none."""
@@ -212,7 +213,7 @@ class EvidenceBook:
             return replace(NOTHING, weighting=weighting)
         found = self._found[method.found_by]
         rows = found.doc_rows[row, : method.num_read]
-        texts, doc_rows = self._corpus.texts(rows), tuple(int(doc) for doc in rows)
+        texts, doc_rows = [*map(self._cut, self._corpus.texts(rows))], tuple(int(doc) for doc in rows)
         if method.is_concatenated:
             return Evidence(("\n".join(reversed(texts)),), np.zeros(1), doc_rows, is_concatenated=True)
         similarities = found.similarities[row, : method.num_read] if method.is_weighted else np.zeros(len(texts))

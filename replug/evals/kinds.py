@@ -40,7 +40,7 @@ MEASURES_TEXTS = (
     *MIXES,
     "exclude_own_source",
     *(f"texts.{name}" for name in ("path", "max_examples", "scored_tokens", "context_tokens", "query_tokens")),
-    *("texts.tokenizer", "texts.detokenize"),
+    *("texts.document_tokens", "texts.tokenizer", "texts.detokenize"),
 )
 DRAWS_QUESTIONS = ("questions.path", "questions.query", "questions.max_questions")
 SHOWS_SHOTS = (*MIXES, *DRAWS_QUESTIONS, "questions.shots")
@@ -71,7 +71,7 @@ class EvalDataset:
     `questions`, one for each query, are what an LM is to write documents for; none where the LM is asked no questions.
     `sources`, one for each query, are those whose documents it must not find; none where it may find all. `predicted`
     are the texts that an LM is to predict. `bare_prompts` are examples' names with their prompts without demonstration
-    and document, after which the LM must hold `num_after` tokens.
+    and document, after which the LM must hold `num_after` tokens. `cut` shortens documents before the LM reads them.
     """
 
     queries: Sequence[str]
@@ -81,6 +81,7 @@ class EvalDataset:
     predicted: Sequence[str] = ()
     bare_prompts: Sequence[tuple[str, str]] = ()
     num_after: int = 0
+    cut: Callable[[str], str] = str
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from replug.config.choices import Detokenize
 from replug.config.errors import RunError, UserError
 from replug.config.evaluation_schema import EvaluationConfig, TextsConfig
 from replug.config.methods import LONG_CONTEXT, POSTERIOR, REPLUG, WITHOUT_RETRIEVER, Method
-from replug.config.rules import evaluation_methods
+from replug.config.rules import evaluation_methods, require_room
 from replug.config.schema import LMConfig
 from replug.data.records import Example
 from replug.data.sources.records import FieldMap, Rejected, SourceText
@@ -60,6 +60,7 @@ HALF_BETA = 0.5  # of half a text's scores, which are noisier; at 0.1 they gain 
 BEST_DOCUMENT, Q_WEIGHTED, HALF_WEIGHTED = "best_document", "q_weighted", "half_weighted"
 ORACLES = {name: f"bits_{name}" for name in (BEST_DOCUMENT, Q_WEIGHTED, HALF_WEIGHTED)}  # and their numbers in outcomes
 MOVING = f"/{POSTERIOR}"  # ends the names of methods whose weights follow the text
+SAMPLED = 500  # texts, and documents, whose tokens are counted before anything is embedded
 LEAST_GAIN = 1e-4  # bits per byte: of less headroom a share would be noise
 
 
@@ -169,11 +170,50 @@ def lm_dataset(config: EvaluationConfig, corpus: Corpus | None, with_tokens: boo
         assert lm is not None
         return LanguageModelling(lm.lm, lm.template, spans, tokens_of)
 
+    cut = document_cutter(config)
+    require_room_for(config, spans, corpus, cut)
     sources = [span.source for span in spans] if config.exclude_own_source else []
     if sources:
         require_sources([span.id for span in spans], sources)
     predicted = [span.continuation for span in spans]
-    return EvalDataset([span.query for span in spans], make_task, sources=sources, predicted=predicted)
+    return EvalDataset([span.query for span in spans], make_task, sources=sources, predicted=predicted, cut=cut)
+
+
+def document_cutter(config: EvaluationConfig) -> Callable[[str], str]:
+    """Return what cuts a document to its first `texts.document_tokens` tokens of the LM, as the authors' code does."""
+    from replug.data.tokenizing import load_plain
+    from replug.models.build import lm_tokenizer_json
+
+    if (most := config.texts.document_tokens) is None:
+        return str
+    tokenizer = load_plain(lm_tokenizer_json(config.lm))
+    return lambda text: text[: TokenBorders.of(tokenizer, text).before(most)]
+
+
+def require_room_for(
+    config: EvaluationConfig, spans: Sequence[Example], corpus: Corpus | None, cut: Callable[[str], str]
+) -> None:
+    """Raise UserError, before anything is embedded, where the LM cannot hold texts with documents of the corpus.
+
+    A sample of both is counted, where the LM's limit and tokenizer are known.
+    """
+    from replug.models.build import has_tokenizer, lm_max_tokens, lm_tokenizer
+    from replug.models.pair_tokens import num_tokens, pair_token_ids
+
+    lm, limit = config.lm, lm_max_tokens(config.lm)
+    if limit is None or not has_tokenizer(lm):
+        return
+    tokenizer = lm_tokenizer(lm)
+    template = PromptTemplate(lm.separator, tokenizer, None, lm.prompt, lm.chat)
+    sampled = [scored_span(spans[row]) for row in draw_evenly(len(spans), SAMPLED, config.seed)]
+    pairs = [pair_token_ids(tokenizer, template.whole("", one.context), one.continuation) for one in sampled]
+    document, methods = 0, [method for method in evaluation_methods(config) if method.takes_from_corpus]
+    if corpus and methods:
+        rows = corpus.corpus.sample(np.random.default_rng(config.seed))[:SAMPLED]
+        counts = [num_tokens(tokenizer, cut(text)) for text in corpus.corpus.texts(rows)]
+        together = max(method.k if method.is_concatenated else 0 for method in methods)
+        document = max(*counts, int(together * np.mean(counts)))
+    require_room(lm, limit, max(len(before) + len(after) for before, after in pairs), document)
 
 
 def require_sources(ids: Sequence[str], sources: Sequence[str | None]) -> None:
@@ -322,7 +362,7 @@ def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterat
         yield "texts.path is missing; expected texts to measure, or held-out ones: data.prepared or data.source"
     if keys.path:
         return
-    usual = TextsConfig(max_examples=keys.max_examples, entities=keys.entities)
+    usual = TextsConfig(max_examples=keys.max_examples, document_tokens=keys.document_tokens, entities=keys.entities)
     for field in fields(TextsConfig):
         if getattr(keys, field.name) != getattr(usual, field.name):
             yield f"texts.{field.name} is set, but held-out texts are measured as they are; expected it with texts.path"

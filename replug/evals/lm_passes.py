@@ -75,16 +75,17 @@ def reranked(
     corpus: CorpusStore,
     retrieved: Mapping[str, RetrievedDocuments],
     queries: Sequence[str],
+    cut: Callable[[str], str] = str,
 ) -> dict[str, RetrievedDocuments]:
     """Return what each reranked method reads: its source's first k documents, the likeliest query first.
 
-    A blank query, which nothing is retrieved for, keeps the order.
+    A blank query, which nothing is retrieved for, keeps the order. The LM reads documents as `cut` shortens them.
     """
 
     def begin(rows: np.ndarray, query: str) -> Callable[[], np.ndarray]:
         if not query.strip():
             return lambda: np.zeros(len(rows))
-        prefixes = [lm.template.prefix(document, "", query) for document in corpus.texts(rows)]
+        prefixes = [lm.template.prefix(cut(document), "", query) for document in corpus.texts(rows)]
         future = lm.lm.submit(prefixes, [query] * len(prefixes))
         return lambda: np.array([score.sum_logprob for score in future.result()])
 

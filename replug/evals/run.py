@@ -89,14 +89,14 @@ def _measure(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluatio
             temperatures = settled_temperatures(config, corpus, methods, lms, folder)
             retrieved = with_temperatures(retrieved, temperatures)
             if lms and corpus:
-                retrieved |= reranked(lms, methods, corpus.corpus, retrieved, dataset.queries)
+                retrieved |= reranked(lms, methods, corpus.corpus, retrieved, dataset.queries, dataset.cut)
             written: list[WrittenDocument] = []
             if lms and any(method.source == GENREAD for method in methods):
                 written = write_documents(lms, dataset.questions, folder.written)
             retrieves = [bool(query.strip()) for query in dataset.queries]
             weighting = posterior_weighting(config.ensemble, config.lm, is_asked=bool(dataset.questions))
             documents = corpus.corpus if corpus else None
-            book = EvidenceBook(methods, documents, retrieved, retrieves, written, weighting)
+            book = EvidenceBook(methods, documents, retrieved, retrieves, written, weighting, dataset.cut)
             task = dataset.make_task(lms, book)
             overlaps = overlaps_with(config, corpus, task, folder.overlaps) if corpus else None
             num_in_flight = lms.num_in_flight if lms else EXAMPLES_IN_FLIGHT

@@ -14,7 +14,7 @@ from replug.cluster.packing import USABLE
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GENREAD, GOLD, LONG_CONTEXT, NONE, REPLUG, WITHOUT_RETRIEVER, Method
-from replug.config.rules import evaluation_methods, has_rerank_lm, lm_problems, tokens_read
+from replug.config.rules import evaluation_methods, has_rerank_lm, lm_problems, require_room, tokens_read
 from replug.data.row_files import count_rows
 from replug.data.shards import prepared_folder
 from replug.index_workers.build_plan import newest_encoder
@@ -76,7 +76,7 @@ def prompts_of(config: EvaluationConfig, num: int) -> list[Prompts]:
     if kind not in (*TEXTS, *QUESTIONS):
         expected = ", ".join((*TEXTS, *QUESTIONS, "internet_qa", "retrieval"))
         raise UserError(f"evaluation: no plan is known of {kind!r}; expected one of {expected}")
-    query, document = _query_tokens(config), _document_tokens(config)
+    query, document = _query_tokens(config), _read_tokens(config)
     reranked = [Prompts(num * method.k, document, end_tokens=query) for method in methods if method.is_reranked]
     of_methods = _prompts_of_texts if kind in TEXTS else _prompts_of_questions
     added = template_tokens(config.lm)
@@ -85,7 +85,7 @@ def prompts_of(config: EvaluationConfig, num: int) -> list[Prompts]:
 
 def _prompts_of_texts(config: EvaluationConfig, methods: Sequence[Method], num: int) -> Iterator[Prompts]:
     """Yield the prompts of language modelling: a document that several methods of one source read is scored once."""
-    (before, scored), document = _text_tokens(config), _document_tokens(config)
+    (before, scored), document = _text_tokens(config), _read_tokens(config)
     num_documents: dict[str, int] = {}  # by the source that retrieves them
     for method in methods:
         if method.source in (NONE, LONG_CONTEXT):
@@ -157,6 +157,20 @@ def _document_tokens(config: EvaluationConfig) -> int:
     return config.data.document_tokens or config.data.context_tokens
 
 
+def _read_tokens(config: EvaluationConfig) -> int:
+    """Return the tokens of a document that the LM reads of a text's."""
+    return min(_document_tokens(config), config.texts.document_tokens or _document_tokens(config))
+
+
+def _require_room(config: EvaluationConfig, size: ModelSize) -> None:
+    """Raise UserError where texts and documents of the lengths that the keys tell do not fit the LM."""
+    if size.positions and config.evaluation in TEXTS:
+        methods = [method for method in evaluation_methods(config) if method.takes_from_corpus]
+        together = max((method.k if method.is_concatenated else 1 for method in methods), default=0)
+        added = bool(config.lm.separator) + template_tokens(config.lm)
+        require_room(config.lm, size.positions, sum(_text_tokens(config)) + added, together * _read_tokens(config))
+
+
 def count_examples(config: EvaluationConfig, given: int | None) -> int:
     """Return `given`, or the examples that files or keys tell. Raises UserError where nothing tells."""
     if given is not None:
@@ -218,6 +232,8 @@ def _lm_costs(config: EvaluationConfig, devices: Devices, num: int) -> Iterator[
     if config.evaluation == "internet_qa" and has_rerank_lm(config):
         lms.append((config.rerank_lm, _prompts_of_passages(config, evaluation_methods(config), num)[1]))
     sizes = [lm_size(keys.path) if keys.path else None for keys, _ in lms]
+    if sizes and sizes[0]:
+        _require_room(config, sizes[0])
     local = [(keys, size) for (keys, _), size in zip(lms, sizes, strict=True) if size]
     gpus = _gpus_for(sum(scoring_bytes(keys, size, devices.has_bfloat16) for keys, size in local), devices)
     for (keys, own), size in zip(lms, sizes, strict=True):

@@ -23,7 +23,8 @@ class ModelSize:
     """Weights and widths. Biases and norms, under 0.2% of the weights, are left out.
 
     Every token is multiplied by the `layer_parameters`, which do not count embeddings and output layer. `dim` is the
-    width of an encoder's vectors; a layer that is `gated` has three matrices of `intermediate`.
+    width of an encoder's vectors; a layer that is `gated` has three matrices of `intermediate`. `positions` are the
+    tokens that its table of positions holds, 0 where it has none.
     """
 
     name: str
@@ -35,6 +36,7 @@ class ModelSize:
     parameters: int
     dim: int
     gated: bool = False
+    positions: int = 0
 
     def flop_per_token(self, num_tokens: int) -> float:
         """Return the forward FLOP of one token: two per weight, and attention over the whole sequence."""
@@ -64,11 +66,11 @@ def transformer(
     inner, width = intermediate or 4 * hidden, attention or hidden
     in_layers = layers * hidden * (2 * (width + (kv or width)) + (3 if gated else 2) * inner)
     whole = in_layers + hidden * (tables * vocabulary + positions)
-    return ModelSize("", layers, hidden, inner, vocabulary, in_layers, whole, hidden, gated)
+    return ModelSize("", layers, hidden, inner, vocabulary, in_layers, whole, hidden, gated, positions)
 
 
 _gpt2 = partial(transformer, vocabulary=50_257, positions=1024)
-_opt = partial(transformer, vocabulary=50_272, positions=2050)
+_opt = partial(transformer, vocabulary=50_272, positions=2048)  # and two that no token has
 _bloom = partial(transformer, vocabulary=250_880)
 _llama2 = partial(transformer, vocabulary=32_000, gated=True, tables=2)
 _BERT = transformer(12, 768, 30_522, positions=512)

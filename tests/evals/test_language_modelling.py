@@ -7,19 +7,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.config.errors import RunError
+from replug.config.errors import RunError, UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.load import load_evaluation_config
 from replug.config.methods import parse_methods
 from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
 from replug.evals.evidence import NOTHING, EvidenceBook, RetrievedDocuments, random_documents
-from replug.evals.language_modelling import LanguageModelling, headroom_lines, oracle_bits
+from replug.evals.kinds import EvalDataset
+from replug.evals.language_modelling import LanguageModelling, headroom_lines, lm_dataset, oracle_bits
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, outcome_rows
 from replug.evals.spans import ScoredSpan
+from replug.models.build import lm_tokenizer
 from replug.models.ensemble import Weighting, mix, prior_log_weights
 from replug.models.local.stand_in_lm import StandInLM
+from replug.models.preparing import corpus_to_index
 from replug.models.prompt import PromptTemplate
+from tests.support.command_line import ROOT
 from tests.support.known_lm import ImmediateLM, KnownLM
+from tests.support.preparing import write_jsonl
+from tests.support.tiny_lms import MAX_TOKENS, write_llama, write_tokenizer
 
 SEPARATOR = "\n\n"
 DOCUMENTS = ["red sky", "blue sea and red sky", "a green tree", "日本 の 空", "the sea the sea", "red red red"]
@@ -155,6 +163,33 @@ def test_the_last_tokens_of_the_context_move_weights_that_follow_the_text(corpus
             given = outcome["methods"][name]["detail"]["document_logprobs"]
             bits = outcome["methods"][name]["numbers"]["bits"]
             assert bits == pytest.approx(-mix(given, prior, *moves).sum() / math.log(2))
+
+
+def test_documents_are_cut_by_the_lms_tokens_and_what_cannot_fit_is_refused_before_a_search(tmp_path: Path) -> None:
+    lm, texts = tmp_path / "lm", tmp_path / "texts.jsonl"
+    write_llama(lm)
+    write_tokenizer(lm)
+    document = "the cat sat on the mat and the cat slept, " * 8
+    write_jsonl(texts, [{"text": "the cat sat on a much longer prefix, " * 60}])
+    write_jsonl(tmp_path / "corpus.jsonl", [{"id": "d", "text": document}])
+
+    def dataset_of(*keys: str) -> tuple[EvaluationConfig, EvalDataset]:
+        given = ["data.source=null", f"data.corpus={tmp_path}/corpus.jsonl", f"texts.path={texts}", f"lm.path={lm}"]
+        given += [f"out={tmp_path}/out", "methods=[none,bm25@1]", "texts.scored_tokens=64", "texts.context_tokens=32"]
+        config = load_evaluation_config(ROOT / "configs/eval_lm.yaml", [*given, *keys])
+        corpus = corpus_to_index(config.run_config(), tmp_path / "data", tmp_path / "data")
+        return config, lm_dataset(config, corpus)
+
+    config, dataset = dataset_of("texts.document_tokens=16")
+    tokenizer = lm_tokenizer(config.lm)
+    assert dataset.cut(document) == tokenizer.decode(tokenizer.encode(document)[:16])
+    with pytest.raises(UserError, match=rf"holds {MAX_TOKENS} tokens, but a text has 9\d and a document \d+; .*=3\d"):
+        dataset_of()
+    dataset_of("lm.too_long=truncate")
+    with pytest.raises(UserError, match=r"and a document 0; expected fewer texts.scored_tokens"):
+        dataset_of("methods=[none]", "texts.scored_tokens=128", "lm.too_long=truncate")
+    with pytest.raises(UserError, match=r"a document 16; expected fewer texts.scored_tokens and texts.context_tokens"):
+        dataset_of("texts.document_tokens=16", "texts.scored_tokens=96", "lm.too_long=truncate")
 
 
 # Headroom ------------------------------------------------------------------------------------------------------------

@@ -54,6 +54,14 @@ def test_texts_are_read_after_each_document(methods: str, tokens: int) -> None:
     assert read_of("lm", methods, 7)[0] == 7 * tokens
 
 
+def test_texts_and_documents_that_the_lm_does_not_hold_have_no_plan() -> None:
+    spans = ["texts.scored_tokens=768", "data.document_tokens=160", "methods=[replug@1]"]
+    with pytest.raises(UserError, match=r"gpt2 holds 1024 tokens, but a text has 897 and a document 160; .*=127, or"):
+        planned("lm", *spans)
+    assert planned("lm", *spans, "texts.document_tokens=64")["lms"][0]["tokens_read"] == 100 * (64 + 128 + 768)
+    assert planned("lm", *spans, "lm.too_long=truncate")["lms"][0]["tokens_read"] > 0
+
+
 def test_weights_that_move_with_the_text_take_a_call_of_their_own() -> None:
     once, twice = (read_of("mmlu", "[replug@3/posterior]", 10, f"ensemble.read={read}")[0] for read in (0, 8))
     assert once < twice <= 2 * once
