@@ -8,12 +8,21 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A unit of retrieval. `source` names the text it was cut from; `domain` is for reporting."""
+    """A unit of retrieval. `source` names the text it was cut from; `domain` is for reporting.
+
+    The retriever embeds `embedded_title` before the text, the LM does not read it.
+    """
 
     id: str
     text: str
     domain: str
     source: str
+    embedded_title: str = ""
+
+    @property
+    def embedded_text(self) -> str:
+        """Return what the retriever embeds: "title text", as Contriever's and REPLUG's authors do."""
+        return f"{self.embedded_title} {self.text}" if self.embedded_title else self.text
 
 
 @dataclass(frozen=True, slots=True)

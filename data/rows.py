@@ -23,7 +23,7 @@ from replug.data.words import content_hash
 
 log = logging.getLogger(__name__)
 
-DOCUMENT_FIELDS = ("id", "text", "title", "domain", "source")
+DOCUMENT_FIELDS = ("id", "text", "title", "domain", "source", "embedded_title")
 EXAMPLE_FIELDS = ("id", "query", "context", "continuation", "domain", "source", "gold", "candidates")
 MOST_EMPTY = 0.5  # of all documents: more mean that the text is in another field
 QUESTION_FIELDS = ("id", "question", "answers", "domain", "source", "gold", "candidates")
@@ -47,7 +47,8 @@ ASKED = "Question:"
 def read_documents(source: str | Path, fields: Mapping[str, str] | None = None) -> Iterator[Document]:
     """Yield rows with `id`, `text`, optional `title`, `domain`, `source`; a title is put before the text.
 
-    A title alone is the text. Few documents may have neither, as in data sets of BEIR: they are counted and left out.
+    A title alone is the text; an `embedded_title` stands before the text in the vector alone. Few documents may have
+    neither, as in data sets of BEIR: they are counted and left out.
     Passages of rows such as DPR's are documents too; repeated ones are skipped.
     """
     passages: dict[str, int] = {}  # hashes of their words by id
@@ -80,6 +81,7 @@ def read_documents(source: str | Path, fields: Mapping[str, str] | None = None) 
             text="\n".join([title, *text] if title else text),
             domain=_optional(row, "domain", where) or "all",
             source=_optional(row, "source", where) or doc_id,
+            embedded_title=_optional(row, "embedded_title", where) or "",
         )
     if not hashes:
         raise UserError(f"{source} holds no documents")

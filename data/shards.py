@@ -1,6 +1,6 @@
 """The folder of a prepared set, and its corpus: shards of documents, Arrow for texts and arrays for token ids.
 
-    documents/00000.arrow        id, text, domain, source
+    documents/00000.arrow        id, text, domain, source; embedded_title, where some document has one
     documents/00000.tokens.npy   all rows' token ids, one after the other: uint16 where they fit, else uint32
     documents/00000.ends.npy     where each row's ids end, int64
     documents/tokens.json        which tokenizer, so that another retriever does not read them
@@ -33,6 +33,7 @@ EXAMPLE_SCHEMA = pa.schema(
     [(name, pa.string()) for name in ("id", "context", "continuation", "domain", "source")]
     + [("gold", pa.list_(pa.string()))]
 )
+OWN_DOCUMENT_COLUMNS = pa.schema([("embedded_title", pa.string())])  # where some document of the shard has one
 OWN_COLUMNS = pa.schema([("query", pa.string()), ("candidates", pa.list_(pa.string()))])  # where some example has them
 
 
@@ -49,7 +50,8 @@ def write_documents(folder: Path, documents: Iterable[Document]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
     for number, rows in enumerate(in_batches(documents, ROWS_PER_SHARD)):
-        write_rows(folder / f"{number:05d}.arrow", DOCUMENT_SCHEMA, rows)
+        own = OWN_DOCUMENT_COLUMNS if any(row.embedded_title for row in rows) else ()
+        write_rows(folder / f"{number:05d}.arrow", pa.schema([*DOCUMENT_SCHEMA, *own]), rows)
         count += len(rows)
     return count
 

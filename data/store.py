@@ -33,6 +33,7 @@ from replug.data.shards import (
     FIX,
     FOUND,
     OWN_COLUMNS,
+    OWN_DOCUMENT_COLUMNS,
     ROWS_PER_BATCH,
     STORE,
     TOKEN_RULES,
@@ -61,7 +62,7 @@ class CorpusStore:
             raise UserError(f"{folder} holds no documents; expected the shards that `replug prepare` writes")
         self._shards, self._files = shards, prepared_folder(folder.parent)
         self._files.require(f"{folder.name}/{TOKEN_RULES}")
-        tables = [_open_table(path, DOCUMENT_SCHEMA) for path in shards]
+        tables = [_open_table(path, DOCUMENT_SCHEMA, OWN_DOCUMENT_COLUMNS.names) for path in shards]
         count = sum(map(len, tables))
         written = self._files.manifest()["counts"]["documents"] if self._files.is_finished else count
         if written != count:  # a flipped bit may end a shard early
@@ -95,13 +96,19 @@ class CorpusStore:
         """Return texts in the requested order."""
         return self._columns(rows)["text"]
 
+    def embedded_texts(self, rows: Sequence[int] | np.ndarray) -> list[str]:
+        """Return what the retriever embeds of each document, in the requested order."""
+        return [document.embedded_text for document in self.documents(rows)]
+
     def sources(self, rows: Sequence[int] | np.ndarray) -> list[str]:
         """Return what each document was cut from, in the requested order."""
         return self._columns(rows)["source"]
 
     def documents(self, rows: Sequence[int] | np.ndarray) -> list[Document]:
         columns = self._columns(rows)
-        return [Document(*values) for values in zip(*(columns[name] for name in DOCUMENT_SCHEMA.names), strict=True)]
+        titles = [title or "" for title in columns.get("embedded_title", [""] * len(rows))]
+        values = zip(*(columns[name] for name in DOCUMENT_SCHEMA.names), titles, strict=True)
+        return [Document(*of) for of in values]
 
     def iterate(self) -> Iterator[Document]:
         """Yield all documents in row order, a batch in memory at a time."""

@@ -92,7 +92,7 @@ def write_ids_of_shard(shard: Path, rule: TokenIds) -> None:
     """Write token ids beside the texts of a shard that is there."""
     tokenizer, ids = _loaded_tokenizer(rule.tokenizer), list[np.ndarray]()
     for documents in in_batches(read_documents_of(shard), ROWS_AT_A_TIME):
-        ids += ids_of_texts(tokenizer, rule, [doc.text for doc in documents])
+        ids += ids_of_texts(tokenizer, rule, [doc.embedded_text for doc in documents])
     write_token_ids(shard, ids, rule.dtype)
 
 

@@ -217,7 +217,7 @@ class Encoder(nn.Module):
         """Return token ids of documents: as they were prepared for this tokenizer and prompt, or from their texts."""
         if corpus.tokens_by is not None and corpus.tokens_by == self.token_rule.fingerprint:
             return corpus.token_ids(rows)
-        return self.token_ids(corpus.texts(rows))
+        return self.token_ids(corpus.embedded_texts(rows))
 
     def encode(
         self, texts: Sequence[str], tokens_per_batch: int | None = None, prompt_name: str | None = None

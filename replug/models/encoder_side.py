@@ -228,7 +228,7 @@ def require_known(encoder: "Encoder", corpus: CorpusStore | None, queries: Seque
     """Raise UserError where the encoder at `path` knows fewer than half of the tokens of documents or of queries."""
     texts: dict[str, Sequence[str]] = {"query": queries[:NUM_TEXTS]}
     if corpus is not None and corpus.url is None:  # a store gives no row before a search
-        texts["document"] = corpus.texts(np.unique(np.linspace(0, len(corpus) - 1, NUM_TEXTS).astype(int)))
+        texts["document"] = corpus.embedded_texts(np.unique(np.linspace(0, len(corpus) - 1, NUM_TEXTS).astype(int)))
     for task, some in texts.items():
         share = unknown_share(encoder.sides[task].tokenizer, encoder.token_ids(some, task))
         if share > MOST:

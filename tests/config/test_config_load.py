@@ -250,6 +250,7 @@ def test_a_papers_table_reads_the_published_files_with_an_lm_of_2048_tokens(name
     [document] = read_documents(str(config.data.corpus), config.data.fields)
     has_title = is_lm or name.startswith("internet")
     assert document.text == ("Love Yourself\n" if has_title else "") + 'Love Yourself "Love Yourself" is a song'
+    assert document.embedded_title == ("" if has_title else "Love Yourself")
     if is_lm:
         texts = config.texts
         assert texts.document_tokens + texts.context_tokens + texts.scored_tokens <= 1024  # GPT-2's limit

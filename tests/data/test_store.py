@@ -9,6 +9,8 @@ import pytest
 
 import replug.data.prepare.assembly
 from replug.data.folder import Folder
+from replug.data.prepare.assembly import write_ids_of_shard
+from replug.data.prepare.sets import import_corpus
 from replug.data.records import Document, Example
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
@@ -57,6 +59,23 @@ def test_an_open_corpus_holds_no_descriptors_however_many_shards_it_has(tmp_path
     corpus = CorpusStore(tmp_path / "documents")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert [row.tolist() for row in corpus.token_ids([3, 0, 2])] == [[0, 1], [0, 1, 2], [0, 1, 2]]
+
+
+def test_a_title_is_embedded_before_the_text_that_the_lm_reads_alone(tmp_path, monkeypatch, encoder) -> None:
+    monkeypatch.setattr("replug.data.shards.ROWS_PER_SHARD", 2)  # the second shard has no title
+    rows = [{"id": f"d{i}", "text": f"text {i}", "title": title} for i, title in enumerate(["Bern", "", None])]
+    write_jsonl(tmp_path / "corpus.jsonl", rows)
+    corpus = import_corpus(tmp_path / "corpus.jsonl", tmp_path / "set", {"title": "embedded_title"}).corpus
+    assert corpus.texts([2, 0]) == ["text 2", "text 0"]
+    expected = ["Bern text 0", "text 1", "text 2"]  # title + " " + text
+    ids = [list(row) for row in encoder.token_ids(expected)]
+    assert [list(row) for row in encoder.document_ids(corpus, [0, 1, 2])] == ids
+    write_ids_of_shard(tmp_path / "set/documents/00000.arrow", encoder.token_rule)
+    write_ids_of_shard(tmp_path / "set/documents/00001.arrow", encoder.token_rule)
+    write_token_rules(tmp_path / "set/documents", encoder.token_rule.fingerprint)
+    prepared = CorpusStore(tmp_path / "set/documents")
+    assert [list(row) for row in prepared.token_ids([0, 1, 2])] == ids
+    assert import_corpus(tmp_path / "corpus.jsonl", tmp_path / "whole").corpus.texts([0]) == ["Bern\ntext 0"]
 
 
 ODD = ["[SEP] a [MASK] b", "é e\u0301 中文 🙂", "\u200d\ufeff x", "UPPER lower", "bada gafu \x01 kelo"]
