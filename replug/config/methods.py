@@ -11,7 +11,7 @@ SOURCE@3/concat     three documents in one prompt, the nearest last
 SOURCE@3/even       three documents of equal weight
 SOURCE@3/softmax    three documents weighted by the softmax of their similarities or BM25 scores
 SOURCE@3/posterior  three documents whose weights begin as those of SOURCE@3 and follow the text (models/ensemble.py)
-SOURCE@3/vote       three documents whose own answers vote (models/generation.py), as in the authors' code
+SOURCE@3/vote       three documents whose own answers vote (models/generation.py)
 SOURCE@16/rerank    the one of sixteen documents that makes the query most likely for the LM
 
 `bm25@1` is in-context RALM (Ram et al. 2023), `bm25@16/rerank` its reranking by an LM.

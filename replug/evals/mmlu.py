@@ -4,8 +4,8 @@ Each demonstration has the first document found for it before it (REPLUG, sectio
 LM's probability of each letter is mixed over K documents (`models.ensemble`); the largest answers.
 
 Where the LM holds fewer tokens, the earliest demonstrations are left out (`evals.few_shot`); Hendrycks et al.'s code
-leaves out the last. The paper's "All" is called the mean of four categories, which is 69.75 for Codex and not the 68.3
-that is printed: so there are three means.
+leaves out the last. There are three means: the paper's "All" is called the mean of four categories, but its 68.3 of
+Codex is that of subjects, with anatomy in STEM, and LLaMA's is that of questions.
 """
 
 import csv
@@ -52,10 +52,13 @@ CATEGORIES = {
         medical_genetics miscellaneous nutrition professional_accounting professional_medicine virology
     """,
 }
+# Chung et al. 2022 count anatomy to STEM, and so do Codex's figures.
+WITH_ANATOMY = {"STEM": "STEM with anatomy", "other": "other without anatomy"}
 CATEGORY_OF = {subject: category for category, subjects in CATEGORIES.items() for subject in subjects.split()}
 
 
 LETTERS = ("A", "B", "C", "D")
+ANATOMY = "anatomy"
 CONTINUATIONS = tuple(f" {letter}" for letter in LETTERS)
 NUM_DEMONSTRATIONS = 5
 CHOICES = "{choices}"  # of `questions.query`
@@ -199,7 +202,9 @@ class Mmlu(FewShotTask):
         self._sizes = Counter([*subjects, *(CATEGORY_OF[subject] for subject in subjects)])
 
     def groups(self, example: Item) -> tuple[str, ...]:
-        return (CATEGORY_OF[example.group], example.group)
+        category = CATEGORY_OF[example.group]
+        theirs = WITH_ANATOMY.get("STEM" if example.group == ANATOMY else category)
+        return (category, example.group, *([theirs] if theirs and ANATOMY in self._sizes else []))
 
     def stratum(self, example: Item) -> str:
         return example.group

@@ -115,7 +115,7 @@ class Generated:
 
 
 def elected(answers: Sequence[Generated], weights: Sequence[float] | np.ndarray) -> Generated:
-    """Return the answer that the answers to K prompts vote for, as the REPLUG authors' code does for questions.
+    """Return the answer that the answers to K prompts vote for.
 
     An answer has weight * exp(mean log-prob) votes, the weight alone where the LM shows no log-probs; an empty answer
     beside others has none. Equal texts, white space round them aside, add up; of equal sums the first wins. The result

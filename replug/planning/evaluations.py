@@ -104,16 +104,18 @@ def _prompts_of_questions(config: EvaluationConfig, methods: Sequence[Method], n
     query = _query_tokens(config)
     if any(method.source == GENREAD for method in methods):
         yield Prompts(num, query, new_tokens=WRITTEN_TOKENS, calls=num)
+    letters: dict[tuple[str, int, int], Prompts] = {}
     reads = tokens_read(config.ensemble, config.lm) and (config.lm.url or config.evaluation == "mmlu")
     for method in methods:
         count, documents = (1, method.k) if method.is_concatenated or not method.k else (method.num_read, 1)
         prefix = query + documents * (WRITTEN_TOKENS if method.source == GENREAD else _document_tokens(config))
         if method.follows_text and reads:
             yield Prompts(num * count, prefix, end_tokens=1)  # the tokens that move weights, in a call apart
-        if config.evaluation == "mmlu":
-            yield Prompts(num * count, prefix, LETTERS, end_tokens=1)
+        if config.evaluation == "mmlu":  # replug and replug/vote read the same letters
+            letters[method.found_by, method.num_read, documents] = Prompts(num * count, prefix, LETTERS, end_tokens=1)
         else:
             yield Prompts(num * count, prefix, new_tokens=config.questions.max_new_tokens, calls=num)
+    yield from letters.values()
 
 
 def _prompts_of_passages(

@@ -69,7 +69,7 @@ def test_weights_that_move_with_the_text_take_a_call_of_their_own() -> None:
 
 def test_letters_are_scored_after_each_prompt_and_demonstrations_read_once() -> None:
     assert read_of("mmlu", "[none]", 10) == (10 * (100 + 4), 0)
-    assert read_of("mmlu", "[replug]", 10) == (100 * (200 + 4), 0)
+    assert read_of("mmlu", "[replug]", 10) == read_of("mmlu", "[replug,replug/vote]", 10) == (100 * (200 + 4), 0)
 
 
 def test_answers_and_documents_that_the_lm_writes_are_generated() -> None:
