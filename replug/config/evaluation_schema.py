@@ -57,6 +57,7 @@ class QuestionsConfig:
     shots: int | None = key(
         None, "Number of demonstrations. Default: 5 (mmlu), 16 (open_qa), 15 (popqa, internet_qa).", FROM_0
     )
+    documents_in_shots: bool = key(True, "popqa: put before each demonstration the first document found for it.")
     question_first: bool = key(False, "internet_qa: put the question before its evidence in prompts.")
     max_questions: int | None = key(None, "Number of questions to evaluate (mmlu: per subject). Default: all.", ABOVE_0)
     max_new_tokens: int = key(16, "Largest number of generated tokens per answer (PopQA's own code: 15).", ABOVE_0)

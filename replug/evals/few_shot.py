@@ -1,9 +1,10 @@
 """Questions after demonstrations: what mmlu, open_qa and popqa share.
 
-A prompt is the demonstrations of the question's group, each with the first document that the method finds for it, then
-the question with its own document. If the LM holds fewer tokens, the earliest demonstrations are left out
-(`answering.prompts.fit_shots`), and the table says of how many questions. A question's own document is cut only where
-no demonstration is left, and only with lm.too_long=truncate; else the question is refused by its name.
+A prompt is the demonstrations of the question's group, each with the first document that the method finds for it
+(unless questions.documents_in_shots=false), then the question with its own document. If the LM holds fewer tokens, the
+earliest demonstrations are left out (`answering.prompts.fit_shots`), and the table says of how many questions. A
+question's own document is cut only where no demonstration is left, and only with lm.too_long=truncate; else the
+question is refused by its name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -182,8 +183,9 @@ def few_shot_dataset(
         from replug.models.build import counting_template  # brings torch: only once the configuration is checked
 
         assert prompted is not None
+        has_documents = config.questions.documents_in_shots
         documents = {
-            (method.name, name): book.nearest(method, place)
+            (method.name, name): book.nearest(method, place) if has_documents else None
             for method in book.methods
             for name, place in place_of.items()
         }

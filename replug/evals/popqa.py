@@ -10,9 +10,11 @@ The fields are `subj`, `prop` (one of TEMPLATES), `obj`, `possible_answers` (or 
 optional `question`, `s_pop` (monthly page views), `id` and `gold`. A `question` must be its template's.
 
 Prompts are those of the official code (`run_model.py`): a question is `Q: ... A:`, with its passage and a blank line
-before it where there is one. Besides whether an answer is right, an outcome holds its costs and the signals by which a
-policy may decide whether to retrieve (`evals.adaptive`): popularity, the LM's confidence, the retriever's scores, how
-many documents name the subject.
+before it where there is one. Whether demonstrations have passages is not stated: that code looks them up by the
+question in lower case without "?", and the question as it is, so in one file of passages it finds only one of the two.
+Besides whether an answer is right, an outcome holds its costs and the signals by which a policy may decide whether to
+retrieve (`evals.adaptive`): popularity, the LM's confidence, the retriever's scores, how many documents name the
+subject.
 
 In the results, entries of `accuracy` get `most_frequent_answer`: how often the answer that is most frequent among the
 other questions of the relation is right, which needs no LM. `correlation`, also by relation, is Pearson's, of accuracy
@@ -438,4 +440,6 @@ def add_popqa_findings(finished: Finished) -> list[Block]:
     return [SCALES[questions[0]["detail"]["popularity_from"]], *dropped_shots(finished), Table(head, table)]
 
 
-EVALUATION = EvaluationKind(popqa_dataset, ANSWERS_QUESTIONS, add_findings=add_popqa_findings)
+EVALUATION = EvaluationKind(
+    popqa_dataset, (*ANSWERS_QUESTIONS, "questions.documents_in_shots"), add_findings=add_popqa_findings
+)

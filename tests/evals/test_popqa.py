@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import PaperConfig
+from replug.config.evaluation_schema import EvaluationConfig, PaperConfig, QuestionsConfig
 from replug.config.methods import parse_methods
 from replug.data.answers import answer_tokens
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.few_shot import Asking, FewShot
+from replug.evals.kinds import PromptedLM
 from replug.evals.lm_passes import first_line, genread_prompt
 from replug.evals.loop import Item
 from replug.evals.outcomes import Row
@@ -28,6 +29,7 @@ from replug.evals.popqa import (
     add_popqa_findings,
     document_frequencies,
     plan_shots,
+    popqa_dataset,
     popularity_bin,
     popularity_correlation,
     question_of,
@@ -279,6 +281,7 @@ def asked_question(
     return PopQuestion(example, (answer, "bard"), f"subject {number}", answer, popularity, frequency, "poet")
 
 
+PEOPLE = [(name, relation) for name in ("Bo", "Ann", "Eve") for relation in ("father", "mother")]
 QUESTIONS = [
     asked_question(0, "occupation", 5.0, frequency=7),
     asked_question(1, "occupation", 50_000.0, "painter"),
@@ -327,6 +330,21 @@ def test_every_method_asks_with_its_documents_after_the_shots_of_the_relation():
     assert {(options.max_new_tokens, options.stop, options.temperature) for _, _, options in lm.asked} == {
         (15, "\n", 0.0)
     }
+
+
+@pytest.mark.parametrize(("in_shots", "passages"), [(True, ["one", "two"]), (False, ["two"])])
+def test_demonstrations_have_their_passages_or_none(tmp_path: Path, in_shots: bool, passages: list[str]) -> None:
+    rows = [{"subj": name, "prop": prop, "obj": "x", "s_pop": 1, "possible_answers": ["x"]} for name, prop in PEOPLE]
+    keys = QuestionsConfig(
+        str(write(tmp_path / "q.jsonl", *rows)), shots=1, max_questions=1, documents_in_shots=in_shots
+    )
+    dataset = popqa_dataset(EvaluationConfig("popqa", "out", ["bm25@1"], questions=keys), None)
+    found = RetrievedDocuments(np.array([[1], [0], [0]]), np.ones((3, 1)))  # a question, and the two that are shown
+    of = EvidenceBook(parse_methods(["bm25@1"], 1, {}), KnownTexts(["one", "two"]), {"bm25": found}, [True] * 3)
+    asked = dataset.make_task(PromptedLM(Poet(), PromptTemplate("\n")), of)
+    assert isinstance(asked, PopQa)
+    [prompt] = asked.prompts(0, "bm25@1", of.of(0)["bm25@1"]).prompts
+    assert [line for line in prompt.splitlines() if line and not line.startswith("Q:")] == passages
 
 
 def test_an_outcome_holds_rightness_costs_and_signals():
