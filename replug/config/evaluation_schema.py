@@ -28,6 +28,7 @@ class TextsConfig:
     document_tokens: int | None = key(
         None, "Tokens of a document that the LM reads (authors' code: 128). Default: all.", ABOVE_0
     )
+    join: bool = key(False, "Let spans run on from text to text, as if all were one (authors' code: Wikitext).")
     tokenizer: str | None = key(None, "LM whose tokenizer counts the tokens, as lm.path. Default: the evaluated LM.")
     detokenize: Detokenize = key(
         Detokenize.none,

@@ -40,7 +40,7 @@ MEASURES_TEXTS = (
     *MIXES,
     "exclude_own_source",
     *(f"texts.{name}" for name in ("path", "max_examples", "scored_tokens", "context_tokens", "query_tokens")),
-    *("texts.document_tokens", "texts.tokenizer", "texts.detokenize"),
+    *("texts.document_tokens", "texts.join", "texts.tokenizer", "texts.detokenize"),
 )
 DRAWS_QUESTIONS = ("questions.path", "questions.query", "questions.max_questions")
 SHOWS_SHOTS = (*MIXES, *DRAWS_QUESTIONS, "questions.shots")

@@ -42,6 +42,7 @@ from replug.evals.spans import (
     TokenBorders,
     detokenized_wikitext,
     draw_evenly,
+    joined_spans,
     long_context,
     scored_span,
     spans_of,
@@ -267,23 +268,28 @@ def _spans_of_texts(config: EvaluationConfig) -> list[ScoredSpan]:
         counted_by = replace(config.lm, path=keys.tokenizer, url=None, model=None, tokenizer=None)
     tokenizer = load_plain(lm_tokenizer_json(counted_by))
     texts: list[SourceText] = []
-    spans: list[ScoredSpan] = []
+    starts: list[list[int]] = []
     for text in _texts(config):
-        starts = unit_starts(text.text)
+        written, begun = text.text, unit_starts(text.text)
         if keys.detokenize is Detokenize.wikitext:
-            written, starts = detokenized_wikitext(text.text)
-            text = replace(text, text=written)
-        texts.append(text)
-        spans += spans_of(text, starts, tokenizer, keys)
+            written, begun = detokenized_wikitext(text.text)
+        texts.append(replace(text, text=written))
+        starts.append(begun)
+    read = {text.id: text.text for text in texts}  # what spans of a text are places in
+    if keys.join:
+        whole, spans = joined_spans(texts, starts, tokenizer, keys)
+        read = dict.fromkeys(read, whole)
+    else:
+        spans = [span for of in zip(texts, starts, strict=True) for span in spans_of(*of, tokenizer, keys)]
     drawn = [spans[row] for row in draw_evenly(len(spans), keys.max_examples, config.seed)]
     if not any(method.source == LONG_CONTEXT for method in evaluation_methods(config)):
         return drawn
     if config.lm.url:
         raise UserError(f"methods: {LONG_CONTEXT} needs the length of the LM's longest input; expected lm.path=DIR")
     limit, own = lm_max_tokens(config.lm), load_plain(lm_tokenizer_json(config.lm))
-    measured = {span.source for span in drawn}
-    known = {text.id: (text.text, TokenBorders.of(own, text.text)) for text in texts if text.id in measured}
-    return [replace(span, long_context=long_context(*known[str(span.source)], span, limit)) for span in drawn]
+    borders = {text: TokenBorders.of(own, text) for text in {read[str(span.source)] for span in drawn}}
+    pairs = ((span, read[str(span.source)]) for span in drawn)
+    return [replace(span, long_context=long_context(text, borders[text], span, limit)) for span, text in pairs]
 
 
 def _texts(config: EvaluationConfig) -> Iterator[SourceText]:

@@ -2,7 +2,8 @@
 
 A span's tokens are scored after `context_tokens` of the text before, and documents are retrieved for the last
 `query_tokens` of it (In-Context RALM's query length; REPLUG has 128 of each). The first span of a text has nothing
-before it: nothing can be retrieved for it, so it is scored without documents under every method, and counted.
+before it: nothing can be retrieved for it, so it is scored without documents under every method, and counted. With
+`texts.join` that is the first span of all texts alone, as in the authors' code for Wikitext.
 
 Wikitext's perplexity by word (Merity et al. 2016) counts the words of the text as it is published, and each line's end,
 its `<eos>`. An LM with tokens of its own reads the text with the spaces of usual writing, and its bits are divided by
@@ -14,7 +15,7 @@ import itertools
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -163,6 +164,20 @@ def spans_of(
                 num_words=int(((starts >= start) & (starts < end)).sum()),
                 start=start,
             )
+
+
+def joined_spans(
+    texts: Sequence[SourceText], unit_starts: Sequence[Sequence[int]], tokenizer: Tokenizer, keys: TextsConfig
+) -> tuple[str, list[ScoredSpan]]:
+    """Return all texts joined, and the spans of that: `source` is the text that one begins in, `start` is in all."""
+    offsets = [0, *itertools.accumulate(len(text.text) for text in texts)]
+    whole = SourceText("", "".join(text.text for text in texts), "")
+    begun = [start + offset for starts, offset in zip(unit_starts, offsets, strict=False) for start in starts]
+    spans = []
+    for span in spans_of(whole, begun, tokenizer, keys):
+        own = texts[bisect_right(offsets, span.start) - 1]
+        spans.append(replace(span, id=f"{own.id}{span.id}", source=own.id, domain=own.domain))
+    return whole.text, spans
 
 
 def long_context(text: str, borders: TokenBorders, span: ScoredSpan, max_tokens: int | None) -> str:

@@ -1,6 +1,8 @@
 """Words of a text, its spans, and which of them a configuration measures."""
 
+import gzip
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import replug.data.sources.shards
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, TextsConfig
 from replug.config.load import load_evaluation_config
+from replug.config.schema import LMConfig
 from replug.data.sources.records import SourceText
 from replug.data.tokenizing import load_plain, word_tokenizer
 from replug.evals.kinds import check_evaluation
@@ -24,7 +27,10 @@ from replug.evals.spans import (
     spans_of,
     unit_starts,
 )
+from replug.models.build import lm_tokenizer_json
 from replug.models.local.stand_in_lm import WORD
+from tests.support.real_models import real_lm
+from tests.support.shared_data import shared
 from tests.support.tiny_lms import write_gpt2, write_tokenizer
 
 LINES = (
@@ -164,6 +170,24 @@ def test_wikitexts_words_are_counted_over_the_original(tmp_path):
     spans = read_spans(config_of(tmp_path, *keys), None)
     assert "".join(span.continuation for span in spans) == "= Title =\n\nHe said (1,000-odd).\n"
     assert sum(span.num_words for span in spans) == len(article.split()) + 3
+
+
+def test_spans_of_joined_wikitext_leave_only_the_first_without_documents(tmp_path):
+    """The authors' windows, by a naive loop over the tokens of all lines."""
+    path, lm = shared("wikitext2_test.txt.gz"), real_lm()
+    text, tokenizer = gzip.decompress(path.read_bytes()).decode(), load_plain(lm_tokenizer_json(LMConfig(lm)))
+    articles = re.split(r"(?m)^(?= = [^=\n]+ = $)", text)
+    counts = [len(tokenizer.encode(part, add_special_tokens=False)) for part in (text, *articles)]
+    keys = [f"texts.path={path}", "data.new_text_at=^ = [^=].* = $", "texts.scored_tokens=768", f"lm.path={lm}"]
+    keys.append("texts.max_examples=null")
+    joined, apart = (read_spans(config_of(tmp_path, *keys, f"texts.join={on}"), None) for on in (True, False))
+    assert "".join(span.continuation for span in joined) == "".join(span.continuation for span in apart) == text
+    assert [bool(span.query) for span in joined] == [False] + [True] * ((counts[0] - 1) // 768)
+    assert len({span.source for span in apart}) == 62, "Wikitext's test part has 62 articles"
+    assert len({span.source for span in joined}) > 55, "each is a cluster of its own"
+    assert sum(not span.query for span in apart) == 62
+    shares = 768 / counts[0], sum(min(768, of) for of in counts[1:]) / counts[0]
+    assert shares == (pytest.approx(0.0025, abs=5e-5), pytest.approx(0.148, abs=5e-4)), "tokens without documents"
 
 
 def test_names_of_the_corpus_fields_are_no_names_of_fields_that_texts_lack(tmp_path):
