@@ -114,6 +114,10 @@ class LSRTrainer:
         self._given = _Given.of(retriever, lm, data, run_dir)
         self.config: Config = load_config(_file_of(config), [*self._given.keys, *_dotted(overrides)])
         self._callbacks, self._loggers = callbacks, loggers
+        if callbacks:
+            from replug.train.callbacks import require_callbacks
+
+            require_callbacks(callbacks)
         if not self._given.objects:
             check_paths(self.config)
 

@@ -1,13 +1,27 @@
-"""Lightning callbacks of every training: the step boundary with metrics and progress, settings, and temperatures."""
+"""Lightning callbacks of every training: the step boundary with metrics and progress, settings, and temperatures.
+
+A user's callbacks act beside them, on rank 0.
+"""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import (
+    BatchSizeFinder,
+    Checkpoint,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ProgressBar,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 
+from replug.config.errors import UserError
 from replug.config.schema import LossConfig
 from replug.data.datamodule import Position
 from replug.data.progress import Progress
@@ -20,6 +34,43 @@ from replug.train.step_metrics import StepClock
 log = logging.getLogger(__name__)
 
 NEARLY_UNIFORM, NEARLY_ONE_HOT = 0.995, 0.05  # shares of the maximal entropy
+
+# Callbacks of Lightning that need what a training here does not have.
+REFUSED: dict[type[pl.Callback], str] = {
+    Checkpoint: (
+        "replug writes checkpoints every checkpoint.every_steps steps, and saves the weights that are best on "
+        "development texts"
+    ),
+    ProgressBar: "replug shows its own progress",
+    GradientAccumulationScheduler: "train.micro_batches accumulates gradients",
+    BatchSizeFinder: "train.batch_size is the size of a batch",
+    LearningRateFinder: "train.lr is the learning rate",
+    StochasticWeightAveraging: "the index and the development texts measure the weights that are trained",
+    WeightAveraging: "the index and the development texts measure the weights that are trained",
+}
+
+
+def require_callbacks(callbacks: Sequence[pl.Callback]) -> None:
+    """Raise UserError for an object that is not a callback, or cannot work in a training."""
+    for callback in callbacks:
+        kind = type(callback)
+        if not isinstance(callback, pl.Callback):
+            raise UserError(
+                f"callbacks: {kind.__module__}.{kind.__name__} is not a pytorch_lightning.Callback; expected one "
+                "(`from pytorch_lightning import Callback`)"
+            )
+        for refused, reason in REFUSED.items():
+            if isinstance(callback, refused):
+                raise UserError(f"callbacks: {kind.__name__} cannot work here: {reason}; leave it out")
+
+
+def require_measured(callbacks: Sequence[pl.Callback], has_dev: bool) -> None:
+    """Raise UserError for an `EarlyStopping` where nothing is measured while training."""
+    if not has_dev and any(isinstance(callback, EarlyStopping) for callback in callbacks):
+        raise UserError(
+            "callbacks: EarlyStopping looks at its metric where development texts were measured, and this run has "
+            "none; set data.num_dev or data.dev, or leave it out"
+        )
 
 
 class StepBoundary(pl.Callback):

@@ -83,7 +83,8 @@ class CheckpointWriter:
 class Checkpointer(pl.Callback):
     """Saves every N steps and on early exit. Rank 0 only.
 
-    An index version stays on disk while the live index or a kept checkpoint uses it.
+    An index version stays on disk while the live index or a kept checkpoint uses it. The checkpoint of a step at which
+    a callback ended the training says so: a run that is resumed from it has ended too.
     """
 
     def __init__(
@@ -94,11 +95,12 @@ class Checkpointer(pl.Callback):
         clock: StepClock,
     ) -> None:
         self._writer, self._source, self._every, self._clock = writer, source, every_steps, clock
-        self._is_restored = False
+        self._is_restored = self._is_ended = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Note that the step boundary, which is called before, has restored what a checkpoint says."""
         self._is_restored = True
+        trainer.should_stop |= self._is_ended
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Position, batch_idx: int
@@ -110,6 +112,8 @@ class Checkpointer(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
     ) -> None:
+        self._is_ended |= trainer.should_stop
+        trainer.should_stop = self._is_ended and batch.is_last  # a step in parts is done to its end
         is_end = trainer.global_step == trainer.max_steps or trainer.should_stop
         if batch.is_last and (trainer.global_step % self._every == 0 or is_end):
             with self._clock.measure("checkpoint"):
@@ -117,6 +121,12 @@ class Checkpointer(pl.Callback):
                 self._begin(trainer, pl_module)
                 if is_end:
                     self._finish()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"is_ended": True} if self._is_ended else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._is_ended = state_dict["is_ended"]
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Save the steps of a run that cannot go on (pre-empted, no LM answers, a budget is spent).

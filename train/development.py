@@ -96,6 +96,7 @@ class Watch(pl.Callback):
         self.last: Measured | None = None
         self.nothing_to_gain = False
         self._in_vain = 0  # results since the best
+        self._told: Measured | None = None  # the last result that callbacks have seen
 
     def chosen(self) -> Measured | None:
         """Return the result of the weights in `folder`. None means that it has none."""
@@ -107,10 +108,14 @@ class Watch(pl.Callback):
         """Return whether patience has ended, or there is nothing to gain."""
         return self.nothing_to_gain or (self._patience is not None and self._in_vain >= self._patience)
 
+    def has(self, step: int) -> bool:
+        """Return whether the last result is that of `step`, as it is at the step of a resumed checkpoint."""
+        return self.last is not None and self.last.step == step
+
     def record(self, result: Measured, save: Callable[[Path], object]) -> None:
         """Remember a result. `save` writes its weights into a folder if they are the best."""
-        if self.last is not None and self.last.step == result.step:
-            return  # the step of a checkpoint, at which an interrupted run goes on
+        if self.has(result.step):
+            return
         self.first, self.last = self.first or result, result
         if self.best is not None and not result.is_better(self.best):  # type: ignore[arg-type]
             self._in_vain += 1
@@ -125,16 +130,24 @@ class Watch(pl.Callback):
         self.best, self._in_vain = result, 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        trainer.should_stop = self.is_over
+        trainer.should_stop |= self.is_over
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
     ) -> None:
-        """Log the last result at every step: Lightning would repeat a value that is logged now and then."""
-        if batch.is_last and self.last is not None:
-            trainer.should_stop = self.is_over
-            numbers = {name: value for name, value in asdict(self.last).items() if value is not None}
-            pl_module.log_dict({f"dev/{name}": float(value) for name, value in numbers.items()})
+        """Log the last result at every step: Lightning would repeat a value that is logged now and then.
+
+        A new result is a validation for all callbacks, such as a user's `EarlyStopping`.
+        """
+        if not batch.is_last or self.last is None:
+            return
+        trainer.should_stop |= self.is_over
+        numbers = {name: value for name, value in asdict(self.last).items() if value is not None}
+        pl_module.log_dict({f"dev/{name}": float(value) for name, value in numbers.items()})
+        if self.last != self._told:
+            self._told = self.last
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                callback.on_validation_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         measured = {"first": self.first, "best": self.best, "last": self.last}
@@ -144,7 +157,7 @@ class Watch(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         measured = {name: self._kind(**result) for name, result in state_dict.items() if name != "in_vain"}
         self.first, self.best, self.last = (measured.get(name) for name in ("first", "best", "last"))
-        self._in_vain = state_dict["in_vain"]
+        self._in_vain, self._told = state_dict["in_vain"], self.last
 
 
 def describe_weights(weights: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -92,9 +93,9 @@ class Fit:
             with self.interruption.deferred(lambda: f"step {writer.newest_step} is the newest that is saved"):
                 run_trainer(trainer, self._config, module, self.newest.path if self.newest else None)
                 self.steps = trainer.global_step
-                self._require_all_steps()
+                self._check_end(trainer)
                 self.interruption.check()  # a signal that came during the last step; its checkpoint is there
-        source.finish()
+        source.finish(self.steps)
 
     def _trainer(
         self,
@@ -119,16 +120,22 @@ class Fit:
         environment = others.environment if others else RankEnvironment(0, 1, "", 0)
         return lightning_trainer(self._config, run.path, callbacks, list(self._loggers), environment)
 
-    def _require_all_steps(self) -> None:
-        """Raise RunError for a training that ended before its last step, but for the end of patience."""
+    def _check_end(self, trainer: pl.Trainer) -> None:
+        """Say what ended a training before its last step. Raises RunError if nothing asked for it."""
         ended = f"training ended after step {self.steps} of {self._config.train.max_steps}"
         if self.steps == self._config.train.max_steps:
             return
-        if not self.watch.is_over:
+        if not trainer.should_stop:
             raise RunError(
                 f"{ended} without an error; what is saved stays: run the same command again, or give another run_dir"
             )
-        log.info(f"{ended}: the development texts were predicted no better for some time (train.patience)")
+        if self.watch.nothing_to_gain:
+            return
+        if self.watch.is_over:
+            log.info(f"{ended}: the development texts were predicted no better for some time (train.patience)")
+        else:
+            names = " or ".join(type(callback).__name__ for callback in self._callbacks) or "a callback"
+            log.info(f"{ended} by {names}, which set trainer.should_stop")
 
 
 def started_ranks(
@@ -242,11 +249,22 @@ def lightning_trainer(
         # Under SLURM too one rank is a process of ours, not one that srun made.
         plugins=[] if ranks > 1 else [LightningEnvironment()],
         num_sanity_val_steps=0,
+        # EarlyStopping then looks where development texts were measured, not at the end of the only epoch.
+        check_val_every_n_epoch=2,
     )
 
 
 class _OwnStoreDDP(DDPStrategy):
-    """DDP whose ranks meet in the store of `ranks`, which listens on one address only."""
+    """DDP whose ranks meet in the store of `ranks`, which listens on one address only.
+
+    A user's callbacks are on rank 0 alone, so the ranks that they ask together are that one.
+    """
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        return obj
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        return decision
 
     def setup_distributed(self) -> None:
         """Join the process group, which Lightning then uses."""

@@ -332,9 +332,14 @@ class QuestionChooser:
     def end(self, step: int) -> None:
         """Measure if that is due, and record the best of the weights and of those a part of the way to them."""
         done = step + 1
-        if done % self._every and done != self._max_steps:
+        if done % self._every == 0 or done == self._max_steps:
+            self.finish(done)
+
+    def finish(self, step: int) -> None:
+        """Measure the weights after `step` steps, unless they were measured."""
+        if self._watch.has(step):
             return
-        best = max((self._result(done, share) for share in SHARES), key=lambda result: result.mrr)
+        best = max((self._result(step, share) for share in SHARES), key=lambda result: result.mrr)
         with self._untuned.interpolated(best.share):
             self._watch.record(best, self._encoder.save)
 

@@ -232,7 +232,7 @@ def open_store(address: str) -> TCPStore:
 
 
 class BatchChannel(pl.Callback):
-    """Carries what `source` gives on rank 0 to all ranks; the others have no source.
+    """Carries what `source` gives on rank 0 to all ranks, and that it has ended; the others have no source.
 
     Over gloo: a broadcast that waits must not keep a GPU busy. Opened where the ranks have just met: rank 0 may then
     take hours to its first batch.
@@ -244,6 +244,19 @@ class BatchChannel(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open the group, which all ranks do at once."""
         self._group = dist.new_group(backend="gloo", timeout=BATCH_PATIENCE)
+        self._share_end(trainer)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._share_end(trainer)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *step: Any) -> None:
+        self._share_end(trainer)
+
+    def _share_end(self, trainer: pl.Trainer) -> None:
+        """End all ranks where rank 0 ends: its other callbacks, which are called before, ask for it."""
+        messages = [trainer.should_stop]
+        dist.broadcast_object_list(messages, src=0, group=self._group)
+        trainer.should_stop = messages[0]
 
     def take(self, step: int) -> ScoredBatch:
         messages = [self._source.take(step) if self._source is not None else None]

@@ -41,6 +41,7 @@ from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, write
 from replug.models.hardware import check_gpus
 from replug.models.preparing import data_folder, prepared_set
 from replug.planning.stages import HELDOUT, INDEX, QUESTIONS_MADE, TRAINING, TUNED
+from replug.train.callbacks import require_measured
 from replug.train.data_checks import check_data, check_texts
 from replug.train.development import DevResult, QuestionResult, Watch, describe_weights
 from replug.train.evaluation import (
@@ -156,6 +157,7 @@ class _Run:
         self._encoder, self._data = measured_encoder(config), prepared_set(config, run.data)
         check_data(config, self._data, self._lm) if self._lm else check_texts(config, self._data)
         _require_trainable(config, self._data, self._encoder)
+        require_measured(callbacks, self._data.dev is not None or config.data.questions is not None)
         if labels is not None:
             labels.require(label_origin(config, self._data, self._lm_identity, self._encoder))
         # Claim last: correcting a refused key must not look like changing a started run.

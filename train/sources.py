@@ -72,8 +72,8 @@ class BatchSource:
     def prune(self, keep: set[int]) -> None:
         """Remove index versions from disk, except these."""
 
-    def finish(self) -> None:
-        """Do what is left after the last step."""
+    def finish(self, step: int) -> None:
+        """Do what is left after the last step, which may come before `train.max_steps`."""
 
 
 class LabelledBatches(BatchSource):
@@ -129,8 +129,15 @@ class LabelledBatches(BatchSource):
             self._measure(done)
         return {}
 
+    def finish(self, step: int) -> None:
+        """Measure the last step's weights where a callback ended the training."""
+        if self._chooser is not None:
+            self._chooser.finish(step)
+        else:
+            self._measure(step)
+
     def _measure(self, step: int) -> None:
-        if self.dev is not None and self._watch is not None:
+        if self.dev is not None and self._watch is not None and not self._watch.has(step):
             self._watch.record(self.dev.measure(step, self._encoder, self._frozen), self._encoder.save)
 
 
@@ -159,6 +166,10 @@ class QuestionBatches(BatchSource):
         """Measure the development questions if that is due."""
         self._chooser.end(step)
         return {}
+
+    def finish(self, step: int) -> None:
+        """Measure the last step's weights where a callback ended the training."""
+        self._chooser.finish(step)
 
 
 class LiveBatches(BatchSource):
@@ -279,11 +290,11 @@ class LiveBatches(BatchSource):
     def prune(self, keep: set[int]) -> None:
         self._workers.index.prune(keep)
 
-    def finish(self) -> None:
+    def finish(self, step: int) -> None:
         """Wait until no version is being built; measure the weights after the last step in an index of their own."""
         self._refresh.finish()
-        config, step, version = self._config, self._config.train.max_steps, 0
-        if self._dev is None or (self._watch.last is not None and self._watch.last.step == step):
+        config, version = self._config, 0
+        if self._dev is None or self._watch.has(step):
             return
         index = self._workers.index
         if config.retriever.train is not TrainedSide.query:

@@ -46,7 +46,7 @@ def checkpointer(writer: Writer, pruned: list[set[int]], is_restored: bool = Tru
     source = SimpleNamespace(versions_in_use=lambda: {2, 3}, prune=pruned.append)
     made = Checkpointer(writer, source, every_steps=4, clock=StepClock())  # type: ignore[arg-type]
     if is_restored:
-        made.on_train_start(SimpleNamespace(), SimpleNamespace())
+        made.on_train_start(trainer(0), module())
     return made
 
 
