@@ -23,6 +23,7 @@ from replug.models.encoder import Encoder
 from replug.models.encoder_files import DocumentEncoder, mark_tuned_queries, numbers_sha256
 from replug.models.hardware import to_device
 from replug.models.lora import adapter_settings, add_adapters, keep_adapters
+from replug.models.static_side import StaticSide
 
 UNTRAINED = "untrained_sha256"  # in a checkpoint that holds the weights alone that learn
 PREFIX = "encoder."  # of the retriever's weights in a module's state
@@ -80,6 +81,17 @@ def check_training(config: Config, encoder: Encoder) -> None:
         if count > encoder.width:
             raise UserError(
                 f"retriever.dims: {count} is more than the {encoder.width} numbers of the retriever's vectors"
+            )
+    if any(isinstance(side, StaticSide) for side in encoder.sides.values()):
+        needing_layers = {
+            "lora.rank": config.lora.rank,
+            "retriever.dropout": config.retriever.dropout,
+            "train.gradient_checkpointing": config.train.gradient_checkpointing,
+        }
+        for name in (name for name, value in needing_layers.items() if value):
+            raise UserError(
+                f"{name} is set, but {config.retriever.path} is a StaticEmbedding: a table of a vector for each token, "
+                "without layers; leave the key out"
             )
     if config.lora.rank is not None:
         for backbone in encoder.backbones:

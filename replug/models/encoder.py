@@ -19,7 +19,6 @@ from sentence_transformers.base.modules import Normalize
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from replug.config.errors import NotFiniteError, UserError
 from replug.config.hub_names import MODEL, require_name
@@ -38,7 +37,6 @@ from replug.models.encoder_files import (
     joined,
     load_container,
     mark_tuned_queries,
-    most_tokens,
     numbers_sha256,
     similarity_in,
 )
@@ -48,6 +46,7 @@ from replug.models.hardware import one_per_thread, to_device
 from replug.models.lora import merged, save_adapters
 from replug.models.model_files import warn_once
 from replug.models.packaged import resolve_encoder_path
+from replug.models.static_side import side_of
 
 SIMILARITIES = ("cosine", "dot")
 # Names of prompts in a folder, of which the first that is not empty is taken: sentence-transformers' own, and those of
@@ -126,7 +125,7 @@ class Encoder(nn.Module):
         """Make vectors by the modules of `model`."""
         self.model = model
         prompts: dict[str, str] = dict(model.prompts)  # type: ignore[arg-type]
-        self.sides = {task: Side(task, chain(model, task), prompts.get(task, "")) for task in TASKS}
+        self.sides = {task: side_of(task, chain(model, task), prompts.get(task, "")) for task in TASKS}
 
     def _set_prompts(self, query: str | None, document: str | None, path: str) -> None:
         """Set the prompts that are given, or else the folder's."""
@@ -142,7 +141,7 @@ class Encoder(nn.Module):
     def _limit_tokens(self, max_tokens: int, path: str) -> None:
         """Cut documents at `max_tokens`, and queries there at most; it is saved, so that others cut texts alike."""
         queries, documents = self.sides.values()
-        most = most_tokens(documents.backbone)
+        most = documents.most_tokens
         if not 0 < max_tokens <= most:
             raise UserError(f"retriever.max_tokens is {max_tokens}, but {path} holds at most {most} tokens")
         if self.is_pair:
@@ -183,8 +182,8 @@ class Encoder(nn.Module):
         return self.sides[task].prompt
 
     @property
-    def backbones(self) -> list[PreTrainedModel]:
-        """Return the model of documents, and behind it that of queries if they have their own."""
+    def backbones(self) -> list[Any]:
+        """Return the model or table of documents, and behind it that of queries if they have their own."""
         queries, documents = (side.backbone for side in self.sides.values())
         return [documents] if queries is documents else [documents, queries]
 
@@ -194,7 +193,7 @@ class Encoder(nn.Module):
         return self.sides["document"].device
 
     @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
+    def tokenizer(self) -> Any:
         """Return the tokenizer of documents."""
         return self.sides["document"].tokenizer
 
@@ -206,8 +205,7 @@ class Encoder(nn.Module):
     @cached_property
     def token_rule(self) -> TokenIds:
         """Return how documents become token ids, for those who make them without the encoder."""
-        rules = self.tokenizer.backend_tokenizer.to_str()
-        return TokenIds(rules, self.max_tokens, self.backbones[0].config.vocab_size, self.prompt("document"))
+        return self.sides["document"].token_rule
 
     def token_ids(self, texts: Sequence[str], task: str = "document") -> list[np.ndarray]:
         """Return the ids of each text behind the task's prompt, special tokens included, cut at the token limit."""
@@ -320,10 +318,10 @@ class Encoder(nn.Module):
                 backbone.eval()
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move or cast, but keep the modules behind the transformer in float32: they cost nothing beside it."""
+        """Move or cast, but keep all modules but a transformer in float32: they cost nothing beside it."""
         super().to(*args, **kwargs)
-        for task in TASKS:
-            for module in self.sides[task].modules[1:]:
+        for side in self.sides.values():
+            for module in side.exact_modules:
                 module.float()
         return self
 

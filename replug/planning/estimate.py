@@ -40,6 +40,8 @@ from replug.planning.stages import (
 # Measured on one H200 (docs/gpu.md): times as long as a training step takes with gradient checkpointing, and in chunks;
 # seconds of a GPU for a query's product with a vector and its part of the k best.
 RECOMPUTED, CHUNKED, PRODUCT = 1.9, 3.3, 2.1e-10
+# Of a builder for a document, whatever its encoder: to read ids, and to check, hash and write a vector of 256 numbers.
+HANDLING = 1.7e-5
 CORE_FLOP = 7e10  # of one core in an exact search, measured on a Xeon with AVX512 (docs/benchmarks.md)
 HOST_CORES = 64  # of a node that searches on its processors
 RING_WITHIN, RING_BETWEEN = 1e11, 1e10  # bytes a second of gradients: within a node (NVLink), between nodes (100 Gbit)
@@ -118,7 +120,7 @@ def seconds_of(
     gradients = 4 * trained_weights(config, retriever)[1]
     return Seconds(
         pair,
-        document / devices.rate(config.index.dtype.value, "embed"),
+        max(HANDLING, document / devices.rate(config.index.dtype.value, "embed")),
         _step_flop(config, retriever) / devices.rate(train.precision.value, "train"),
         2 * gradients * (devices_of["train"] - 1) / devices_of["train"] / speed,
         _search_seconds(config, counts, layout, searched_width(config, retriever.dim)),

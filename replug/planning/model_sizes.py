@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
+from safetensors import SafetensorError, safe_open
 
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
@@ -69,6 +70,11 @@ def transformer(
     return ModelSize("", layers, hidden, inner, vocabulary, in_layers, whole, hidden, gated, positions)
 
 
+def static(rows: int, dim: int) -> ModelSize:
+    """Return the size of a static encoder: a table of vectors, of which a text has the mean, without a product."""
+    return ModelSize("", 1, dim, 0, rows, 0, rows * dim, dim)
+
+
 _gpt2 = partial(transformer, vocabulary=50_257, positions=1024)
 _opt = partial(transformer, vocabulary=50_272, positions=2048)  # and two that no token has
 _bloom = partial(transformer, vocabulary=250_880)
@@ -76,10 +82,12 @@ _llama2 = partial(transformer, vocabulary=32_000, gated=True, tables=2)
 _BERT = transformer(12, 768, 30_522, positions=512)
 BERT_BASE = "bert-base-uncased"
 
+FIRST_MODULES = ("Transformer", "StaticEmbedding")
 ENCODERS = {
     **dict.fromkeys((BERT_BASE, "contriever", "contriever-msmarco"), _BERT),
     **dict.fromkeys(("dpr-question_encoder-single-nq-base", "dpr-ctx_encoder-single-nq-base"), _BERT),
     **dict.fromkeys(("all-minilm-l6-v2", "package:minilm"), transformer(6, 384, 30_522, positions=512)),
+    "package:wordllama": static(32_000, 256),
     "stand_in": transformer(2, 32, 292, 64, positions=128),
 }
 LMS = {
@@ -117,8 +125,8 @@ def encoder_size(path: str) -> ModelSize:
         known = ENCODERS.get(path) or ENCODERS.get(_last_part(path))
         return replace(known or _read_from_cache("retriever.path", path), name=path)
     modules = _modules(folder)
-    inner = next((inner for kind, inner in modules if kind == "Transformer"), folder)
-    size = _read_size("retriever.path", inner / "config.json")
+    kind, inner = next((module for module in modules if module[0] in FIRST_MODULES), ("", folder))
+    size = _read_table(inner) if kind == "StaticEmbedding" else _read_size("retriever.path", inner / "config.json")
     dim, dense = size.hidden, 0
     for kind, inner in modules:
         settings = _read_json("retriever.path", inner / "config.json", {})
@@ -199,6 +207,18 @@ def _read_size(key: str, file: Path) -> ModelSize:
         attention=heads * head_width,
         kv=(optional("num_key_value_heads") or heads) * head_width,
     )
+
+
+def _read_table(folder: Path) -> ModelSize:
+    """Read the shape of a static encoder's table, by sentence-transformers' or model2vec's name of it."""
+    file = folder / "model.safetensors"
+    try:
+        with safe_open(file, "np") as weights:
+            shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118 - not a dict
+        rows, dim = shapes.get("embedding.weight") or shapes["embeddings"]
+    except (OSError, SafetensorError, LookupError) as error:
+        raise UserError(f"retriever.path: {file} cannot be read as a table of embeddings: {error}") from error
+    return static(shapes.get("mapping", [rows])[0], dim)
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:

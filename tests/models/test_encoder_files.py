@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub import constants
+from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoTokenizer, DPRContextEncoder, DPRQuestionEncoder, DPRReader, PreTrainedModel
 
@@ -26,7 +27,7 @@ from replug.models.encoder_side import require_known
 from replug.models.packaged import write_stand_in_encoder
 from replug.planning.model_sizes import encoder_size, retriever_size
 from tests.support.dpr_folders import write_dpr, write_dpr_pair
-from tests.support.encoder_folders import ARCHITECTURES, write_chain, write_encoder, write_json
+from tests.support.encoder_folders import ARCHITECTURES, write_chain, write_encoder, write_json, write_static
 
 TEXTS = ["w1", " ".join(f"w{n}" for n in range(2, 22)), "w5 w6 W7 w8 w9", " ".join(f"w{n % 50}" for n in range(90))]
 PROMPTS = {"query": "query : ", "passage": "passage : w3 "}
@@ -100,6 +101,55 @@ def test_every_chain_has_the_vectors_of_sentence_transformers_and_stays_itself(
     assert (again.pooling, again.similarity, again.prompt("query")) == (encoder.pooling, "dot", "query : ")
     torch.testing.assert_close(again.encode_document(TEXTS), encoder.encode_document(TEXTS))
     require_equal_to_theirs(tmp_path / "saved", again)
+
+
+@pytest.mark.parametrize("layers", [[], ["Dense", "Normalize"]], ids=str)
+def test_a_static_encoder_is_that_of_sentence_transformers_to_the_bit_untuned_and_tuned(
+    tmp_path: Path, layers: list[str]
+) -> None:
+    write_static(tmp_path / "a", PROMPTS, layers)
+    encoder = Encoder(str(tmp_path / "a"), max_tokens=20).to(torch.bfloat16)  # the table stays float32
+    require_equal_to_theirs(tmp_path / "a", Encoder(str(tmp_path / "a")))
+    trained_a_step(encoder)
+    encoder.save(tmp_path / "saved")
+    theirs, again = SentenceTransformer(str(tmp_path / "saved"), device="cpu"), Encoder(str(tmp_path / "saved"))
+    assert (again.max_tokens, again.pooling) == (20, encoder.pooling)
+    for name, encode in (("query", again.encode_query), ("passage", again.encode_document)):
+        expected = theirs.encode(TEXTS, prompt_name=name, convert_to_tensor=True, batch_size=2)
+        assert torch.equal(encode(TEXTS[::-1]).flip(0), encode(TEXTS))
+        torch.testing.assert_close(encode(TEXTS), expected)
+        assert layers or torch.equal(encode(TEXTS), expected)
+    query = again.sides["query"]
+    assert [query.is_cut("w1 " * 18), query.is_cut("w1 " * 19)] == [False, True]  # the prompt has two
+
+    rule = again.token_rule
+    for found, row in zip(ids_of_texts(load_plain(rule.tokenizer), rule, TEXTS), again.token_ids(TEXTS), strict=True):
+        np.testing.assert_array_equal(found, row)
+    with torch.no_grad():
+        torch.testing.assert_close(again.encode_with_gradient(again.token_ids(TEXTS)), again.encode_document(TEXTS))
+
+
+def test_a_static_query_encoder_beside_a_transformer_for_documents(tmp_path: Path) -> None:
+    write_static(tmp_path / "queries", layers=["Dense"])
+    write_encoder(tmp_path / "documents", "bert")
+    write_chain(tmp_path / "documents", MEAN, ["Dense"])
+    pair = Encoder(str(tmp_path / "documents"), query_path=str(tmp_path / "queries"))
+    pair.save(tmp_path / "saved")
+    theirs = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    np.testing.assert_allclose(pair.encode_query(TEXTS), theirs.encode_query(TEXTS), atol=1e-6)
+    np.testing.assert_allclose(
+        Encoder(str(tmp_path / "saved")).encode_document(TEXTS), theirs.encode_document(TEXTS), atol=1e-5
+    )
+
+
+def test_a_static_encoder_with_another_models_tokenizer_or_pickled_is_refused(tmp_path: Path) -> None:
+    write_static(tmp_path / "a")
+    save_file({"embedding.weight": torch.ones(9, 4)}, tmp_path / "a/model.safetensors")
+    with pytest.raises(UserError, match="tokens up to number 66, but its table has 9 rows"):
+        Encoder(str(tmp_path / "a"))
+    (tmp_path / "a/model.safetensors").rename(tmp_path / "a/pytorch_model.bin")
+    with pytest.raises(UserError, match=r"no model.safetensors, the weights of its StaticEmbedding; pickled ones"):
+        Encoder(str(tmp_path / "a"))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

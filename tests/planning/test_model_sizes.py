@@ -11,7 +11,7 @@ from replug.models.encoder_files import DocumentEncoder
 from replug.planning import model_sizes
 from replug.planning.model_sizes import encoder_size, known_parameters, lm_size, retriever_size
 from tests.support.dpr_folders import write_dpr_pair
-from tests.support.encoder_folders import WIDTH, write_chain, write_encoder
+from tests.support.encoder_folders import WIDTH, write_chain, write_encoder, write_static
 
 PUBLISHED = {  # millions of parameters, as their model cards have them
     "gpt2-xl": 1557.6,
@@ -90,6 +90,15 @@ def test_the_width_is_that_of_the_encoder_itself(tmp_path: Path, pooling: dict, 
     modules = encoder.sides["document"].modules[1:]
     dense = sum(weight.numel() for part in modules for weight in part.parameters() if weight.dim() == 2)
     assert found.parameters - plain.parameters == dense
+
+
+def test_a_static_encoder_has_a_row_for_each_token(tmp_path: Path) -> None:
+    write_static(tmp_path / "static", layers=["Dense"])
+    size, encoder = encoder_size(str(tmp_path / "static")), Encoder(str(tmp_path / "static"))
+    assert (size.dim, size.vocabulary) == (encoder.width, encoder.token_rule.vocab_size)
+    (tmp_path / "static/model.safetensors").write_bytes(b"cut")
+    with pytest.raises(UserError, match=r"retriever.path: .*model.safetensors cannot be read as a table"):
+        encoder_size(str(tmp_path / "static"))
 
 
 def test_a_saved_pair_has_the_size_of_its_documents_encoder(tmp_path: Path) -> None:

@@ -107,6 +107,22 @@ def write_chain(
     write_json(folder / "config_sentence_transformers.json", {"prompts": dict(prompts or {}), **settings})
 
 
+def write_static(folder: Path, prompts: Mapping[str, str] | None = None, layers: Sequence[str] = ()) -> None:
+    """A random table as model2vec writes it (float16 rows shared by tokens, weighted), and what follows it."""
+    folder.mkdir(parents=True)
+    generator, rows = torch.Generator().manual_seed(3), len(SPECIAL) + len(WORDS)
+    table = {
+        "embeddings": torch.randn(40, WIDTH, generator=generator).half(),
+        "mapping": torch.arange(rows) % 40,
+        "weights": torch.rand(rows, generator=generator) + 0.5,
+    }
+    save_file(table, folder / "model.safetensors")
+    _tokenizer("<s> $A </s>", "right").backend_tokenizer.save(str(folder / "tokenizer.json"))
+    write_chain(folder, {}, layers, prompts)
+    [first, _, *others] = json.loads((folder / "modules.json").read_text())
+    write_json(folder / "modules.json", [{**first, "type": "sentence_transformers.models.StaticEmbedding"}, *others])
+
+
 def write_json(file: Path, content: object) -> None:
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(content))

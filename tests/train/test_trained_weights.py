@@ -17,6 +17,7 @@ from replug.models.build import load_encoder
 from replug.train.module import LSRModule
 from replug.train.trained_weights import bring_back_untrained, check_training, leave_out_untrained
 from tests.support.dpr_folders import write_dpr_pair
+from tests.support.encoder_folders import write_static
 from tests.support.training import InlineLM, documents_of, encoded_queries, module_given, pipeline_for
 
 
@@ -57,6 +58,19 @@ def test_dimensions_that_an_encoder_lacks_are_refused_before_anything_starts(deb
         check_training(replace(debug_config, retriever=longer), encoder)
     with pytest.raises(UserError, match=r"index.dims is 64, but vectors of .* have 32 numbers"):
         module_given(debug_config, data, index={"dims": 64})
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [("lora", "rank", 2), ("retriever", "dropout", True), ("train", "gradient_checkpointing", True)],
+)
+def test_a_static_encoder_has_no_layers_for_these_keys(debug_config, tmp_path, section, key, value):
+    write_static(tmp_path / "static")
+    config = replace(debug_config, retriever=replace(debug_config.retriever, path=str(tmp_path / "static")))
+    check_training(config, encoder := load_encoder(config.retriever))
+    config = replace(config, **{section: replace(getattr(config, section), **{key: value})})
+    with pytest.raises(UserError, match=f"{section}.{key} is set, but .*static is a StaticEmbedding"):
+        check_training(config, encoder)
 
 
 # Sides ---------------------------------------------------------------------------------------------------
