@@ -220,6 +220,19 @@ def require_file(path: Path, known: FileSum, fix_hint: str) -> None:
             raise UserError(f"{problem}; {fix_hint}")
 
 
+# A run directory -----------------------------------------------------------------------------------------
+
+# What takes time to make from the keys and the set of a run. LM scores are in their cache, whatever they are for.
+RUN_WORK = ("labels/*.parquet", "metrics.jsonl", "fitted.json", MANIFEST)
+
+
+def run_work(run: Path) -> Path | None:
+    """Return a file that was made from a run's keys and set; None where they may change still."""
+    is_claimed = any((run / claim).is_file() for claim in (INPUTS, f"labels/{INPUTS}"))
+    patterns = RUN_WORK if is_claimed else (*RUN_WORK, f"index/v*/{MANIFEST}")  # the index is all that was asked for
+    return next((path for pattern in patterns for path in run.glob(pattern)), None)
+
+
 # JSON with its own checksum ------------------------------------------------------------------------------
 
 

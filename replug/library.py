@@ -305,16 +305,16 @@ class _Given:
         return cls(_dotted(keys), objects, own)
 
     def write(self, run_dir: Path) -> None:
-        """Write the objects under `run_dir`. Raises UserError where it holds others."""
+        """Write the objects under `run_dir`. Raises UserError where something was made from others."""
         from replug.data.files import writing
-        from replug.data.folder import Folder, file_sum, sole_writer
+        from replug.data.folder import Folder, file_sum, run_work, sole_writer
 
         if not self.objects:
             return
         fix_hint = "give the same objects, or another run_dir"
         folder = Folder(run_dir / GIVEN, "set of given objects", key="run_dir", fix_hint=fix_hint)
         partial = folder.path / ".partial"
-        with sole_writer(folder.path), writing(partial):
+        with sole_writer(run_dir, folder.path), writing(partial):
             shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
             partial.mkdir()
             for name, value in self.objects.items():
@@ -324,7 +324,8 @@ class _Given:
                     _write_rows(partial / name, *value)
             paths = sorted(path for path in partial.rglob("*") if path.is_file())
             sums = {str(path.relative_to(partial)): file_sum(path) for path in paths}
-            folder.claim({f"{name} (sha256)": known["sha256"] for name, known in sums.items()})
+            made_from = {f"{name} (sha256)": known["sha256"] for name, known in sums.items()}
+            folder.claim(made_from, may_change=() if run_work(run_dir) else folder.changed(made_from))
             for path in () if folder.is_finished else paths:
                 place = folder.path / path.relative_to(partial)
                 place.parent.mkdir(parents=True, exist_ok=True)

@@ -95,6 +95,7 @@ def train(config: Config, callbacks: Sequence[pl.Callback] = (), loggers: Sequen
         require_wandb(config)  # before the labels, which take the longest
     with own_globals():
         stages = RunStages(config, run)
+        run.begin_anew_if_other(config)
         labels = _labels(config, run, stages)
         if labels is not None and config.train.epochs is not None:
             steps = math.ceil(config.train.epochs * labels.counts["queries"] / config.train.batch_size)

@@ -42,7 +42,7 @@ from replug.config.load import config_to_yaml, inputs_of, load_stored_config
 from replug.config.paths import public_name, require_folder
 from replug.config.schema import Config
 from replug.data.files import file_sha256, link_equal_files, read_json, replace_file, write_json
-from replug.data.folder import MANIFEST, Folder, read_mark, write_mark
+from replug.data.folder import INPUTS, MANIFEST, Folder, read_mark, run_work, sole_writer, write_mark
 from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
 
 log = logging.getLogger(__name__)
@@ -116,6 +116,23 @@ class RunDirectory:
         require_folder("run_dir", self.path)
         self.folder.check(inputs, are_all=False)
 
+    def begin_anew_if_other(self, config: Config) -> None:
+        """Forget that the run was begun with other keys, if nothing was made with them."""
+        if run_work(self.path) is None and self.folder.changed(_inputs_of(config), are_all=False):
+            with sole_writer(self.path):
+                self._begin_anew_with(_inputs_of(config), are_all=False)
+
+    def _begin_anew_with(self, inputs: Mapping[str, Any], are_all: bool = True) -> None:
+        changed = self.folder.changed(inputs, are_all) if run_work(self.path) is None else {}
+        for name, (before, now) in changed.items():
+            log.info(f"{name} is {now!r}, and was {before!r}: the run begins anew, since nothing was made with it")
+            for path in (self.untuned_retrieval, self.questions_before, self.path / "config.yaml"):
+                path.unlink(missing_ok=True)
+            for folder in (self.best_weights, self.questions):
+                shutil.rmtree(folder, ignore_errors=True)
+            (self.path / INPUTS).unlink()
+            return
+
     def begun_with(self) -> Config | None:
         """Return the configuration of the run that is here, finished or not."""
         stored = self.path / "config.yaml"
@@ -134,7 +151,9 @@ class RunDirectory:
         """Begin the run, or check that it was begun with the same configuration, LM, prepared set and labels."""
         made_from = {LM: lm_identity, SET: manifest_sha256(prepared)}
         made_from |= {LABELS: manifest_sha256(labels)} if labels is not None else {}
-        self.folder.claim({**_inputs_of(config), **made_from})
+        inputs = {**_inputs_of(config), **made_from}
+        self._begin_anew_with(inputs)
+        self.folder.claim(inputs)
         replace_file(self.path / "config.yaml", config_to_yaml(config).encode())
         write_json(self.path / "environment.json", describe_environment())
 

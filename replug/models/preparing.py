@@ -12,7 +12,7 @@ from replug.config.choices import TooLong
 from replug.config.errors import UserError
 from replug.config.paths import check_paths
 from replug.config.schema import Config, DataConfig
-from replug.data.folder import INPUTS, Folder, sole_writer
+from replug.data.folder import Folder, run_work, sole_writer
 from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.sets import Inputs, import_corpus, prepare_documents, prepare_raw, prepare_rows, row_inputs
 from replug.data.prepare.work import LocalPool
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 OF_THE_MODEL = 8  # tokens of an input that stand for no text: those that begin or end it, and what joins its parts
 LM_TOKENS = "lm tokens (document, example)"  # in a set's inputs: no piece has more
 RETOKENIZED = 2  # times as many tokens as it was cut by has no piece that is tokenized alone: it differs at its ends
-MADE_FROM_SET = (INPUTS, "labels", "index")  # in a run directory
 ROW_KEYS = ("corpus", "train", "heldout")
 DEV_KEYS = ("num_dev",)  # of sets that have development texts
 RAW_KEYS = (
@@ -72,9 +71,8 @@ def _make_way(folder: Folder, inputs: Inputs) -> None:
         key, _, is_hash = name.partition(" (")
         what = f"the files of {key} have changed" if is_hash else f"{key} is {now}, and was {before},"
         what += f" since {folder.path} was prepared"
-        for made in MADE_FROM_SET:
-            if (run / made).exists():
-                raise UserError(f"{what}, and {run / made} was made from it: give another run_dir, or {key} as it was")
+        if made := run_work(run):
+            raise UserError(f"{what}, and {made} was made from it: give another run_dir, or {key} as it was")
         log.info(f"{what}: preparing it again")
         with sole_writer(folder.path):
             shutil.rmtree(folder.path)

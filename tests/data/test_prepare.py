@@ -155,7 +155,8 @@ def test_a_changed_key_prepares_again_until_something_was_made_from_the_set(tmp_
     assert len(prepared_set(changed, run / "data").queries) == 9 < len(first.queries)
     assert "data.num_queries is 9, and was" in caplog.text and "preparing it again" in caplog.text
     (run / "labels").mkdir()
-    with pytest.raises(UserError, match=r"labels was made from it: give another run_dir, or data\.num_q"):
+    (run / "labels/queries.parquet").touch()
+    with pytest.raises(UserError, match=r"queries.parquet was made from it: give another run_dir, or data\.num_q"):
         prepared_set(config, run / "data")
 
 

@@ -33,12 +33,28 @@ def copied(quiet_run: Path, tmp_path: Path) -> RunDirectory:
 def test_a_run_of_other_keys_is_neither_shown_nor_resumed(
     quiet_run: Path, tmp_path: Path, replug: CommandLine, override: str
 ) -> None:
-    for name in ("config.yaml", "inputs.json"):
+    for name in ("config.yaml", "inputs.json", "metrics.jsonl"):
         shutil.copy(quiet_run / name, tmp_path)
     changed = override.replace("=", " is ")
     for run, expected in ((quiet_run, f"{changed}, but the run in"), (tmp_path, f"{changed}, but the unfinished run")):
         ended = replug(*arguments(run, (override,), "train", "debug"))
         assert ended.status == 2 and expected in ended.errors and "bits per byte" not in ended.output
+
+
+def test_a_run_begins_anew_with_other_keys_and_set_while_nothing_was_made_with_them(
+    copied: RunDirectory, tmp_path: Path
+) -> None:
+    other = replace(config_of(copied.path), seed=7)
+    run, prepared = RunDirectory(tmp_path / "begun"), copied.path / "data"
+    run.claim(config_of(copied.path), "an LM", prepared)
+    run.untuned_retrieval.write_bytes(b"of the first set")
+    run.begin_anew_if_other(other)
+    run.claim(other, "an LM", prepared)
+    assert not run.untuned_retrieval.exists() and (run.begun_with() or other).seed == 7
+    run.metrics.write_text("")
+    run.begin_anew_if_other(config_of(copied.path))
+    with pytest.raises(UserError, match="seed is 0, but the unfinished run"):
+        run.claim(config_of(copied.path), "an LM", prepared)
 
 
 def test_a_run_with_its_own_labels_is_not_shown_for_other_candidates(copied: RunDirectory) -> None:

@@ -29,6 +29,7 @@ from replug.config.load import inputs_of
 from replug.data.sources.built_in_texts import example_rows
 from replug.models.encoder_files import DocumentEncoder
 from replug.models.packaged import resolve_encoder_path
+from replug.models.preparing import prepared_set
 from replug.train.run import _Run  # before the state is noted: imports change it too
 from replug.train.run_dir import RunDirectory
 from tests.support.command_line import CommandLine
@@ -206,6 +207,18 @@ def test_objects_are_refused_as_files_are(given: dict, reason: str, tmp_path: Pa
     arguments = {"retriever": "stand_in", "lm": "stand_in", **valid, "config": "own_data_online", **given}
     with pytest.raises(UserError, match=reason):
         LSRTrainer(**arguments, run_dir=tmp_path / "run").train()
+
+
+def test_rows_are_replaced_until_something_was_made_from_them(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="field 'continuation' is missing"):
+        trainer(tmp_path, "stand_in", train=[{"context": "a"}]).train()
+    right = trainer(tmp_path, "stand_in")
+    right._given.write(tmp_path)
+    assert len(prepared_set(right.config, tmp_path / "data").queries) == len(ROWS["train"])
+    (tmp_path / "inputs.json").touch()
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(UserError, match=r"train.jsonl \(sha256\) is .*, but the set of given objects"):
+        trainer(tmp_path, "stand_in", train=ROWS["train"][1:])._given.write(tmp_path)
 
 
 def test_a_model_of_queries_alone_is_refused_as_an_object_which_lacks_its_documents_encoder(tmp_path: Path) -> None:
