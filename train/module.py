@@ -127,10 +127,16 @@ class LSRModule(pl.LightningModule):
         bring_back_untrained(self.encoder, checkpoint)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Require a finite gradient. It is that of all ranks, so all end here; weights are as they were."""
+        """Require a finite gradient. It is that of all ranks, so all end here; weights are as they were.
+
+        Log its norm before clipping, and the learning rate.
+        """
         assert self.batch is not None
         batch = self.batch.retrieved
-        if not _are_finite([weight.grad for weight in self.encoder.parameters() if weight.grad is not None]):
+        gradients = [weight.grad for weight in self.encoder.parameters() if weight.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(gradients))
+        self.log_dict({"train/grad_norm": norm, "train/lr": optimizer.param_groups[0]["lr"]})
+        if not math.isfinite(norm):
             texts = ", ".join(example.id for example in self._queries.examples(batch.query_rows))
             raise NotFiniteError(f"step {batch.step}: the gradient is not finite; its texts are {texts}; {CAUSES}")
 

@@ -76,7 +76,7 @@ from replug.train.questions import (
 from replug.train.report import print_results, write_picture, write_report
 from replug.train.run_dir import LM, MEND, SET, RunDirectory, manifest_sha256
 from replug.train.sources import LabelledBatches, LiveBatches, QuestionBatches, version_after
-from replug.train.step_metrics import loggers_of, publish_results, require_wandb
+from replug.train.step_metrics import log_configuration, loggers_of, publish_results, require_loggers
 from replug.train.trained_weights import check_training, save_retriever
 from replug.train.verdict import HARMED, verdict_of
 from replug.train.workers import Workers, start_index, start_workers
@@ -92,7 +92,7 @@ def train(config: Config, callbacks: Sequence[pl.Callback] = (), loggers: Sequen
     """
     run = RunDirectory(Path(config.run_dir).expanduser())
     if not run.is_finished:
-        require_wandb(config)  # before the labels, which take the longest
+        require_loggers(config)  # before the labels, which take the longest
     with own_globals():
         stages = RunStages(config, run)
         run.begin_anew_if_other(config)
@@ -164,6 +164,7 @@ class _Run:
         # Claim last: correcting a refused key must not look like changing a started run.
         run.claim(config, self._lm_identity, self._data.folder, labels.folder if labels else None)
         self._loggers = [*loggers_of(config, run), *loggers]
+        log_configuration(self._loggers, config)
         self._questions: Questions | None = None
 
     def train(self) -> None:

@@ -53,7 +53,16 @@ MEND = "bring it back, or run `replug train` in another run_dir"
 # What a run directory holds beside its finished files, and what other commands leave where a run is to begin.
 OTHERS = (
     *("given", "data", "labels", "questions", "index", "checkpoints", "best_weights*", "evaluation", "retriever"),
-    *("wandb*", "submitted", "logs", "*scores.sqlite*", "*lm_spent.json*", "environment.json"),
+    *(
+        "wandb*",
+        "tensorboard",
+        "mlflow*",
+        "submitted",
+        "logs",
+        "*scores.sqlite*",
+        "*lm_spent.json*",
+        "environment.json",
+    ),
     *("heldout_*.npz", "questions_*.npz", "report.html", "weights.png"),
 )
 PACKAGES = [

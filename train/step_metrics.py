@@ -1,4 +1,4 @@
-"""Log the steps of a run: their time by cause, the work of each device, the rows of metrics.jsonl, and W&B."""
+"""Log the steps of a run: their time by cause, the work of each device, the rows of metrics.jsonl, and trackers."""
 
 import json
 import os
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.loggers import WandbLogger
+from pytorch_lightning.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
 from replug.cluster.gpus import USE, Busy, BusySeconds, DeviceUse, add_seconds
-from replug.config.choices import WandbMode
+from replug.config.choices import LoggerName, WandbMode
 from replug.config.errors import RunError, UserError, require_extra
 from replug.config.load import flatten
 from replug.config.schema import Config
@@ -137,8 +137,10 @@ class JsonLinesLogger(Logger):
         append_row(self._path, {"step": step, **{k: v for k, v in metrics.items() if k != "epoch"}})
 
 
-def require_wandb(config: Config) -> None:
-    """Raise UserError, before anything heavy starts, if W&B is asked for and not installed, or has no login."""
+def require_loggers(config: Config) -> None:
+    """Raise UserError, before anything heavy starts, for a tracker that is not installed, or W&B without a login."""
+    for name in config.loggers:
+        require_extra(name, name, what=f"loggers=[{name}]")
     if config.wandb.mode is not WandbMode.off:
         require_extra("wandb", "wandb", what=f"wandb.mode={config.wandb.mode}")
     if config.wandb.mode is WandbMode.online and wandb_login() is None:
@@ -146,30 +148,56 @@ def require_wandb(config: Config) -> None:
 
 
 def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:
-    """Return the loggers of a run: metrics.jsonl always, W&B if `wandb.mode` is not off.
+    """Return the loggers of a run: metrics.jsonl always, W&B if `wandb.mode` is not off, and those of `loggers`.
 
-    A run directory has one W&B run, however often it is resumed; its id is kept there.
+    A run directory has one run of each tracker, however often it is resumed; W&B's and MLflow's id is kept there.
     """
     loggers: list[Logger] = [JsonLinesLogger(run.metrics)]
-    if config.wandb.mode is WandbMode.off:
-        return loggers
-    path = run.path / "wandb.json"
-    if not path.exists():
-        write_json(path, {"id": secrets.token_hex(4)})
-    wandb_logger = WandbLogger(
-        project=os.environ.get("WANDB_PROJECT", "replug"),
-        name=os.environ.get("WANDB_NAME", run.path.name),
-        id=json.loads(path.read_text())["id"],
-        resume="allow",
-        save_dir=run.path,
-        offline=config.wandb.mode is WandbMode.offline,
-        config=flatten(config),
-    )
-    return [*loggers, wandb_logger]
+    if config.wandb.mode is not WandbMode.off:
+        path = run.path / "wandb.json"
+        if not path.exists():
+            write_json(path, {"id": secrets.token_hex(4)})
+        wandb_logger = WandbLogger(
+            project=os.environ.get("WANDB_PROJECT", "replug"),
+            name=os.environ.get("WANDB_NAME", run.path.name),
+            id=json.loads(path.read_text())["id"],
+            resume="allow",
+            save_dir=run.path,
+            offline=config.wandb.mode is WandbMode.offline,
+        )
+        loggers.append(wandb_logger)
+    if LoggerName.tensorboard in config.loggers:
+        loggers.append(TensorBoardLogger(run.path, name="", version="tensorboard", default_hp_metric=False))
+    if LoggerName.mlflow in config.loggers:
+        path = run.path / "mlflow.json"
+        known = json.loads(path.read_text())["run_id"] if path.exists() else None
+        project = os.environ.get("MLFLOW_EXPERIMENT_NAME", "replug")
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(run.path / 'mlflow.db').absolute()}"
+        mlflow_logger = MLFlowLogger(project, run.path.name, uri, run_id=known)
+        write_json(path, {"run_id": mlflow_logger.run_id})
+        loggers.append(mlflow_logger)
+    return loggers
+
+
+def log_configuration(loggers: Sequence[Logger], config: Config) -> None:
+    """Log every key's full path and value as hyperparameters."""
+    for logger in loggers:
+        _log_new(logger, flatten(config))
+
+
+def _log_new(logger: Logger, values: dict[str, Any]) -> None:
+    """Log hyperparameters; MLflow refuses another value of one that a run has."""
+    if isinstance(logger, MLFlowLogger):
+        known = logger.experiment.get_run(logger.run_id).data.params
+        values = {name: value for name, value in values.items() if name not in known}
+    logger.log_hyperparams(values)
 
 
 def publish_results(loggers: Sequence[Logger], run: RunDirectory, results: dict[str, Any]) -> None:
-    """Write results into the W&B run's summary by method and metric, and the tuned retriever as an artifact."""
+    """Log results by method and metric, and the verdict, to every tracker; the tuned retriever as W&B's artifact.
+
+    metrics.jsonl has rows of steps alone.
+    """
     evaluations = [results[name] for name in ("language_modelling", "retrieval") if name in results]
     summary = {
         f"results/{method}/{metric}": entry["value"]
@@ -177,11 +205,24 @@ def publish_results(loggers: Sequence[Logger], run: RunDirectory, results: dict[
         for method, of in evaluated.items()
         for metric, entry in of.items()
     }
+    verdict = results["verdict"]
+    words = {"verdict": verdict["verdict"], "verdict_sentence": verdict["sentence"]} if verdict else {}
     for logger in loggers:
-        if isinstance(logger, WandbLogger):
+        if isinstance(logger, JsonLinesLogger):
+            continue
+        if isinstance(logger, TensorBoardLogger):  # it shows the first hyperparameters alone
+            for name, text in words.items():
+                logger.experiment.add_text(name, text)
+        elif not isinstance(logger, WandbLogger):
+            _log_new(logger, words)
+        if not isinstance(logger, WandbLogger):
+            logger.log_metrics(summary, results["weights"]["steps"])
+            logger.save()
+            logger.finalize("success")
+        else:
             import wandb  # takes seconds
 
-            logger.experiment.summary.update(summary)
+            logger.experiment.summary.update(summary | words)
             artifact = wandb.Artifact(f"retriever-{logger.version}", type="model")
             artifact.add_dir(str(run.retriever))
             logger.experiment.log_artifact(artifact)

@@ -15,6 +15,7 @@ from replug.config.choices import (
     DType,
     Examples,
     LMScore,
+    LoggerName,
     Precision,
     ServerAPI,
     Similarity,
@@ -330,6 +331,7 @@ class Config:
     checkpoint: CheckpointConfig = section(CheckpointConfig)
     evaluate: EvaluateConfig = section(EvaluateConfig)
     wandb: WandbConfig = section(WandbConfig)
+    loggers: list[LoggerName] = key([], "Trackers beside W&B: tensorboard, mlflow.", resumable=True)
     ray: RayConfig = section(RayConfig)
     run_dir: str = key(MISSING, "Folder for everything that the run writes.", resumable=True)
     seed: int = key(0, "Random seed of the data order, sampling, random documents and bootstrap.", FROM_0)

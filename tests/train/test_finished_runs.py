@@ -130,4 +130,6 @@ def test_wandb_is_refused_by_name_where_it_is_not_installed(tmp_path: Path, monk
     monkeypatch.setattr("replug.config.errors.importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"wandb\.mode=offline needs wandb: pip install 'replug\[wandb\]'"):
         train(config_of(tmp_path / "run", "wandb.mode=offline"))
+    with pytest.raises(UserError, match=r"loggers=\[mlflow\] needs mlflow: pip install 'replug\[mlflow\]'"):
+        train(config_of(tmp_path / "run", "loggers=[mlflow]"))
     assert not (tmp_path / "run").exists()

@@ -44,4 +44,5 @@ def test_a_resumed_run_of_two_ranks_is_one_run_with_every_metric_the_table_and_t
     results = json.loads((run / "results.json").read_text())["language_modelling"]["lsr"]
     for metric in ("bpb", "bpb - replug"):
         assert value_of(last, f"results/lsr/{metric}") == pytest.approx(results[metric]["value"])
+    assert value_of(last, "verdict") == json.loads((run / "results.json").read_text())["verdict"]["verdict"]
     assert b"model.safetensors" in logs[-1].read_bytes(), "the artifact names the file"
