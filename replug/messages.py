@@ -71,12 +71,15 @@ def _rewrite_in_cell(line: str) -> None:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' reports on weights that replug checks by itself from being shown while the block runs."""
+    """Show no bars of transformers, nor its reports on weights that replug checks by itself, while the block runs."""
     from transformers.utils import logging as of_transformers
 
-    before = of_transformers.get_verbosity()
+    before, has_bars = of_transformers.get_verbosity(), of_transformers.is_progress_bar_enabled()
     of_transformers.set_verbosity_error()
+    of_transformers.disable_progress_bar()
     try:
         yield
     finally:
         of_transformers.set_verbosity(before)
+        if has_bars:
+            of_transformers.enable_progress_bar()

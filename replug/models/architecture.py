@@ -24,9 +24,13 @@ from transformers.activations import AccurateGELUActivation, FastGELUActivation,
 from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.bloom.modeling_bloom import BloomGelu
 
 log = logging.getLogger(__name__)
+
+# What models call the argument and the output that holds keys and values: transformers 5.24 renamed it.
+CACHE = "cache" if "cache" in BaseModelOutputWithPast.__annotations__ else "past_key_values"
 
 Found = TypeVar("Found")
 
@@ -212,7 +216,7 @@ def no_cache(model: PreTrainedModel) -> NoCache | None:
     ids = torch.tensor([probe_ids(model)], device=model.device)
 
     def states(cache: NoCache | None) -> Tensor:
-        output: Tensor = model(input_ids=ids, past_key_values=cache, use_cache=False).logits
+        output: Tensor = model(input_ids=ids, use_cache=False, **{CACHE: cache}).logits
         return output
 
     expected, actual = tried(partial(states, None), None), tried(partial(states, NoCache()), None)

@@ -16,7 +16,14 @@ from transformers import (
 )
 
 from replug.models import architecture
-from replug.models.architecture import CPU_ATTENTION, WRITTEN_OUT, blocked_attention, use_cpu_attention, use_fused_gelu
+from replug.models.architecture import (
+    CACHE,
+    CPU_ATTENTION,
+    WRITTEN_OUT,
+    blocked_attention,
+    use_cpu_attention,
+    use_fused_gelu,
+)
 from replug.models.generation import GenerationOptions
 from replug.models.local import mixtures
 from replug.models.local.hf_lm import HuggingFaceLM
@@ -96,7 +103,7 @@ def test_models_with_windows_groups_and_padding_give_what_they_gave(make, paddin
         assert model.config._attn_implementation == CPU_ATTENTION
         found = model(**inputs).logits
         cached = model(ids[:, :6], use_cache=True)
-        rest = model(ids[:, 6:], past_key_values=cached.past_key_values).logits
+        rest = model(ids[:, 6:], **{CACHE: cached[CACHE]}).logits
     torch.testing.assert_close(found[mask == 1], expected[mask == 1], rtol=1e-4, atol=1e-5)
     if not padding:
         torch.testing.assert_close(rest, expected[:, 6:], rtol=1e-4, atol=1e-5)

@@ -14,6 +14,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from replug.config.errors import RunError
+from replug.models.architecture import CACHE
 from replug.models.black_box_lm import Mixture, UnscorableText, pieces
 from replug.models.ensemble import Weighting
 from replug.models.generation import Generated, GenerationOptions, before_stop, elected
@@ -233,13 +234,15 @@ def test_what_keys_and_values_are_kept_for(write: Callable[[Path], None], use: C
 class WithoutPositions(GPT2LMHeadModel):
     """As some architectures: positions are columns, whatever the mask says."""
 
-    def forward(self, input_ids, attention_mask=None, past_key_values=None, use_cache=None, logits_to_keep=0):
+    def forward(
+        self, input_ids, attention_mask=None, past_key_values=None, cache=None, use_cache=None, logits_to_keep=0
+    ):
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
-            past_key_values=past_key_values,
             use_cache=use_cache,
             logits_to_keep=logits_to_keep,
+            **{CACHE: past_key_values if cache is None else cache},
         )
 
 

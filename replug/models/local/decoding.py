@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from replug.models.architecture import probe_ids, same_direction, tried
+from replug.models.architecture import CACHE, probe_ids, same_direction, tried
 from replug.models.black_box_lm import PassCounts
 from replug.models.local.output_layer import target_logprobs
 
@@ -93,7 +93,7 @@ class SharedPrefix:
         self.ids = ids
         inputs = torch.tensor([ids], device=model.device)
         with torch.inference_mode():
-            self.cache: Any = model.base_model(input_ids=inputs, use_cache=True).past_key_values
+            self.cache: Any = model.base_model(input_ids=inputs, use_cache=True)[CACHE]
 
     @property
     def num_tokens(self) -> int:
@@ -111,11 +111,11 @@ def reuses_prefixes(model: PreTrainedModel) -> bool:
     ids = probe_ids(model)
     with torch.inference_mode():
         whole = model.base_model(input_ids=torch.tensor([ids], device=model.device), use_cache=True)
-        if not hasattr(getattr(whole, "past_key_values", None), "batch_repeat_interleave"):
+        if not hasattr(whole.get(CACHE), "batch_repeat_interleave"):
             return False
         rest = torch.tensor([ids[8:], ids[8:]], device=model.device)
         cache = SharedPrefix(model, ids[:8]).for_rows(2)
-        apart = model.base_model(input_ids=rest, past_key_values=cache, use_cache=True).last_hidden_state
+        apart = model.base_model(input_ids=rest, use_cache=True, **{CACHE: cache}).last_hidden_state
     return same_direction(whole.last_hidden_state[:, 8:].expand_as(apart), apart)
 
 
@@ -214,10 +214,8 @@ class CachedPrompts:
         hidden = {"attention_mask": self._seen} if self._is_padded else {}  # attention without a mask is faster
         if self._is_padded and self._takes_positions:
             hidden["position_ids"] = (self._seen.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        output = self._model(
-            input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=num_kept, **hidden
-        )
-        self._cache = output.past_key_values
+        output = self._model(input_ids=ids, use_cache=True, logits_to_keep=num_kept, **{CACHE: self._cache}, **hidden)
+        self._cache = output[CACHE]
         return output.logits[:, -num_kept:]
 
 
@@ -288,11 +286,11 @@ class PackedPrompts:
             input_ids=ids[None],
             position_ids=positions[None],
             attention_mask=hidden[None, None],
-            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=(kept if len(kept) else kept.new_zeros(1)).tolist(),
+            **{CACHE: self._cache},
         )
-        self._cache = output.past_key_values
+        self._cache = output[CACHE]
         logits: Tensor = output.logits[0]
         if len(logits) == len(ids):  # some architectures do not know the option, and give all
             logits = logits[kept]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from replug.config.errors import RunError, UserError
-from replug.models.architecture import is_out_of_memory, no_cache, tried, use_cpu_attention, use_fused_gelu
+from replug.models.architecture import CACHE, is_out_of_memory, no_cache, tried, use_cpu_attention, use_fused_gelu
 from replug.models.batching import even_batches, padded_groups, tokens_per_pass
 from replug.models.black_box_lm import (
     ContinuationScore,
@@ -448,10 +448,10 @@ class HuggingFaceLM:
         if self._head is None:
             return self._logits(inputs, row, position)
         if shared is None:
-            hidden = self._body(input_ids=inputs, past_key_values=self._no_cache, use_cache=False).last_hidden_state
+            hidden = self._body(input_ids=inputs, use_cache=False, **{CACHE: self._no_cache}).last_hidden_state
         else:
             past = shared.for_rows(len(inputs))
-            hidden = self.model.base_model(input_ids=inputs, past_key_values=past, use_cache=True).last_hidden_state
+            hidden = self.model.base_model(input_ids=inputs, use_cache=True, **{CACHE: past}).last_hidden_state
         return hidden[to_device(row, hidden.device), to_device(position, hidden.device)]
 
     def _logits(self, inputs: Tensor, row: Tensor, position: Tensor) -> Tensor:
@@ -459,9 +459,7 @@ class HuggingFaceLM:
         keep = position.unique()
         # A list where layers are spread: a tensor would be on the first device, and the hidden states are on the last.
         kept: Any = keep.tolist() if self._is_spread else to_device(keep, self.model.device)
-        logits = self.model(
-            input_ids=inputs, past_key_values=self._no_cache, use_cache=False, logits_to_keep=kept
-        ).logits
+        logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=kept, **{CACHE: self._no_cache}).logits
         if logits.shape[1] == len(keep):  # some architectures do not know the option, and give all
             position = torch.searchsorted(keep, position)
         return logits[to_device(row, logits.device), to_device(position, logits.device)]
