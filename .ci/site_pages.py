@@ -1,4 +1,4 @@
-"""Give mkdocs pages from files of the repository, links that lead out of docs/, and doctests as code.
+"""Give mkdocs pages from files of the repository, references from the code, links out of docs/, and doctests as code.
 
 A link to a file that is not a page leads to the repository if REPO_URL is set, and is plain text otherwise.
 """
@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import griffe
+from click import Context
 from mkdocs.structure.files import File
+from typer.cli import get_docs_for_click
+from typer.main import get_command
+
+from replug.commands.cli import command_line
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.keys import key_descriptions
+from replug.config.schema import Config
 
 ROOT = Path(__file__).parents[1]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -18,10 +26,33 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the root's pages."""
+    """Add the root's pages, and the references that are made from the code."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
+    files.append(File.generated(config, "commands.md", content=commands_page()))
+    files.append(File.generated(config, "keys.md", content=keys_page()))
     return files
+
+
+def commands_page() -> str:
+    """Return the help of every command as Markdown."""
+    command = get_command(command_line())
+    return get_docs_for_click(obj=command, ctx=Context(command), name="replug", title="Commands")
+
+
+def keys_page() -> str:
+    """Return every key with its default and meaning, a table for training and one for what evaluations add."""
+    lines, known = ["# Keys", ""], set[str]()
+    for title, schema in (("Training", Config), ("Evaluations also read", EvaluationConfig)):
+        lines += [f"## {title}", "", "| key | default | meaning |", "|---|---|---|"]
+        for cells in key_descriptions(schema):
+            if cells[0] not in known and not cells[0].startswith("rerank_lm."):
+                key, default, meaning = (cell.replace("|", "\\|") for cell in cells)
+                lines.append(f"| `{key}` | `{default}` | {meaning} |")
+            known.add(cells[0])
+        lines.append("")
+    lines.append("`rerank_lm.*` are the keys of `lm.*` for a second LM that reranks answers.")
+    return "\n".join(lines)
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from replug.commands.command import complete_config
 from replug.config.errors import UserError
-from replug.config.paths import SHIPPED
+from replug.config.paths import SHIPPED, shipped_names
 from replug.data.files import replace_file
 
 WIDTH = 110  # characters of what a configuration is for
@@ -15,13 +16,16 @@ WIDTH = 110  # characters of what a configuration is for
 
 def configs(
     file: Annotated[Path | None, typer.Argument(help="File to write. Default: NAME.yaml in this folder.")] = None,
-    copy: Annotated[str | None, typer.Option(help="Name of a configuration to copy.", metavar="NAME")] = None,
+    copy: Annotated[
+        str | None,
+        typer.Option(help="Name of a configuration to copy.", metavar="NAME", autocompletion=complete_config),
+    ] = None,
 ) -> None:
     """List the shipped configurations, whose names every command takes; --copy writes one to edit.
 
     replug configs --copy own_data mine.yaml
     """
-    shipped = {str(path.relative_to(SHIPPED).with_suffix("")): path for path in sorted(SHIPPED.rglob("*.yaml"))}
+    shipped = {name: SHIPPED / f"{name}.yaml" for name in shipped_names()}
     if copy is None:
         for name, path in sorted(shipped.items(), key=lambda one: (one[0].count("/"), one[0])):
             first = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")

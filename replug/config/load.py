@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AnyConfig, AskConfig, EvaluationConfig
 from replug.config.keys import keys_of, sections_of
+from replug.config.paths import SHIPPED, shipped_names
 from replug.config.rules import API_KEY, DATA_SOURCES, VARIABLE, check_rules
 from replug.config.schema import Config, LMConfig
 
@@ -194,7 +195,8 @@ def _load(
         if not needs_retriever and OmegaConf.is_missing(merged.retriever, "path"):
             merged.retriever.path = ""
         if missing := sorted(OmegaConf.missing_keys(merged)):
-            where = f"in {path} or on the command line" if path else "on the command line"
+            is_own = isinstance(path, str | Path) and not Path(path).is_relative_to(SHIPPED)
+            where = f"in {path} or on the command line" if is_own else "on the command line"
             raise UserError(f"{missing[0]} is missing: set it {where} as {missing[0]}=VALUE")
         config: Made = OmegaConf.to_object(merged)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
@@ -213,7 +215,9 @@ def _read_file(path: Path) -> dict[str, Any]:
     if path.is_dir():
         raise UserError(f"configuration {path} is a folder; expected a YAML file, such as {path / 'config.yaml'}")
     if not path.is_file():
-        raise UserError(f"configuration {path} does not exist; expected a YAML file such as configs/quickstart.yaml")
+        close = difflib.get_close_matches(path.stem, shipped_names(), n=1)
+        meant = f"did you mean {close[0]}?" if close else "expected a YAML file, or a name that `replug configs` lists"
+        raise UserError(f"configuration {path} does not exist; {meant}")
     if (size := path.stat().st_size) > MOST_BYTES:
         raise UserError(f"configuration {path} has {size:,} bytes; expected at most {MOST_BYTES:,}")
     with path.open(encoding="utf-8") as file:

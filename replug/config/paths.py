@@ -26,6 +26,11 @@ def find_config(name: str) -> Path:
     return shipped if not is_own and shipped.is_file() else path
 
 
+def shipped_names() -> list[str]:
+    """Return the names of the shipped configurations: `debug`, `paper_tables/popqa_opt13b`."""
+    return sorted(str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.rglob("*.yaml"))
+
+
 def public_name(path: str) -> str:
     """Return a name that means the same everywhere as it is, and the last part of a file's or folder's path."""
     if names_store(path):

@@ -80,7 +80,7 @@ def test_a_papers_table_names_its_papers_setting_and_relies_on_no_default(name: 
 def test_every_shipped_evaluation_needs_models_questions_and_documents_only(path):
     assert names_evaluation(path)
     own = OmegaConf.load(path)
-    paths = [] if "source" in own.get("data", {}) else ["questions.path=given", "data.corpus=given"]
+    paths = [] if own.get("data", {}).get("source") else ["questions.path=given", "data.corpus=given"]
     config = load_evaluation_config(path, ["retriever.path=given", "lm.path=given", "out=given", *paths])
     assert config.run_config().run_dir == "given"
     if config.evaluation != "popqa":  # its report shows the figures in the words of the paper
