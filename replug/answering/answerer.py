@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from replug.answering.prompts import STOP, AnswerPrompts
 from replug.answering.rerankers import (
     RERANKERS,
@@ -98,26 +100,41 @@ class Answerer:
         candidates = self._submit_candidates(question, passages)
         return lambda: self._submit_factors(question, passages, *candidates())
 
-    def submit_alone(self, question: str, evidence: str | None) -> Callable[[], tuple[dict[str, float], int]]:
+    def submit_alone(
+        self, question: str, evidence: str | None
+    ) -> Callable[[], tuple[dict[str, float], int, Sequence[str]]]:
         """Ask closed book, or with one text as evidence, such as the gold one.
 
-        Return what waits for the log-prob (nats) of each distinct sample or label, and for the tokens of all samples, 0
-        in classification. Labels' log-probs are normalised over the labels.
+        Return what waits for the log-prob (nats) of each distinct sample or label, for the tokens of all samples, 0 in
+        classification, and for the answers that were scored: labels, whose log-probs are normalised over them, and
+        samples that were cut before their end.
         """
         options, labels, prompts = self._options, self._options.labels, self._prompts
-        if not labels:
-            opening = prompts.opening(has_evidence=evidence is not None)
-            sampling = options.sampling(options.num_samples_alone, opening)
-            drawn = self._lm.submit_samples([prompts.ask(question, evidence)], sampling)
-            return lambda: (logprobs_of_samples(drawn.result()[0]), num_tokens(drawn.result()[0]))
-        parts = [prompts.answer_given_question(label, question, evidence) for label in labels]
-        scores = self._lm.submit(
-            [part.prefix for part in parts], [part.continuation for part in parts], opening=parts[0].opening
-        )
 
-        def gather() -> tuple[dict[str, float], int]:
-            logprobs = log_softmax([score.sum_logprob for score in scores.result()])  # type: ignore[arg-type]
-            return dict(zip(labels, logprobs.tolist(), strict=True)), 0
+        def submit(answers: Sequence[str]) -> Callable[[], list[float]]:
+            parts = [prompts.answer_given_question(answer, question, evidence) for answer in answers]
+            pairs = [part.prefix for part in parts], [part.continuation for part in parts]
+            scores = self._lm.submit(*pairs, opening=parts[0].opening)
+            return lambda: [score.sum_logprob for score in scores.result()]
+
+        if labels:
+            scored = submit(labels)
+            return lambda: (
+                dict(zip(labels, log_softmax(np.array(scored())).tolist(), strict=True)),
+                0,
+                labels,
+            )
+        opening = prompts.opening(has_evidence=evidence is not None)
+        sampling = options.sampling(options.num_samples_alone, opening)
+        drawn = self._lm.submit_samples([prompts.ask(question, evidence)], sampling)
+
+        def gather() -> tuple[dict[str, float], int, Sequence[str]]:
+            [samples] = drawn.result()
+            known = logprobs_of_samples(samples, options.max_new_tokens)
+            cut = [answer for answer, logprob in known.items() if logprob is None]
+            ends = dict(zip(cut, submit(cut)() if cut else (), strict=True))
+            logprobs = {answer: ends[answer] if of is None else of for answer, of in known.items()}
+            return logprobs, num_tokens(samples), cut
 
         return gather
 
@@ -132,7 +149,8 @@ class Answerer:
         prompts = [self._prompts.ask(question, passage.text) for passage in passages]
         opening = self._prompts.opening(has_evidence=True)
         drawn = self._lm.submit_samples(prompts, options.sampling(options.num_samples, opening))
-        return lambda: (sampled_candidates(drawn.result()), tuple(map(num_tokens, drawn.result())))
+        most = options.max_new_tokens
+        return lambda: (sampled_candidates(drawn.result(), most), tuple(map(num_tokens, drawn.result())))
 
     def _submit_factors(
         self, question: str, passages: Sequence[Passage], candidates: Sequence[Candidate], written: tuple[int, ...]

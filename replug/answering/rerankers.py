@@ -2,8 +2,9 @@
 
 Four candidates are sampled for each passage, and equal ones of a passage are one. In classification the labels are
 every passage's candidates. Factors are natural logarithms of probabilities of whole texts with their end, float64.
-p(a|q,p) is that of the LM that answers: a sample's own, which costs nothing, or a label's. The other factors are of the
-LM that reranks, which may be smaller.
+p(a|q,p) is that of the LM that answers: a sample's own, which costs nothing, or a label's. A sample that was cut before
+its end has none of its own, so the LM scores it with an end. The other factors are of the LM that reranks, which may be
+smaller.
 
 A score is a logarithm of any scale: only the order counts. An answer that several passages gave has the score of its
 best candidate, or the sum of all where the reranker says so. Weights w are exponents, 1 by default.
@@ -52,31 +53,34 @@ Reader = tuple[AsyncLM, AnswerPrompts]  # an LM, with prompts that fit it
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An answer on one line, the number of the passage that it was sampled from, and log p(a|q,p); None of a label."""
+    """An answer on one line, the number of its passage, and log p(a|q,p); None of a label and of a cut sample."""
 
     text: str
     passage: int
     logprob: float | None = None
 
 
-def sampled_candidates(samples: Sequence[Sequence[Generated]]) -> list[Candidate]:
+def sampled_candidates(samples: Sequence[Sequence[Generated]], max_new_tokens: int) -> list[Candidate]:
     """Return the distinct answers of each passage [P], in the order they were drawn. Empty answers are left out."""
     return [
         Candidate(text, passage, logprob)
         for passage, drawn in enumerate(samples)
-        for text, logprob in logprobs_of_samples(drawn).items()
+        for text, logprob in logprobs_of_samples(drawn, max_new_tokens).items()
     ]
 
 
-def logprobs_of_samples(samples: Sequence[Generated]) -> dict[str, float]:
+def logprobs_of_samples(samples: Sequence[Generated], max_new_tokens: int) -> dict[str, float | None]:
     """Return each distinct answer with its largest log-probability (nats), in the order they were drawn.
 
-    One text may have been drawn by several sequences of tokens. Empty answers are left out.
+    One text may have been drawn by several sequences of tokens. None means that all of them had `max_new_tokens`, so
+    that the end of the answer, which other log-probs count, may be missing. Empty answers are left out.
     """
-    logprobs: dict[str, float] = {}
+    logprobs: dict[str, float | None] = {}
     for sample in samples:
         if text := one_line(sample.text):
-            logprobs[text] = max(sample.sum_logprob, logprobs.get(text, -float("inf")))
+            known = logprobs.setdefault(text, None)
+            if len(sample.token_logprobs) < max_new_tokens:
+                logprobs[text] = sample.sum_logprob if known is None else max(known, sample.sum_logprob)
     return logprobs
 
 

@@ -313,7 +313,7 @@ def _rerank(
             return replace(
                 reply, answer=answered.best(method), scores=scores, candidates=scored_candidates(answered.factors)
             )
-        logprobs, _ = answerer.submit_alone(question, None)()
+        logprobs, _, _ = answerer.submit_alone(question, None)()
         answer = best_answer(logprobs)
         return replace(
             reply,

@@ -22,6 +22,7 @@ from replug.answering.prompts import ANSWER, EVIDENCE, QUESTION, AnswerPrompts
 from replug.answering.rerankers import (
     MIN_QUESTIONS,
     RERANKERS,
+    Candidate,
     Factors,
     Reranker,
     best_answer,
@@ -48,12 +49,14 @@ PASSAGES = "passages"  # an outcome's name
 # `answer_in_evidence`: a passage has an accepted answer; `copied`: it has the prediction. No passage has a label.
 # `answer_in_pages`: a page of the engine has one, whether or not the passages that are read do.
 # `best_candidate`: no reranker can be better.
-# `gold_overlap`: the largest share of the gold evidence's words that a passage has, where answers are labels.
+# `gold_overlap`: the largest share of the gold evidence's words that a passage has, where answers are labels; of claims
+# that have evidence.
 FREE_ANSWER_METRICS = ("f1", "answer_in_evidence", "answer_in_pages", "copied")
 OTHER_METRICS = (
     "best_candidate", "gold_overlap", "retrieval_recall", "passages", "shots",
     "lm_calls", "prompt_tokens", "generated_tokens", "flop",
 )  # fmt: skip
+HAS_EVIDENCE = "has_evidence"
 FACTORS = ("answer_given_question", "question_given_answer", "answer_alone", "question_alone", "passage")
 
 
@@ -113,22 +116,26 @@ def evidence_line(text: str) -> str:
 
 
 def reranking_costs(
-    reranker: Reranker, factors: Factors, answering: LineTokens, scored: LineTokens, written: Sequence[int]
+    reranker: Reranker,
+    factors: Factors,
+    answering: LineTokens,
+    scored: LineTokens,
+    written: Sequence[int],
+    candidates: Sequence[Candidate],
 ) -> tuple[int, int, int, int]:
     """Return calls, and tokens read, written and scored, for candidates from the passages that the factors have.
 
-    `written` [P] tokens were sampled from each passage, with their own log-probs; empty in classification, where
-    nothing is sampled and the LM that answers reads every label. `answering` and `scored` are by the tokenizers of the
-    LM that answers and of the one that reranks.
+    `written` [P] tokens were sampled from each passage; empty in classification, where nothing is sampled. The LM that
+    answers reads candidates without a log-prob of their own too: labels, and samples that were cut. `answering` and
+    `scored` are by the tokenizers of the LM that answers and of the one that reranks.
     """
     num_passages = len(factors.question_alone)
     calls, tokens = _scored(reranker, factors, scored)
-    if not written:
-        places = zip(factors.answers, factors.passages, strict=True)
-        lengths = [answering.passages[place] + answering.answers[answer] for answer, place in places]
-        return calls + len(lengths), sum(lengths) + len(lengths) * (answering.opening + answering.question), 0, tokens
-    read = sum(answering.passages[:num_passages]) + num_passages * (answering.opening + answering.question)
-    return calls + num_passages, read, sum(written[:num_passages]), tokens
+    own = [one for one in candidates if one.logprob is None and one.passage < num_passages]
+    lengths = [answering.passages[one.passage] + answering.answers[one.text] for one in own]
+    lengths += answering.passages[:num_passages] if written else []
+    read = sum(lengths) + len(lengths) * (answering.opening + answering.question)
+    return calls + len(lengths), read, sum(written[:num_passages]), tokens
 
 
 def _scored(reranker: Reranker, factors: Factors, lines: LineTokens) -> tuple[int, int]:
@@ -160,7 +167,8 @@ def token_counter(source: LMSource | None) -> NumTokens | None:
 def metrics_of(metric: str) -> dict[str, Metric]:
     """Return all metrics of a set whose answers are judged by this one."""
     names = (*(FREE_ANSWER_METRICS if metric == EXACT_MATCH else ()), *OTHER_METRICS)
-    return {metric: Metric(metric), **{name: Metric(name, may_be_unknown=name != "f1") for name in names}}
+    metrics = {metric: Metric(metric), **{name: Metric(name, may_be_unknown=name != "f1") for name in names}}
+    return metrics | {"gold_overlap": Metric("gold_overlap", HAS_EVIDENCE, may_be_unknown=True)}
 
 
 def reranked_outcomes(
@@ -184,13 +192,16 @@ def reranked_outcomes(
         if prepared.metric == EXACT_MATCH:
             numbers["answer_in_evidence"] = float(any(holds_answer[: method.k]))
             numbers["answer_in_pages"] = float(question.example.id in prepared.in_pages)
-        elif question.example.id in prepared.gold:
-            numbers["gold_overlap"] = gold_overlap(prepared.gold[question.example.id], texts[: method.k])
+        elif question.example.id in prepared.gold:  # of another claim, where nothing is evidence of this one
+            has_own = bool(question.evidence or question.evidence_ids)
+            overlap = gold_overlap(prepared.gold[question.example.id], texts[: method.k]) if has_own else 0.0
+            numbers |= {"gold_overlap": overlap, HAS_EVIDENCE: float(has_own)}
         gold, ids = set(question.example.gold), [passage.doc_id for passage in passages]
         if gold and None not in ids:  # unknown where the set names none, or the engine's documents have no ids
             numbers["retrieval_recall"] = len(gold.intersection(ids)) / len(gold)
         if len(lines) == 2:
-            costs = reranking_costs(RERANKERS[method.source], read, lines[0], lines[1], answered.written_tokens)
+            drawn = answered.written_tokens, answered.candidates
+            costs = reranking_costs(RERANKERS[method.source], read, lines[0], lines[1], *drawn)
             numbers |= cost_numbers(parameters, *costs)
         documents = [passage.doc_id or passage.url for passage in passages]
         detail = {"documents": documents, "weights": [passage.probability for passage in passages]}

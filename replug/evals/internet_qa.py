@@ -206,10 +206,10 @@ class InternetQa(Task):
         def outcomes(reranked: Callable[[], Answered] | None) -> Outcomes:
             alone_outcomes = {}
             for source, wait in alone.items():
-                logprobs, written = wait()
+                logprobs, written, scored = wait()
                 answer = best_answer(logprobs)
                 numbers = answer_numbers(prepared.metric, answer, question)
-                numbers |= self._costs_alone(prompts[source], query, texts[source], written)
+                numbers |= self._costs_alone(prompts[source], query, texts[source], written, scored)
                 numbers |= self._shots([prompts[source]])
                 detail = {"answer": answer, "candidates": best_first(logprobs), "documents": [], "weights": []}
                 alone_outcomes[source] = Outcome(numbers, detail)
@@ -244,17 +244,17 @@ class InternetQa(Task):
         dropped = max(fitting.num_dropped(one) for fitting, one in zip(self._prompts, prompts, strict=False))
         return {"shots": float(len(self.prepared.shots) - dropped), DROPPED: float(dropped)}
 
-    def _costs_alone(self, prompts: AnswerPrompts, query: str, text: str | None, written: int) -> dict[str, float]:
-        """Return the costs of samples, or of labels, which the LM that answers scores."""
+    def _costs_alone(
+        self, prompts: AnswerPrompts, query: str, text: str | None, written: int, scored: Sequence[str]
+    ) -> dict[str, float]:
+        """Return the costs of samples, and of labels and cut samples, which the LM that answers scores."""
         if len(self._counters) < 2:
             return {}
-        count, labels = self._counters[0], self.prepared.labels
+        count, calls = self._counters[0], len(scored) + (not self.prepared.labels)
         prompt = count(prompts.opening(text is not None)) + count(question_line(query))
         prompt += 0 if text is None else count(evidence_line(text))
-        if not labels:
-            return cost_numbers(self._parameters, 1, prompt, written)
-        scored = prompt * len(labels) + sum(count(f" {label}\n") for label in labels)
-        return cost_numbers(self._parameters, len(labels), scored, 0)
+        read = prompt * calls + sum(count(f" {answer}\n") for answer in scored)
+        return cost_numbers(self._parameters, calls, read, written)
 
 
 def settle(

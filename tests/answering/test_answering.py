@@ -134,9 +134,12 @@ def test_a_smaller_lm_may_score_and_fitted_weights_are_used() -> None:
     prompts = AnswerPrompts(SHOTS[1:])
     weights = {"poe": dict.fromkeys(RERANKERS["poe"].factors, 0.5)}
     answered = Answerer(lm, PROMPTS, OPTIONS, scorer, prompts, weights).answer(QUESTION, PASSAGES)
-    assert set(lm.asked) == {(PROMPTS.ask(QUESTION, text), 4) for text in TEXTS}, "and nothing is scored by it"
-    drawn = {(one.text, one.passage): one.logprob for one in answered.candidates}
-    assert answered.factors.answer_given_question.tolist() == list(drawn.values()), "p(a|q,p) is the LM's that answers"
+    cut = [one for one in answered.candidates if one.logprob is None]
+    asked = {(PROMPTS.ask(QUESTION, text), 4) for text in TEXTS}
+    asked |= {(PROMPTS.ask(QUESTION, TEXTS[one.passage]), f" {one.text}\n") for one in cut}
+    assert set(lm.asked) == asked, "it samples, and scores samples that were cut alone"
+    given = zip(answered.factors.answer_given_question, answered.candidates, strict=True)
+    assert all(one.logprob in (None, logprob) for logprob, one in given), "p(a|q,p) is the LM's that answers"
     assert all(prefix.startswith(tuple(prompts.openings(has_evidence=True))) for prefix, _ in scorer.asked)
     halved, whole = (
         RERANKERS["poe"].score(answered.factors, some) for some in (weights["poe"], RERANKERS["poe"].default_weights)
@@ -166,7 +169,7 @@ def test_a_question_without_passages_has_no_answer(options: AnsweringOptions) ->
 def test_alone_the_likeliest_of_fifty_samples_is_the_answer() -> None:
     lm = CountingLM()
     for evidence in (None, TEXTS[0]):
-        logprobs, written = Answerer(lm, PROMPTS, OPTIONS).submit_alone(QUESTION, evidence)()
+        logprobs, written, _ = Answerer(lm, PROMPTS, OPTIONS).submit_alone(QUESTION, evidence)()
         assert lm.asked[PROMPTS.ask(QUESTION, evidence), 50] == 1
         assert len(logprobs) > 5 and written > 50
 
@@ -202,7 +205,7 @@ def drawn(text: str, *logprobs: float) -> Generated:
 
 def test_equal_answers_of_a_passage_are_one_and_empty_ones_none() -> None:
     samples = [[drawn(" Paris"), drawn("  "), drawn(" Rome"), drawn(" Paris ")], [drawn("")], [drawn(" New\t York")]]
-    assert [(one.text, one.passage) for one in sampled_candidates(samples)] == [
+    assert [(one.text, one.passage) for one in sampled_candidates(samples, 9)] == [
         ("Paris", 0),
         ("Rome", 0),
         ("New York", 2),
@@ -211,7 +214,27 @@ def test_equal_answers_of_a_passage_are_one_and_empty_ones_none() -> None:
 
 def test_an_answer_that_was_drawn_in_several_ways_has_its_largest_log_prob() -> None:
     samples = [drawn(" Rome", -2, -1), drawn("", -0.1), drawn(" Paris", -2), drawn(" Rome ", -0.5, -0.5)]
-    assert logprobs_of_samples(samples) == {"Rome": -1.0, "Paris": -2.0}
+    assert logprobs_of_samples(samples, 3) == {"Rome": -1.0, "Paris": -2.0}
+    assert logprobs_of_samples(samples, 2) == {"Rome": None, "Paris": -2.0}, "two tokens may have no end"
+
+
+@pytest.mark.parametrize("passages", [PASSAGES[:2], []])
+def test_a_sample_that_was_cut_is_scored_with_its_end(llama: InProcessLM, passages: list[Passage]) -> None:
+    """By a naive sum over the tokens of the answer and the line's end."""
+    prompts, options = AnswerPrompts(()), replace(OPTIONS, max_new_tokens=2, num_samples_alone=4)
+    short = [replace(passage, text=passage.text[:20]) for passage in passages]
+    answerer = Answerer(llama, prompts, options)
+    if short:
+        factors = answerer.answer(QUESTION[:20], short).factors
+        found = list(zip(factors.answers, factors.passages, factors.answer_given_question, strict=True))
+    else:
+        logprobs, _, cut = answerer.submit_alone(QUESTION[:20], None)()
+        found = [(answer, None, logprobs[answer]) for answer in cut]
+    assert found
+    for answer, number, logprob in found:
+        prompt = prompts.ask(QUESTION[:20], None if number is None else short[number].text)
+        [score] = llama.score([prompt], [f" {answer}\n"])
+        assert logprob == pytest.approx(float(score.token_logprobs.sum()), abs=1e-4)
 
 
 # Prompts, to the byte, and how many shots fit -------------------------------------------------------------------------

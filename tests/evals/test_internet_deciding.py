@@ -61,7 +61,7 @@ def answered(probability: float = 0.4, zero: bool = False) -> Answered:
         np.full(2, -0.1),
         shared,
     )
-    candidates = (Candidate("red", 0), Candidate("red", 1), Candidate("blue", 1))
+    candidates = (Candidate("red", 0, -1.0), Candidate("red", 1, -2.0), Candidate("blue", 1, -1.0))
     return Answered("what colour?", passages, candidates, factors, {}, (7, 9))
 
 
@@ -189,6 +189,16 @@ def test_overlap_with_gold_evidence_is_that_of_the_best_passage_without_stop_wor
     assert gold_overlap("The Rhine", []) == 0.0
 
 
+def test_claims_without_evidence_have_no_overlap_and_do_not_count(tmp_path):
+    told = ("It is red and blue.",)  # every second claim has another's evidence as gold, as NOT ENOUGH INFO
+    claims = [replace(one, evidence=told if number % 2 else ()) for number, one in enumerate(QUESTIONS)]
+    of = replace(prepared(claims, "accuracy"), gold={one.example.id: told[0] for one in claims})
+    rows = [row(one, answered(), of) for one in claims]
+    task, measured = decide(of, rows, tmp_path / "weights.json", "lm", "other")
+    results = compare(task, measured, METHODS, PaperConfig(), 10, 0)
+    assert results["direct@2"]["gold_overlap"]["value"] == 1 / 2, "red or blue of two words, and not a quarter"
+
+
 def test_a_papers_table_shows_the_figures_of_the_data_set_that_is_measured():
     groups = {"nq": {"poe@50": 0.384}, "nq copied": {"direct@50": 0.894}, "fever": {"poe@50": 0.572}}
     config = EvaluationConfig("internet_qa", "out", questions=QuestionsConfig(dataset="nq"))
@@ -212,6 +222,9 @@ GIVEN = (130 + 2) + (130 + 3) + (140 + 3)  # p(a|q,p), or p(q|a,p), of each cand
 ALONE = (120 + 2) + (120 + 3) + (130 + 3)  # p(a|p)
 
 
+LABELLED = [Candidate(answer, passage) for answer, passage in (("a", 0), ("b", 0), ("b", 1))]
+
+
 def words(text: str) -> int:
     return len(text.split())
 
@@ -226,12 +239,15 @@ def words(text: str) -> int:
     ],
 )
 def test_a_reranker_costs_the_factors_that_it_reads(reranker, calls, scored):
-    found = reranking_costs(RERANKERS[reranker], FACTORS, COUNTED, COUNTED, [7, 9])
+    found = reranking_costs(RERANKERS[reranker], FACTORS, COUNTED, COUNTED, [7, 9], [Candidate("a", 0, -1.0)])
     assert found == (calls + 2, ASKED, 16, scored)
+    some = [Candidate("a", 0), Candidate("b", 2)]
+    cut = reranking_costs(RERANKERS[reranker], FACTORS, COUNTED, COUNTED, [7, 9], some)
+    assert cut == (calls + 3, ASKED + 130 + 2, 16, scored), "the LM scores a sample that was cut, with its end"
 
 
 def test_in_classification_nothing_is_sampled():
-    assert reranking_costs(RERANKERS["direct"], FACTORS, COUNTED, COUNTED, []) == (3, GIVEN, 0, 0)
+    assert reranking_costs(RERANKERS["direct"], FACTORS, COUNTED, COUNTED, [], LABELLED) == (3, GIVEN, 0, 0)
 
 
 def test_flop_are_two_for_each_parameter_and_token_of_its_own_lm_and_left_out_where_unknown():
