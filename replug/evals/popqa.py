@@ -47,6 +47,7 @@ from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import ANSWERS_QUESTIONS, EvalDataset, EvaluationKind, Finished
 from replug.evals.lm_passes import first_line
 from replug.evals.loop import Item, Metric, Outcome
+from replug.evals.outcomes import Row
 from replug.evals.questions import (
     BETWEEN_BLOCKS,
     STOP,
@@ -63,6 +64,7 @@ from replug.evals.tables import Block, Table
 from replug.models.generation import Generated
 
 NUM_SHOTS = 15
+LEAST_POPULAR = 4000  # questions, whose accuracy section 1 tells
 PAGE_VIEWS, DOCUMENTS = "s_pop", "corpus"  # what popularity counts; outcomes name it in `popularity_from`
 SCALES = {
     PAGE_VIEWS: "Popularity is monthly page views of the subject (s_pop).",
@@ -435,9 +437,32 @@ def add_popqa_findings(finished: Finished) -> list[Block]:
                 entries[f"correlation{suffix}"] = {"value": correlation, "n": len(own)}
             shown.append("" if correlation is None else f"{correlation:+.2f}")
         table.append([group or "all", str(len(own)), f"{frequent:.3f}", *shown])
+    shown = _relative_table(questions, rows, list(results))
     correlations = [f"correlation with log popularity, {name}" for name in results]
     head = ["", "n", "accuracy of the most frequent answer of the relation's other questions", *correlations]
-    return [SCALES[questions[0]["detail"]["popularity_from"]], *dropped_shots(finished), Table(head, table)]
+    return [SCALES[questions[0]["detail"]["popularity_from"]], *dropped_shots(finished), Table(head, table), shown]
+
+
+def relative_popularity(popularity: np.ndarray, relations: Sequence[str]) -> np.ndarray:
+    """Return log10 popularity [N] less the mean of its relation, by its deviation (figure 8); 0 where all are equal."""
+    logs, names = np.log10(np.maximum(np.asarray(popularity, dtype=np.float64), 1.0)), np.array(relations)
+    relative = np.zeros(len(logs))
+    for name in set(relations):
+        own = logs[names == name]
+        relative[names == name] = (own - own.mean()) / own.std() if np.ptp(own) else 0.0
+    return relative
+
+
+def _relative_table(questions: Sequence[dict], rows: Sequence[Row], methods: Sequence[str]) -> Table:
+    """Return accuracy by popularity relative to the relation (figure 8), and of the least popular questions."""
+    popularity = np.array([question["numbers"]["popularity"] for question in questions])
+    relative = np.floor(relative_popularity(popularity, [question["detail"]["relation"] for question in questions]))
+    bins = {f"{low:+.0f} to {low + 1:+.0f} deviations": np.flatnonzero(relative == low) for low in np.unique(relative)}
+    if len(rows) > LEAST_POPULAR:
+        bins[f"the {LEAST_POPULAR:,} least popular"] = np.argsort(popularity, kind="stable")[:LEAST_POPULAR]
+    right = np.array([[row["methods"][name]["numbers"]["accuracy"] for name in methods] for row in rows])
+    means = [[name, str(len(own)), *(f"{mean:.4f}" for mean in right[own].mean(axis=0))] for name, own in bins.items()]
+    return Table(["log popularity relative to the relation", "n", *methods], means)
 
 
 EVALUATION = EvaluationKind(

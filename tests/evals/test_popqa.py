@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import re
 from collections import Counter
 from concurrent.futures import Future
@@ -34,6 +35,7 @@ from replug.evals.popqa import (
     popularity_correlation,
     question_of,
     read_popqa,
+    relative_popularity,
     with_counts,
 )
 from replug.evals.results import compare
@@ -442,7 +444,20 @@ def test_results_have_the_most_frequent_answer_and_the_correlation():
     assert of["correlation"]["value"] == pytest.approx(np.corrcoef(logs, right)[0, 1])
     assert of["correlation/mother"]["n"] == 3
     assert "monthly page views" in lines
+    assert "| +1 to +2 deviations | 2 | 1.0000 |" in lines
     assert "| all | 6 | 0.333 |" in lines and "| mother | 3 | 0.333 |" in lines
+
+
+def test_relative_popularity_is_by_mean_and_deviation_of_the_relation():
+    popularity, relations = [10, 1000, 10, 100_000, 0], ["a", "a", "b", "b", "c"]
+    expected = []
+    for views, name in zip(popularity, relations, strict=True):  # logs: a has 1 and 3, b has 1 and 5
+        own = [math.log10(max(1, v)) for v, other in zip(popularity, relations, strict=True) if other == name]
+        mean = sum(own) / len(own)
+        deviation = math.sqrt(sum((log - mean) ** 2 for log in own) / len(own))
+        expected.append((math.log10(max(1, views)) - mean) / deviation if deviation else 0.0)
+    assert relative_popularity(np.array(popularity), relations).tolist() == pytest.approx(expected)
+    assert expected == pytest.approx([-1, 1, -1, 1, 0])
 
 
 def test_the_most_frequent_answer_is_counted_on_the_other_questions():
