@@ -437,10 +437,11 @@ def add_popqa_findings(finished: Finished) -> list[Block]:
                 entries[f"correlation{suffix}"] = {"value": correlation, "n": len(own)}
             shown.append("" if correlation is None else f"{correlation:+.2f}")
         table.append([group or "all", str(len(own)), f"{frequent:.3f}", *shown])
-    shown = _relative_table(questions, rows, list(results))
+    by_relative = _relative_table(questions, rows, list(results))
     correlations = [f"correlation with log popularity, {name}" for name in results]
     head = ["", "n", "accuracy of the most frequent answer of the relation's other questions", *correlations]
-    return [SCALES[questions[0]["detail"]["popularity_from"]], *dropped_shots(finished), Table(head, table), shown]
+    scale = SCALES[questions[0]["detail"]["popularity_from"]]
+    return [scale, *dropped_shots(finished), Table(head, table), by_relative]
 
 
 def relative_popularity(popularity: np.ndarray, relations: Sequence[str]) -> np.ndarray:
