@@ -253,6 +253,8 @@ def write_shards(work: WorkFolder, cut: Cut, pool: Pool) -> list[ShardReport]:
 
     for report in pool.run(write_shard, jobs()):
         done[report.number] = report
+        if not _enough(done, requested):  # more was dropped than expected
+            progress.total = max(progress.total, min(len(ranges), len(done) + 1))
         progress.advance(note=f"{sum(report.kept for report in done.values()):,} documents")
     shards = _trimmed(work, done, ranges, requested)
     names = {name for report in shards for name in report.files} | {TOKEN_RULES}
