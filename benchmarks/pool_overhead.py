@@ -4,8 +4,7 @@
 
 Replicas and searchers answer at once, so all that is measured is rank 0's own: prompts, the cache on disk, units, calls
 to replicas, and a search of every shard, as many as replicas. The time is that of all threads of this process, Ray's
-among them; replicas and searchers are other processes. The last line fits a + b * pairs + c * replicas, which
-`planning.pace` counts.
+among them; replicas and searchers are other processes. The last line fits a + b * pairs + c * replicas.
 """
 
 import argparse
