@@ -260,7 +260,7 @@ class TrainConfig:
     micro_batches: int = key(
         1, "Number of micro-batches per rank over which gradients are accumulated.", ABOVE_0, resumable=True
     )
-    lr: float = key(2e-5, "Peak learning rate (paper: 2e-5).", ABOVE_0)
+    lr: float = key(2e-5, "Peak learning rate (paper: 2e-5); on questions times the untuned loss, at most 1.", ABOVE_0)
     warmup_ratio: float = key(0.1, "Share of the steps with linear warmup (paper: 0.1); linear decay follows.", SHARE)
     gradient_clip: float | None = key(None, "Largest gradient norm. Default: no clipping.", ABOVE_0)
     precision: Precision = key(
