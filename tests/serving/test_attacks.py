@@ -216,13 +216,17 @@ def test_after_the_signal_and_the_timeout_a_server_ends_whose_lm_is_stuck(root: 
         assert process.stdout is not None
         port = int(process.stdout.readline())
 
-        def post_one() -> None:
-            with suppress(httpx.HTTPError):
-                httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body_of(completion("x")), timeout=60)
+        is_stuck = threading.Event()
 
-        thread = threading.Thread(target=post_one)
+        def post() -> None:
+            while not is_stuck.is_set():  # on a busy machine a request may time out before it reaches the LM
+                with suppress(httpx.HTTPError):
+                    httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body_of(completion("x")), timeout=60)
+
+        thread = threading.Thread(target=post)
         thread.start()
         assert process.stdout.readline() == "stuck\n"
+        is_stuck.set()
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 1
         thread.join()
