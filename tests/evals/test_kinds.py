@@ -28,8 +28,10 @@ def checked(tmp_path: Path, *overrides: str) -> None:
 
 
 def given(path: Path) -> list[str]:
-    """What a shipped configuration leaves to its user: models, and questions and documents unless it has a source."""
-    own = [] if "source:" in path.read_text() else ["questions.path=given", "data.corpus=given"]
+    """What a shipped configuration leaves to its user: models, and a source or questions and documents without one."""
+    has_questions = "source:" not in path.read_text()
+    own = ["questions.path=given", "data.corpus=given"] if has_questions else []
+    own += ["data.source=given"] if "source: null" in path.read_text() else []
     return ["retriever.path=given", "lm.path=given", "out=given", *own]
 
 
