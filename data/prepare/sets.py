@@ -89,33 +89,13 @@ def prepare_raw(
     inputs: Inputs,
     pool: Pool,
     rows: Mapping[str, str | Path] | None = None,
-) -> PreparedSet:
+) -> None:
     """Cut `data.source` into a prepared set under `out`, or go on with it; `inputs` is what the set is made from.
 
-    With `rows`, the user's own examples by key of `data`, the whole source becomes documents. Raises UserError where
-    too much of the source is unreadable, or it gives nothing for a split.
+    With `rows`, the user's own examples by key of `data`, the whole source becomes documents: without any key, for an
+    index alone. Raises UserError where too much of the source is unreadable, or it gives nothing for a split.
     """
-    _prepare_raw(config, seed, tokenizers, out, inputs, pool, _own_examples(rows) if rows else None)
-    return PreparedSet(out)
-
-
-def prepare_documents(
-    config: DataConfig, seed: int, tokenizers: Tokenizers, out: Path, inputs: Inputs, pool: Pool
-) -> Corpus:
-    """Cut all of `data.source` into documents under `out`, for an index without texts to train on."""
-    _prepare_raw(config, seed, tokenizers, out, inputs, pool, {})
-    return Corpus(out)
-
-
-def _prepare_raw(
-    config: DataConfig,
-    seed: int,
-    tokenizers: Tokenizers,
-    out: Path,
-    inputs: Inputs,
-    pool: Pool,
-    own: Mapping[str, list[Example]] | None,
-) -> None:
+    own = None if rows is None else _own_examples(rows)
     plan = plan_texts(config)
     plan.say("data.source")
     shares = Shares(config.query_share, config.heldout_share, config.corpus_share, DEV_SHARE if config.num_dev else 0)

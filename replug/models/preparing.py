@@ -14,7 +14,7 @@ from replug.config.paths import check_paths
 from replug.config.schema import Config, DataConfig
 from replug.data.folder import Folder, run_work, sole_writer
 from replug.data.prepare.cutting import Tokenizers
-from replug.data.prepare.sets import Inputs, import_corpus, prepare_documents, prepare_raw, prepare_rows, row_inputs
+from replug.data.prepare.sets import Inputs, import_corpus, prepare_raw, prepare_rows, row_inputs
 from replug.data.prepare.work import LocalPool
 from replug.data.shards import OWN_CORPUS, prepared_folder
 from replug.data.sources.records import FieldMap
@@ -54,7 +54,8 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     with _pool(config) as pool:
         if data.source:
             rows = _row_sources(config) if data.train else None
-            return prepare_raw(data, config.seed, _tokenizers(config), out, inputs, pool, rows)
+            prepare_raw(data, config.seed, _tokenizers(config), out, inputs, pool, rows)
+            return PreparedSet(out)
         rows, token_ids = _row_sources(config), _token_ids(config)
         return prepare_rows(**rows, out=out, inputs=inputs, pool=pool, token_ids=token_ids, fields=data.fields)
 
@@ -129,7 +130,8 @@ def corpus_to_index(config: Config, default_out: Path, index_root: Path) -> Corp
             folder.check(inputs)
             return Corpus(out)
         with _pool(config) as pool:
-            return prepare_documents(data, config.seed, _tokenizers(config), out, inputs, pool)
+            prepare_raw(data, config.seed, _tokenizers(config), out, inputs, pool, rows={})
+        return Corpus(out)
     return prepared_set(config, default_out)
 
 

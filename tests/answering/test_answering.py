@@ -220,7 +220,7 @@ def test_an_answer_that_was_drawn_in_several_ways_has_its_largest_log_prob() -> 
 
 @pytest.mark.parametrize("passages", [PASSAGES[:2], []])
 def test_a_sample_that_was_cut_is_scored_with_its_end(llama: InProcessLM, passages: list[Passage]) -> None:
-    """By a naive sum over the tokens of the answer and the line's end."""
+    """Sum naively over the tokens of the answer and the line's end."""
     prompts, options = AnswerPrompts(()), replace(OPTIONS, max_new_tokens=2, num_samples_alone=4)
     short = [replace(passage, text=passage.text[:20]) for passage in passages]
     answerer = Answerer(llama, prompts, options)

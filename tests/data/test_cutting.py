@@ -17,6 +17,7 @@ from replug.config.schema import Config, DataConfig
 from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.sets import prepare_raw
 from replug.data.prepare.work import LocalPool
+from replug.data.store import PreparedSet
 from replug.data.tokenizing import split_text, token_ends, word_tokenizer
 from replug.models.lm_source import HuggingFaceSource
 from replug.models.preparing import LM_TOKENS, data_inputs
@@ -109,7 +110,8 @@ def source(tmp_path: Path) -> Path:
 def test_no_piece_has_more_tokens_of_the_lm_than_it_holds_and_all_join_back_to_the_text(tmp_path, source):
     config = DataConfig(source=str(source), context_tokens=8, query_share=0.3, heldout_share=0.3, num_queries=9**6)
     tokenizers = Tokenizers(WORDS, None, CHARACTERS, 80, 50)
-    prepared = prepare_raw(config, 0, tokenizers, tmp_path / "set", {}, LocalPool(1))
+    prepare_raw(config, 0, tokenizers, tmp_path / "set", {}, LocalPool(1))
+    prepared = PreparedSet(tmp_path / "set")
     examples = [*prepared.queries.examples(), *prepared.heldout.examples()]
     assert prepared.manifest["source"]["cut_further"] > 100
     assert max(len(doc.text) for doc in prepared.corpus.iterate()) in range(60, 81)

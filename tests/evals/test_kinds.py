@@ -28,7 +28,7 @@ def checked(tmp_path: Path, *overrides: str) -> None:
 
 
 def given(path: Path) -> list[str]:
-    """What a shipped configuration leaves to its user: models, and a source or questions and documents without one."""
+    """List what a shipped configuration leaves to its user: models, and a source, or questions and documents."""
     has_questions = "source:" not in path.read_text()
     own = ["questions.path=given", "data.corpus=given"] if has_questions else []
     own += ["data.source=given"] if "source: null" in path.read_text() else []

@@ -40,7 +40,8 @@ def prepare(
 ) -> PreparedSet:
     """Prepare a set by words, four to an example. `keys` are those of the schema's `data`."""
     config = DataConfig(**{"source": str(source), "context_tokens": 4} | keys)
-    return prepare_raw(config, seed, Tokenizers(tokenizer, token_ids), out, {"seed": seed}, pool or LocalPool(1))
+    prepare_raw(config, seed, Tokenizers(tokenizer, token_ids), out, {"seed": seed}, pool or LocalPool(1))
+    return PreparedSet(out)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
