@@ -101,7 +101,7 @@ def test_the_whole_grid_is_measured_in_one_pass(evaluate_here, data, tmp_path):
     assert value["direct@1"]["retrieval_recall"] == 1.0 and value["direct@1"]["answer_in_evidence"] == 1.0
     assert value["direct@3"]["best_candidate"] >= value["direct@1"]["best_candidate"]
     assert value["direct@1"]["prompt_tokens"] < value["direct@3"]["prompt_tokens"] < value["poe@3"]["prompt_tokens"]
-    assert value["none"]["lm_calls"] >= 1, "one that samples, and those that score samples without an end"
+    assert 1 < value["none"]["lm_calls"] <= 51, "one that draws 50 samples, and one to score each that was cut"
     assert "flop" in value["poe@3"] and "poe@3 - none" not in value["none"]
     assert "exact_match - direct@3" in results["poe@3"]
     examples = pq.read_table(out / "examples.parquet").to_pylist()
