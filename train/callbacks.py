@@ -64,13 +64,19 @@ def require_callbacks(callbacks: Sequence[pl.Callback]) -> None:
                 raise UserError(f"callbacks: {kind.__name__} cannot work here: {reason}; leave it out")
 
 
-def require_measured(callbacks: Sequence[pl.Callback], has_dev: bool) -> None:
-    """Raise UserError for an `EarlyStopping` where nothing is measured while training."""
-    if not has_dev and any(isinstance(callback, EarlyStopping) for callback in callbacks):
-        raise UserError(
-            "callbacks: EarlyStopping looks at its metric where development texts were measured, and this run has "
-            "none; set data.num_dev or data.dev, or leave it out"
-        )
+def require_measured(callbacks: Sequence[pl.Callback], has_dev: bool, has_questions: bool) -> None:
+    """Raise UserError for an `EarlyStopping` whose metric is not measured while training."""
+    for callback in callbacks:
+        if isinstance(callback, EarlyStopping) and has_questions and callback.monitor == "dev/bpb":
+            raise UserError(
+                "callbacks: EarlyStopping looks at dev/bpb, and questions are measured in place of development texts; "
+                "expected dev/mrr with mode='max', or data.questions=null"
+            )
+        if isinstance(callback, EarlyStopping) and not (has_dev or has_questions):
+            raise UserError(
+                "callbacks: EarlyStopping looks at its metric where development texts or questions were measured, and "
+                "this run has none; set data.questions, data.num_dev or data.dev, or leave it out"
+            )
 
 
 class StepBoundary(pl.Callback):

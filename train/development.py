@@ -45,40 +45,28 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DevResult:
-    """Bits per byte of the ensemble on the development texts, at `temperature`, by the weights of `step`.
+    """What development texts or questions say of the weights of `step`.
 
-    Labelled candidates give two more numbers. `kl` is the training loss. `scored_share` is the share of the `k` nearest
-    candidates of all development texts that the LM has scored for the text. Where it falls, a search finds documents
-    that `bpb` does not measure.
+    Texts give bits per byte of the ensemble at `temperature`. Labelled candidates give two more numbers. `kl` is the
+    training loss. `scored_share` is the share of the `k` nearest candidates of all development texts that the LM has
+    scored for the text. Where it falls, a search finds documents that `bpb` does not measure. Questions give the mean
+    reciprocal rank of the first right document, and the `share` of the way from the untuned weights that was measured.
     """
 
     step: int
-    bpb: float
-    temperature: float
+    bpb: float | None = None
+    temperature: float | None = None
     kl: float | None = None
     scored_share: float | None = None
+    mrr: float | None = None
+    success_at_1: float | None = None
+    share: float | None = None
 
     def is_better(self, other: "DevResult") -> bool:
+        if self.mrr is not None and other.mrr is not None:
+            return self.mrr > other.mrr
+        assert self.bpb is not None and other.bpb is not None
         return self.bpb < other.bpb
-
-
-@dataclass(frozen=True, slots=True)
-class QuestionResult:
-    """How development questions are answered by weights that went a `share` of the way to those of `step`.
-
-    `mrr` is the mean reciprocal rank of the first right document.
-    """
-
-    step: int
-    mrr: float
-    success_at_1: float
-    share: float = 1.0
-
-    def is_better(self, other: "QuestionResult") -> bool:
-        return self.mrr > other.mrr
-
-
-Measured = DevResult | QuestionResult
 
 
 class Watch(pl.Callback):
@@ -89,19 +77,19 @@ class Watch(pl.Callback):
     run may find later weights there, and finds them again.
     """
 
-    def __init__(self, folder: Path, patience: int | None = None, kind: type[Measured] = DevResult) -> None:
-        self.folder, self._patience, self._kind = folder, patience, kind
-        self.first: Measured | None = None
-        self.best: Measured | None = None
-        self.last: Measured | None = None
+    def __init__(self, folder: Path, patience: int | None = None) -> None:
+        self.folder, self._patience = folder, patience
+        self.first: DevResult | None = None
+        self.best: DevResult | None = None
+        self.last: DevResult | None = None
         self.nothing_to_gain = False
         self._in_vain = 0  # results since the best
-        self._told: Measured | None = None  # the last result that callbacks have seen
+        self._told: DevResult | None = None  # the last result that callbacks have seen
 
-    def chosen(self) -> Measured | None:
+    def chosen(self) -> DevResult | None:
         """Return the result of the weights in `folder`. None means that it has none."""
         path = self.folder / RESULT
-        return self._kind(**json.loads(path.read_text())) if path.is_file() else None
+        return DevResult(**json.loads(path.read_text())) if path.is_file() else None
 
     @property
     def is_over(self) -> bool:
@@ -112,12 +100,12 @@ class Watch(pl.Callback):
         """Return whether the last result is that of `step`, as it is at the step of a resumed checkpoint."""
         return self.last is not None and self.last.step == step
 
-    def record(self, result: Measured, save: Callable[[Path], object]) -> None:
+    def record(self, result: DevResult, save: Callable[[Path], object]) -> None:
         """Remember a result. `save` writes its weights into a folder if they are the best."""
         if self.has(result.step):
             return
         self.first, self.last = self.first or result, result
-        if self.best is not None and not result.is_better(self.best):  # type: ignore[arg-type]
+        if self.best is not None and not result.is_better(self.best):
             self._in_vain += 1
             return
         new = self.folder.with_name(f"{self.folder.name}.partial")
@@ -155,18 +143,63 @@ class Watch(pl.Callback):
         return known | {"in_vain": self._in_vain}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        measured = {name: self._kind(**result) for name, result in state_dict.items() if name != "in_vain"}
+        measured = {name: DevResult(**result) for name, result in state_dict.items() if name != "in_vain"}
         self.first, self.best, self.last = (measured.get(name) for name in ("first", "best", "last"))
         self._in_vain, self._told = state_dict["in_vain"], self.last
+
+
+class Chooser:
+    """Measures weights before the first step, each `every` steps and after the last one; a `Watch` keeps the best."""
+
+    rows: np.ndarray  # of the corpus' documents that are measured
+
+    def __init__(self, watch: Watch, every: int, max_steps: int) -> None:
+        self._watch, self._every, self._max_steps = watch, every, max_steps
+
+    def start(self) -> None:
+        """Measure the untuned weights, unless the run is resumed."""
+        if self._watch.first is None:
+            self.finish(0)
+
+    def end(self, step: int) -> None:
+        """Measure the weights after a step if that is due."""
+        done = step + 1
+        if done % self._every == 0 or done == self._max_steps:
+            self.finish(done)
+
+    def finish(self, step: int) -> None:
+        """Measure the weights after `step` steps, unless they were measured."""
+        raise NotImplementedError
+
+
+class TextChooser(Chooser):
+    """Chooses weights by labelled development texts, which no LM is asked for."""
+
+    def __init__(
+        self,
+        config: Config,
+        dev: "LabelledDevTexts",
+        encoder: Encoder,
+        frozen: FrozenDocuments | None,
+        watch: Watch,
+        every: int,
+    ) -> None:
+        super().__init__(watch, every, config.train.max_steps)
+        self._dev, self._encoder, self._frozen, self.rows = dev, encoder, frozen, dev.rows
+
+    def finish(self, step: int) -> None:
+        """Measure the weights after `step` steps, unless they were measured."""
+        if not self._watch.has(step):
+            self._watch.record(self._dev.measure(step, self._encoder, self._frozen), self._encoder.save)
 
 
 def describe_weights(weights: Mapping[str, Any]) -> str:
     """Say which weights a tuned retriever has, by what `fitted.json` holds of them."""
     if weights["best"] is None:
         return f"step {weights['step']}, the last"
-    judged = "questions" if "mrr" in weights["best"] else "texts"
-    share = weights["best"].get("share", 1.0)
-    part = "" if share == 1 else f" ({share:.0%} of the way to it)"
+    judged = "texts" if weights["best"].get("mrr") is None else "questions"
+    share = weights["best"].get("share")
+    part = "" if share in (None, 1) else f" ({share:.0%} of the way to it)"
     return f"step {weights['step']}{part}, the best of {weights['steps']} on development {judged}"
 
 

@@ -36,7 +36,7 @@ from replug.models.encoder import Encoder
 from replug.models.hardware import available_cores
 from replug.train.callbacks import OwnSettings, StepBoundary, TemperatureCheck
 from replug.train.checkpoints import KEPT_CHECKPOINTS, Checkpointer, CheckpointWriter
-from replug.train.development import DevResult, QuestionResult, Watch
+from replug.train.development import Watch
 from replug.train.module import Batches, LSRModule, Queries
 from replug.train.ranks import COLLECTIVE_PATIENCE, BatchChannel, OtherRanks, RankEnvironment, other_ranks
 from replug.train.run_dir import CheckpointMark, RunDirectory
@@ -63,18 +63,17 @@ class Fit:
         callbacks: Sequence[pl.Callback] = (),
         loggers: Sequence[Logger] = (),
         queries: Queries | None = None,
-        kind: type[DevResult] | type[QuestionResult] = DevResult,
     ) -> None:
         """Make `encoder` ready for training on `queries`, by default the set's texts.
 
-        `kind` is what the development split is measured by. `callbacks` are a user's own.
+        `callbacks` are a user's own.
         """
         require_one_batch(config)
         self._config, self._run, self._data, self.encoder = config, run, data, encoder
         self._queries = queries
         self.interruption, self._callbacks, self._loggers = interruption, callbacks, loggers
         self.frozen = prepare_encoder(config, encoder, data.corpus)
-        self.watch = Watch(run.best_weights, config.train.patience, kind)
+        self.watch = Watch(run.best_weights, config.train.patience)
         self.newest, self.clock, self.steps = run.newest_checkpoint(), StepClock(), 0
 
     def run(self, source: BatchSource, check: Callable[[], None], others: OtherRanks | None = None) -> None:

@@ -1,6 +1,6 @@
 """Questions about a run's documents: they judge its retriever beside continuations of texts, and may train it.
 
-RUN_DIR/questions/train.jsonl     made by a rule (`data.questions`), for train.examples=questions
+RUN_DIR/questions/train.jsonl     of data.train, and made by a rule, for train.examples=questions
 RUN_DIR/questions/dev.jsonl       choose weights
 RUN_DIR/questions/heldout.jsonl   judge at the end, and nothing else
 RUN_DIR/questions/inputs.json, manifest.json
@@ -13,7 +13,7 @@ finds the sources of others made so, while it gets worse at what people ask (doc
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +23,8 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from replug.config.choices import Examples
 from replug.config.errors import UserError
-from replug.config.rules import BY_LM, RULE, is_live
+from replug.config.rules import BY_LM, RULE
 from replug.config.schema import Config
 from replug.data.answers import has_answer
 from replug.data.files import replace_file
@@ -33,14 +32,15 @@ from replug.data.folder import Folder
 from replug.data.questions import Question, questions_of
 from replug.data.records import Document
 from replug.data.row_files import rows_sha256
+from replug.data.rows import question_rows
 from replug.data.sampling import QuerySampler
-from replug.data.store import CorpusStore, PreparedSet
+from replug.data.store import CorpusStore, ExampleStore, PreparedSet
 from replug.data.words import hash64
 from replug.evals.loop import Item
 from replug.evals.questions import OpenQuestion, read_questions
 from replug.index_workers.bm25 import search_bm25
 from replug.models.encoder import Encoder
-from replug.train.development import QuestionResult, Watch
+from replug.train.development import Chooser, DevResult, Watch
 from replug.train.trained_weights import FrozenDocuments, embedded
 
 SPLITS = ("train", "dev", "heldout")
@@ -80,9 +80,14 @@ def questions_folder(path: Path) -> Folder:
 
 
 def make_questions(
-    config: Config, data: PreparedSet, path: Path, lm: str = "", write: Write | None = None
+    config: Config,
+    data: PreparedSet,
+    path: Path,
+    training: Sequence[OpenQuestion] = (),
+    lm: str = "",
+    write: Write | None = None,
 ) -> Questions:
-    """Make the questions of a run, or open those that are there.
+    """Make the questions of a run, or open those that are there; `training` ones are made.
 
     `write` has the LM of the identity `lm` word at most N questions of documents; the texts beside are other documents.
     Raises UserError where the documents give too few.
@@ -94,14 +99,26 @@ def make_questions(
     elif kind != RULE:
         inputs["data.questions (sha256)"] = rows_sha256(kind)
     wanted = _wanted(config, data.corpus)
-    folder.claim({**inputs, **wanted})
+    folder.claim({**inputs, **wanted, "train": config.train.batch_size * config.train.max_steps if training else 0})
     if not folder.is_finished:
-        splits = {} if kind in (RULE, BY_LM) else _own(kind, wanted)
+        splits = _own(kind, wanted) if kind not in (RULE, BY_LM) else {}
+        if not splits and (own := _own_rows(config, config.data.heldout, data.heldout)):
+            splits = {"heldout": own}
         missing = {split: count for split, count in wanted.items() if split not in splits}
-        if data.corpus.url is None:
-            splits |= _from_documents(config, data.corpus, missing, write)
+        if missing and data.corpus.url is None:
+            taken = {question.example.gold[0] for question in training} if config.data.train else set()
+            made = _from_documents(config, data.corpus, missing, write, taken)
+            if few := next((split for split, questions in made.items() if not questions), None):
+                problem = _none_made(data.corpus, few)
+                if training:
+                    raise UserError(problem)
+                log.warning(f"{problem}. This run is judged by its texts alone")
+            else:
+                splits |= made
         elif missing:
             log.warning("data.questions: documents that stay in a store give no questions; the texts judge alone")
+        if training:
+            splits["train"] = [*training]
         for split, questions in splits.items():
             _write_rows(path / f"{split}.jsonl", questions)
         counts = {split: len(questions) for split, questions in splits.items()}
@@ -110,15 +127,53 @@ def make_questions(
     return Questions(path)
 
 
+def training_questions(config: Config, data: PreparedSet) -> list[OpenQuestion]:
+    """Return questions to train on, each with its document: the run's own, and as many by the rule as it has steps for.
+
+    Raises UserError where there are none.
+    """
+    num = config.train.batch_size * config.train.max_steps
+    own = _with_documents(_own_rows(config, config.data.train, data.queries), data.corpus)
+    if config.data.train:
+        log.info(f"{config.data.train}: {len(own):,} of {len(data.queries):,} rows are questions with a document")
+    made = _from_documents(config, data.corpus, {"train": num - len(own)})["train"] if len(own) < num else []
+    if not own and not made:
+        raise UserError(_none_made(data.corpus, "train"))
+    return [*own, *made]
+
+
+def _own_rows(config: Config, path: str | None, texts: ExampleStore) -> list[OpenQuestion]:
+    """Return those texts of the set that are questions of the user's rows with answers or gold documents."""
+    if not path:
+        return []
+    rows = [row for _, row in question_rows(path, config.data.fields) if "question" in row]
+    answers = {row["question"]: tuple(row.get("answers") or ()) for row in rows}
+    examples = [of for of in texts.examples() if of.gold or answers.get(of.query)]
+    return [
+        OpenQuestion(Item(of.id, of.query, of.domain, of.gold, of.source), answers[of.query])
+        for of in examples
+        if of.query in answers
+    ]
+
+
+def _with_documents(questions: Sequence[OpenQuestion], corpus: CorpusStore) -> list[OpenQuestion]:
+    """Keep questions with a document: gold, or the first of BM25's nearest that holds an answer (DPR's way)."""
+    known = corpus.rows_of({document for question in questions for document in question.example.gold})
+    kept = [[of for of in question.example.gold if of in known][:1] for question in questions]
+    if unknown := [place for place, gold in enumerate(kept) if not gold]:
+        queries = [questions[place].example.query for place in unknown]
+        nearest, scores = search_bm25(lambda: texts_of(corpus, np.arange(len(corpus))), queries, NEAREST)
+        for place, rows, of in zip(unknown, nearest, scores, strict=True):
+            documents = corpus.documents(rows[of > 0])
+            kept[place] = [one.id for one in documents if has_answer(one.text, questions[place].answers)][:1]
+    pairs = zip(questions, kept, strict=True)
+    return [replace(of, example=replace(of.example, gold=tuple(gold))) for of, gold in pairs if gold]
+
+
 def _wanted(config: Config, corpus: CorpusStore) -> dict[str, int]:
-    """Return how many questions each split needs; development questions choose where no live training does."""
-    most, train = MOST_JUDGED.get(str(config.data.questions), MOST_JUDGED[RULE]), config.train
-    wanted = {"heldout": most}
-    if not is_live(config) and corpus.url is None:
-        wanted["dev"] = most
-    if train.examples is Examples.questions:
-        wanted["train"] = train.batch_size * train.max_steps
-    return wanted
+    """Return how many questions each judging split needs; documents in a store give none that choose."""
+    most = MOST_JUDGED.get(str(config.data.questions), MOST_JUDGED[RULE])
+    return {"heldout": most, "dev": most} if corpus.url is None else {"heldout": most}
 
 
 def _own(path: str, wanted: Mapping[str, int]) -> dict[str, list[OpenQuestion]]:
@@ -136,40 +191,45 @@ def _own(path: str, wanted: Mapping[str, int]) -> dict[str, list[OpenQuestion]]:
 
 
 def _from_documents(
-    config: Config, corpus: CorpusStore, wanted: Mapping[str, int], write: Write | None
+    config: Config,
+    corpus: CorpusStore,
+    wanted: Mapping[str, int],
+    write: Write | None = None,
+    taken: Collection[str] = (),
 ) -> dict[str, list[OpenQuestion]]:
-    """Make questions of random documents until there are as many as each split needs, or no more documents."""
-    if not wanted:
-        return {}
-    by_lm = [split for split in wanted if write is not None and split != "train"]
-    most = {split: WRITTEN_FOR_ONE * count if split in by_lm else count for split, count in wanted.items()}
+    """Make questions of random documents until there are as many as each split needs, or no more documents.
+
+    None is made of the documents `taken`, or of their sources.
+    """
+    factor = WRITTEN_FOR_ONE if write is not None else 1
+    most = {split: factor * count for split, count in wanted.items()}
     made: dict[str, list[tuple[OpenQuestion, Document]]] = {split: [] for split in wanted}
     order = corpus.sample(np.random.default_rng([config.seed, 4]))
     by_source = len(set(corpus.sources(order[:SAMPLED]))) >= FEW_SOURCES
+    rows = [*corpus.rows_of(taken).values()]
+    excluded = {*taken, *(corpus.sources(rows) if by_source and rows else ())}
     enough = {split: math.ceil(SHARE * count / len(corpus)) for split, count in most.items()}
     per_document = {split: min(MOST_PER_DOCUMENT, count) for split, count in enough.items()}
     for start in range(0, len(order), ROWS_AT_A_TIME):
         if all(len(made[split]) >= count for split, count in most.items()):
             break
         for document in corpus.documents(order[start : start + ROWS_AT_A_TIME]):
-            split = _split_of(document.source if by_source else document.id, config.seed)
-            if len(made.get(split, ())) < most.get(split, 0):
+            name = document.source if by_source else document.id
+            split = _split_of(name, config.seed)
+            if len(made.get(split, ())) < most.get(split, 0) and name not in excluded:
                 num = max(per_document[split], PER_DOCUMENT if split == "train" else 1)
                 made[split] += [(_opened(of), document) for of in questions_of(document, num, config.seed)]
-    splits = {split: [question for question, _ in of[: most[split]]] for split, of in made.items()}
-    if write is not None:
-        others = corpus.texts(order[:SEARCHED])
-        splits |= {split: write(made[split][: most[split]], others, wanted[split]) for split in by_lm}
-    if few := [split for split, questions in splits.items() if not questions]:
-        problem = (
-            f"data.questions: no question could be made of {len(corpus):,} documents for the {few[0]} split; expected "
-            "sentences with names, numbers or dates, or data.questions=FILE with your own questions"
-        )
-        if config.train.examples is Examples.questions:
-            raise UserError(problem)
-        log.warning(f"{problem}. This run is judged by its texts alone")
-        return {}
-    return splits
+    if write is None:
+        return {split: [question for question, _ in of[: most[split]]] for split, of in made.items()}
+    others = corpus.texts(order[:SEARCHED])
+    return {split: write(of[: most[split]], others, wanted[split]) for split, of in made.items()}
+
+
+def _none_made(corpus: CorpusStore, split: str) -> str:
+    return (
+        f"data.questions: no question could be made of {len(corpus):,} documents for the {split} split; expected "
+        "sentences with names, numbers or dates, or data.questions=FILE with your own questions"
+    )
 
 
 def _split_of(name: str, seed: int) -> str:
@@ -227,8 +287,19 @@ def rate_for(config: Config, loss: float) -> Config:
     it away from them.
     """
     share = min(1.0, loss / WHOLE_RATE_LOSS)
-    log.info(f"the untuned loss on training questions is {loss:.3f} nats: the rate is {share * config.train.lr:.1e}")
     return replace(config, train=replace(config.train, lr=share * config.train.lr))
+
+
+def say_how_far(config: Config, loss: float) -> None:
+    """Say what the untuned in-batch loss means: the rate, or that there is nothing to gain."""
+    if loss <= LEAST_LOSS:
+        log.info(
+            f"nothing to gain: the untuned retriever has a loss of {loss:.3f} nats on training questions, so it is "
+            "not trained and stays as it is"
+        )
+    else:
+        rate = rate_for(config, loss).train.lr
+        log.info(f"the untuned loss on training questions is {loss:.3f} nats: the rate is {rate:.1e}")
 
 
 class DevQuestions:
@@ -293,7 +364,7 @@ class Untuned:
                     weight.copy_(tuned[name])
 
 
-class QuestionChooser:
+class QuestionChooser(Chooser):
     """Chooses weights by development questions: those of each look, and those a part of the way from the untuned ones.
 
     The untuned weights are among them, and stay where none has a higher mean reciprocal rank.
@@ -309,41 +380,34 @@ class QuestionChooser:
         loss: float = math.inf,
     ) -> None:
         """Choose for an encoder whose in-batch `loss` on training questions was measured before its first step."""
-        self.dev, self._encoder, self._frozen, self._watch, self._loss = dev, encoder, frozen, watch, loss
-        self._max_steps = config.train.max_steps
-        self._every = max(1, math.ceil(self._max_steps / NUM_LOOKS))
-        self._untuned = Untuned(encoder)
+        max_steps = config.train.max_steps
+        super().__init__(watch, max(1, math.ceil(max_steps / NUM_LOOKS)), max_steps)
+        self._dev, self._encoder, self._frozen, self._loss = dev, encoder, frozen, loss
+        self.rows, self._untuned = dev.rows, Untuned(encoder)
 
     def start(self) -> None:
         """Measure the untuned weights, and end the training before its first step where they leave nothing to gain."""
-        untuned = replace(self._result(0, 0.0), share=1.0)
+        untuned = self._result(0, 0.0)
         if self._watch.first is None:
             with self._untuned.interpolated(0.0):
-                self._watch.record(untuned, self._encoder.save)
-        num, mrr = len(self.dev), untuned.mrr
-        reasons = {
-            f"a mean reciprocal rank of {mrr:.3f} on {num} development questions": mrr >= CEILING,
-            f"a loss of {self._loss:.3f} on training questions": self._loss <= LEAST_LOSS,
-        }
-        if reason := next((reason for reason, holds in reasons.items() if holds), None):
-            log.info(f"nothing to gain: the untuned retriever has {reason}, so it is not trained and stays as it is")
+                self._watch.record(replace(untuned, share=1.0), self._encoder.save)
+        if untuned.mrr is not None and untuned.mrr >= CEILING:
+            log.info(
+                f"nothing to gain: the untuned retriever has a mean reciprocal rank of {untuned.mrr:.3f} on "
+                f"{len(self._dev)} development questions, so it is not trained and stays as it is"
+            )
             self._watch.nothing_to_gain = True
-
-    def end(self, step: int) -> None:
-        """Measure if that is due, and record the best of the weights and of those a part of the way to them."""
-        done = step + 1
-        if done % self._every == 0 or done == self._max_steps:
-            self.finish(done)
+        self._watch.nothing_to_gain |= self._loss <= LEAST_LOSS
 
     def finish(self, step: int) -> None:
         """Measure the weights after `step` steps, unless they were measured."""
         if self._watch.has(step):
             return
-        best = max((self._result(step, share) for share in SHARES), key=lambda result: result.mrr)
-        with self._untuned.interpolated(best.share):
+        best = max((self._result(step, share) for share in SHARES), key=lambda result: result.mrr or 0.0)
+        with self._untuned.interpolated(best.share or 0.0):
             self._watch.record(best, self._encoder.save)
 
-    def _result(self, step: int, share: float) -> QuestionResult:
+    def _result(self, step: int, share: float) -> DevResult:
         with self._untuned.interpolated(share):
-            now = self.dev.reciprocal_ranks(self._encoder, self._frozen)
-        return QuestionResult(step, float(now.mean()), float((now == 1).mean()), share)
+            now = self._dev.reciprocal_ranks(self._encoder, self._frozen)
+        return DevResult(step, mrr=float(now.mean()), success_at_1=float((now == 1).mean()), share=share)

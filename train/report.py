@@ -205,7 +205,7 @@ def weights_lines(results: Mapping[str, Any]) -> list[str]:
     first, best = weights["first"], weights["best"]
     if best is None:
         return [f"lsr: the weights of step {weights['step']}, the last, in retriever/"]
-    if "mrr" in best:
+    if best.get("mrr") is not None:
         return [
             f"lsr: the weights of {describe_weights(weights)}, in retriever/",
             f"development questions, mean reciprocal rank: {best['mrr']:.4f}, before {first['mrr']:.4f}",

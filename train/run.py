@@ -29,6 +29,7 @@ from replug.data.folder import sole_writer
 from replug.data.labels import Labels
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
+from replug.evals.questions import OpenQuestion
 from replug.index_workers.build import build_version, index_kind
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import IndexService
@@ -43,7 +44,7 @@ from replug.models.preparing import data_folder, prepared_set
 from replug.planning.stages import HELDOUT, INDEX, QUESTIONS_MADE, TRAINING, TUNED
 from replug.train.callbacks import require_measured
 from replug.train.data_checks import check_data, check_texts
-from replug.train.development import DevResult, QuestionResult, Watch, describe_weights
+from replug.train.development import Chooser, LabelledDevTexts, TextChooser, describe_weights
 from replug.train.evaluation import (
     ANSWERS,
     LANGUAGE_MODELLING,
@@ -72,6 +73,8 @@ from replug.train.questions import (
     make_questions,
     questions_folder,
     rate_for,
+    say_how_far,
+    training_questions,
 )
 from replug.train.report import print_results, write_picture, write_report
 from replug.train.run_dir import LM, MEND, SET, RunDirectory, manifest_sha256
@@ -158,7 +161,7 @@ class _Run:
         self._encoder, self._data = measured_encoder(config), prepared_set(config, run.data)
         check_data(config, self._data, self._lm) if self._lm else check_texts(config, self._data)
         _require_trainable(config, self._data, self._encoder)
-        require_measured(callbacks, self._data.dev is not None or config.data.questions is not None)
+        require_measured(callbacks, self._data.dev is not None, config.data.questions is not None)
         if labels is not None:
             labels.require(label_origin(config, self._data, self._lm_identity, self._encoder))
         # Claim last: correcting a refused key must not look like changing a started run.
@@ -166,6 +169,8 @@ class _Run:
         self._loggers = [*loggers_of(config, run), *loggers]
         log_configuration(self._loggers, config)
         self._questions: Questions | None = None
+        self._training: TrainingQuestions | None = None
+        self._loss = math.inf  # of untuned weights on training questions
 
     def train(self) -> None:
         """Run every stage and finish the run. Stages whose results exist are skipped."""
@@ -201,14 +206,23 @@ class _Run:
         publish_results(self._loggers, self._run, results)
 
     def _make_questions(self) -> Questions:
-        config, run = self._config, self._run
-        if config.data.questions != BY_LM or questions_folder(run.questions).is_finished:
-            return make_questions(config, self._data, run.questions, self._lm_identity)
+        """Make the run's questions; those that it trains on first, since an encoder may have nothing to gain."""
+        config, run, data = self._config, self._run, self._data
+        is_made = questions_folder(run.questions).is_finished
+        training: list[OpenQuestion] = []
+        if config.train.examples is Examples.questions:
+            training = Questions(run.questions).train if is_made else training_questions(config, data)
+            self._training = TrainingQuestions(training, data.corpus)
+            if not run.fitted.is_file():
+                self._loss = self._training.in_batch_loss(self._encoder, config)
+                say_how_far(config, self._loss)
+        if config.data.questions != BY_LM or is_made:
+            return make_questions(config, data, run.questions, training, self._lm_identity)
         with self._workers("index") as (_, workers):
             has_logprobs = config.lm.score is Teacher.logprob
             write = partial(write_questions, workers.lm, seed=config.seed, has_logprobs=has_logprobs)
             write = partial(write, check=self._interruption.check)
-            return make_questions(config, self._data, run.questions, self._lm_identity, write)
+            return make_questions(config, data, run.questions, training, self._lm_identity, write)
 
     def _workers(self, *roles: str) -> AbstractContextManager[tuple[Config, Workers]]:
         assert self._lm is not None
@@ -223,24 +237,22 @@ class _Run:
         run, data = self._run, self._data
         if run.fitted.is_file():
             return read_json(run.fitted, MEND)
-        on_questions = config.train.examples is Examples.questions
-        assert not on_questions or self._questions is not None
-        training = TrainingQuestions(self._questions.train, data.corpus) if on_questions and self._questions else None
-        loss = math.inf
-        if training is not None:
-            loss = training.in_batch_loss(self._encoder, config)
-            config = rate_for(config, loss)
-        chooses = bool(workers is None and self._questions and self._questions.dev)
-        kind = QuestionResult if chooses else DevResult
+        if self._training is not None:
+            config = rate_for(config, self._loss)
         arguments = (config, run, data, self._encoder, self._interruption, self._callbacks, self._loggers)
-        fit, alone = Fit(*arguments, queries=training, kind=kind), None
-        if training is not None:
-            fit.run(QuestionBatches(config, training, self._chooser(fit, loss)), self._interruption.check)
+        fit, alone = Fit(*arguments, queries=self._training), None
+        by_questions = self._question_chooser(fit)
+        if self._training is not None:
+            assert by_questions is not None
+            fit.run(QuestionBatches(config, self._training, by_questions), self._interruption.check)
         elif workers is None:
-            labelled = self._labelled(config, fit, fit.watch)
-            assert labelled is not None
-            alone = labelled.dev.bpb_alone if labelled.dev else None
-            fit.run(labelled, self._interruption.check)
+            assert self._labels is not None
+            chooser: Chooser | None = by_questions
+            if chooser is None and self._labels.counts.get("dev"):
+                dev = LabelledDevTexts(config, self._labels, data)
+                every = math.ceil(len(data.queries) / config.train.batch_size)
+                chooser, alone = TextChooser(config, dev, fit.encoder, fit.frozen, fit.watch, every), dev.bpb_alone
+            fit.run(LabelledBatches(config, self._labels, data, fit.frozen, chooser), self._interruption.check)
         else:
             with started_ranks(config, run, data, fit.newest) as others:
 
@@ -248,26 +260,21 @@ class _Run:
                     self._interruption.check()
                     others.check()
 
-                labelled = self._labelled(config, fit)
-                live = LiveBatches(
-                    config, data, fit.encoder, workers, fit.watch, fit.clock, check, fit.frozen, labelled
-                )
-                with live:
+                labelled = LabelledBatches(config, self._labels, data, fit.frozen) if self._labels else None
+                parts = (fit.encoder, workers, fit.watch, fit.clock, check, fit.frozen, labelled, by_questions)
+                with LiveBatches(config, data, *parts) as live:
                     fit.run(live, check, others)
         weights = self._export(config, fit) | {"alone": alone}
         write_json(run.fitted, weights)
         return weights
 
-    def _labelled(self, config: Config, fit: Fit, watch: Watch | None = None) -> LabelledBatches | None:
-        if self._labels is None:
+    def _question_chooser(self, fit: Fit) -> QuestionChooser | None:
+        if self._questions is None or not self._questions.dev:
             return None
-        chooser = self._chooser(fit) if watch is not None and self._questions and self._questions.dev else None
-        return LabelledBatches(config, self._labels, self._data, fit.encoder, fit.frozen, watch, chooser)
-
-    def _chooser(self, fit: Fit, loss: float = math.inf) -> QuestionChooser:
-        assert self._questions is not None
+        if self._data.dev is not None and self._config.ensemble.temperature != FIT:
+            log.info("questions choose the weights, so development texts are not read (data.dev, data.num_dev)")
         dev = DevQuestions(self._questions.dev, self._data.corpus, self._config.seed)
-        return QuestionChooser(self._config, dev, fit.encoder, fit.frozen, fit.watch, loss)
+        return QuestionChooser(self._config, dev, fit.encoder, fit.frozen, fit.watch, self._loss)
 
     def _export(self, config: Config, fit: Fit) -> dict[str, Any]:
         """Save the tuned retriever; of a pair, both encoders."""
@@ -276,7 +283,7 @@ class _Run:
             tuned = fit.encoder.cpu().eval()
         else:
             tuned = load_encoder(config.retriever, run.best_weights, config.index.dims)
-            if config.ensemble.temperature == FIT and isinstance(best, DevResult):
+            if config.ensemble.temperature == FIT and best.temperature is not None:
                 num = len(self._data.require_dev())
                 fitted = EnsembleTemperature(best.temperature, self._lm_identity, config.evaluate.k, num)
                 tuned.temperature = fitted if can_fit(num) else PAPER

@@ -5,7 +5,6 @@ train on the same documents of the same index version. Each rank takes its own s
 """
 
 import logging
-import math
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,9 +29,9 @@ from replug.index_workers.service import Refreshed
 from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder
 from replug.models.hardware import multiplies_bfloat16
-from replug.train.development import DevResult, LabelledDevTexts, SearchedDevTexts, Watch
+from replug.train.development import Chooser, DevResult, SearchedDevTexts, Watch
 from replug.train.pipeline import BatchPipeline
-from replug.train.questions import QuestionChooser, TrainingQuestions
+from replug.train.questions import TrainingQuestions
 from replug.train.refresh import RefreshController
 from replug.train.step_metrics import StepClock
 from replug.train.trained_weights import FrozenDocuments
@@ -42,14 +41,19 @@ log = logging.getLogger(__name__)
 
 
 class BatchSource:
-    """Gives rank 0 its batches.
+    """Gives rank 0 its batches, and has a `chooser` look at its weights.
 
     A training calls `start` once, and for each step `advance` at the boundary before it, `take`, and `end`. By default
-    these do nothing, nothing is in a checkpoint, and no index version is needed.
+    nothing is in a checkpoint, and no index version is needed.
     """
+
+    def __init__(self, chooser: Chooser | None = None) -> None:
+        self._chooser = chooser
 
     def start(self, state: dict[str, Any] | None) -> None:
         """Prepare the first step, or go on from the state in a checkpoint."""
+        if self._chooser is not None:
+            self._chooser.start()
 
     def advance(self, step: int) -> None:
         """Do what is due at the boundary before a step."""
@@ -60,6 +64,8 @@ class BatchSource:
 
     def end(self, step: int) -> dict[str, float]:
         """Return the metrics of a step that has ended."""
+        if self._chooser is not None:
+            self._chooser.end(step)
         return {}
 
     def state(self) -> dict[str, Any]:
@@ -74,71 +80,36 @@ class BatchSource:
 
     def finish(self, step: int) -> None:
         """Do what is left after the last step, which may come before `train.max_steps`."""
+        if self._chooser is not None:
+            self._chooser.finish(step)
 
 
 class LabelledBatches(BatchSource):
-    """Batches of labelled texts, in the order of texts that live batches have. Neither an index nor an LM is used.
-
-    With a `watch`, development texts are measured before the first step, after each epoch and after the last step; with
-    a `chooser`, development questions in their place.
-    """
+    """Batches of labelled texts, in the order of texts that live batches have. Neither an index nor an LM is used."""
 
     def __init__(
         self,
         config: Config,
         labels: Labels,
         data: PreparedSet,
-        encoder: Encoder,
         frozen: FrozenDocuments | None = None,
-        watch: Watch | None = None,
-        chooser: QuestionChooser | None = None,
+        chooser: Chooser | None = None,
     ) -> None:
-        self._scores, self._chooser, self._encoder = labels.scores("queries"), chooser, encoder
-        self._frozen, self._watch = frozen, None if chooser else watch
+        super().__init__(chooser)
+        self._scores = labels.scores("queries")
         self._sampler = QuerySampler(len(data.queries), config.train.batch_size, config.seed)
-        self._max_steps = config.train.max_steps
-        self._every = math.ceil(len(data.queries) / config.train.batch_size)
-        has_dev = self._watch is not None and labels.counts.get("dev")
-        self.dev = LabelledDevTexts(config, labels, data) if has_dev else None
         if isinstance(data.corpus, StoredCorpus):
             data.corpus.rows_of(
                 {doc for split in labels.counts for row in labels.rows(split) for doc in row["doc_ids"]}
             )
         if frozen is not None:
-            measured: Sequence[int] | np.ndarray = chooser.dev.rows if chooser else self.dev.rows if self.dev else []
+            measured = chooser.rows if chooser else np.array([], np.int64)
             frozen.remember(np.union1d(self._scores.retrieved.doc_rows, measured))
-
-    def start(self, state: dict[str, Any] | None) -> None:
-        """Measure the development texts, unless the run is resumed, or questions."""
-        if self._chooser is not None:
-            self._chooser.start()
-        elif self._watch is not None and self._watch.first is None:
-            self._measure(0)
 
     def take(self, step: int) -> ScoredBatch:
         """Return the batch of a step. Which texts it has follows from the step's number."""
         batch = self._scores.take(self._sampler.rows(step))
         return replace(batch, retrieved=replace(batch.retrieved, step=step, query_step=step))
-
-    def end(self, step: int) -> dict[str, float]:
-        """Measure the development texts or questions if that is due."""
-        done = step + 1
-        if self._chooser is not None:
-            self._chooser.end(step)
-        elif done % self._every == 0 or done == self._max_steps:
-            self._measure(done)
-        return {}
-
-    def finish(self, step: int) -> None:
-        """Measure the last step's weights where a callback ended the training."""
-        if self._chooser is not None:
-            self._chooser.finish(step)
-        else:
-            self._measure(step)
-
-    def _measure(self, step: int) -> None:
-        if self.dev is not None and self._watch is not None and not self._watch.has(step):
-            self._watch.record(self.dev.measure(step, self._encoder, self._frozen), self._encoder.save)
 
 
 class QuestionBatches(BatchSource):
@@ -147,13 +118,10 @@ class QuestionBatches(BatchSource):
     The contrastive loss has the batch's other documents as negatives.
     """
 
-    def __init__(self, config: Config, questions: TrainingQuestions, chooser: QuestionChooser) -> None:
-        self._questions, self._chooser = questions, chooser
+    def __init__(self, config: Config, questions: TrainingQuestions, chooser: Chooser) -> None:
+        super().__init__(chooser)
+        self._questions = questions
         self._sampler = QuerySampler(len(questions), config.train.batch_size, config.seed)
-
-    def start(self, state: dict[str, Any] | None) -> None:
-        """Measure the development questions by the untuned weights."""
-        self._chooser.start()
 
     def take(self, step: int) -> ScoredBatch:
         """Return the batch of a step. Which questions it has follows from the step's number."""
@@ -162,22 +130,13 @@ class QuestionBatches(BatchSource):
         batch = RetrievedBatch(step, step, NO_INDEX, 0, rows, doc_rows, np.zeros(doc_rows.shape, np.float32))
         return ScoredBatch(batch, np.zeros(doc_rows.shape), np.ones(len(rows)))
 
-    def end(self, step: int) -> dict[str, float]:
-        """Measure the development questions if that is due."""
-        self._chooser.end(step)
-        return {}
-
-    def finish(self, step: int) -> None:
-        """Measure the last step's weights where a callback ended the training."""
-        self._chooser.finish(step)
-
 
 class LiveBatches(BatchSource):
     """Batches that the retriever finds in an index that is refreshed, and that the LM scores ahead of their steps.
 
     The first `train.label_steps` come from `labelled`. At that boundary the corpus is embedded with the weights as they
-    are, and only later steps are measured on development texts, so that all results can be compared. A context: its
-    thread ends with the block, after an error with the searchers that Ray kills.
+    are, and only later steps are measured on development texts, so that all results can be compared; with a `chooser`
+    none are. A context: its thread ends with the block, after an error with the searchers that Ray kills.
     """
 
     def __init__(
@@ -191,12 +150,15 @@ class LiveBatches(BatchSource):
         check: Callable[[], None],
         frozen: FrozenDocuments | None = None,
         labelled: LabelledBatches | None = None,
+        chooser: Chooser | None = None,
     ) -> None:
         """`check` raises what ends the run."""
+        super().__init__(chooser)
         self._config, self._data, self._encoder, self._workers, self._watch = config, data, encoder, workers, watch
         self._frozen, self._labelled = frozen, labelled
         self._label_steps = (config.train.label_steps or 0) if labelled else 0
-        self._dev = SearchedDevTexts(config, data, workers, check) if data.dev is not None else None
+        measures_texts = data.dev is not None and chooser is None
+        self._dev = SearchedDevTexts(config, data, workers, check) if measures_texts else None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="retrieve", initializer=note_ray_thread)
         self._pipeline = BatchPipeline(
             QuerySampler(len(data.queries), config.train.batch_size, config.seed),
@@ -236,6 +198,7 @@ class LiveBatches(BatchSource):
         else:
             self._refresh.restore(state["refresh"])
             self._pipeline.restore([batch_from_state(batch) for batch in state["batches"]])
+        super().start(state)
         self._record()
 
     def advance(self, step: int) -> None:
@@ -262,6 +225,7 @@ class LiveBatches(BatchSource):
 
         Logged at every step: Lightning would repeat a value that is logged now and then.
         """
+        super().end(step)
         refresh, last = self._refresh, self._refresh.last
         lm = {**self._workers.lm.metrics(), "truncated": float(self._workers.template.num_truncated)}
         return {
@@ -293,6 +257,7 @@ class LiveBatches(BatchSource):
     def finish(self, step: int) -> None:
         """Wait until no version is being built; measure the weights after the last step in an index of their own."""
         self._refresh.finish()
+        super().finish(step)
         config, version = self._config, 0
         if self._dev is None or self._watch.has(step):
             return

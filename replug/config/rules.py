@@ -403,8 +403,7 @@ def require_logprobs(lm: LMConfig) -> None:
 
 def chooses_by_dev(config: Config) -> bool:
     """Return whether development texts choose weights or the temperature."""
-    by_questions = bool(config.data.questions) and not is_live(config)
-    return config.ensemble.temperature == FIT or (config.train.patience is not None and not by_questions)
+    return config.ensemble.temperature == FIT or (config.train.patience is not None and not config.data.questions)
 
 
 def _index_problems(config: Config | EvaluationConfig) -> Iterator[str]:

@@ -117,7 +117,8 @@ def _stages_of_texts(config: Config, counts: Counts) -> list[Stage]:
         return [Stage(TRAINING, work, steps=config.train.max_steps), *([index] if measuring else []), *measuring]
     if is_live(config):
         steps, pairs = config.train.max_steps, config.train.batch_size * config.retrieve.k
-        development = counts.dev * config.evaluate.k * (refreshes(config).num_starts + 2)
+        looks = 0 if config.data.questions else refreshes(config).num_starts + 2
+        development = counts.dev * config.evaluate.k * looks
         text = f"{steps:,} steps of {config.train.batch_size} texts"
         return [index, *labels[:-1], Stage(TRAINING, text, steps * pairs + development), *measuring]
     if config.train.labels == OWN_LABELS:

@@ -62,7 +62,8 @@ def test_a_plan_of_own_files_counts_the_lms_calls_and_takes_this_machine(tmp_pat
     assert on_gpu["dollars"] == pytest.approx(2 * on_gpu["wall_hours"])
     plan(ROOT / "configs/own_data.yaml", asked)
     assert "1,776 LM calls" in capsys.readouterr().out
-    live = planned(capsys, ROOT / "configs/own_data_online.yaml", [*OWN, f"data.source={tmp_path}"])
+    by_texts = [*OWN, f"data.source={tmp_path}", "data.questions=null", "data.num_dev=100"]
+    live = planned(capsys, ROOT / "configs/own_data_online.yaml", by_texts)
     assert live["devices"] == "this machine" and live["stages"][1]["pairs"] == 1000 * 16 * 20 + 37 * 10 * 6
 
 

@@ -38,7 +38,7 @@ from tests.support.runs import heldout_bits, what_must_be_equal
 ROWS = example_rows()
 SMALL = {
     **{"retrieve.k": 4, "train.max_steps": 4, "train.batch_size": 4, "refresh.every_steps": 2, "train.lr": 1e-3},
-    **{"evaluate.k": 3, "evaluate.max_examples": 6, "evaluate.num_resamples": 100},
+    **{"evaluate.k": 3, "evaluate.max_examples": 6, "evaluate.num_resamples": 100, "data.questions": None},
 }
 
 
@@ -192,7 +192,7 @@ def test_an_lm_that_cannot_be_sent_is_refused(tmp_path: Path, ray_session: None)
             "OnExceptionCheckpoint cannot work here: replug writes checkpoints",
         ),
         ({"callbacks": [print]}, "callbacks: .* is not a pytorch_lightning.Callback"),
-        ({"callbacks": [EarlyStopping("dev/bpb")]}, "EarlyStopping looks .* set data.num_dev or data.dev"),
+        ({"callbacks": [EarlyStopping("dev/bpb")]}, "EarlyStopping looks at dev/bpb, .* expected dev/mrr"),
         ({"retriever": 3}, "retriever is a int; expected a hub name, a folder or a SentenceTransformer"),
         ({"heldout": "nowhere.jsonl"}, "data.heldout: nowhere.jsonl does not exist"),
         ({"train": ["a text"]}, r"train\[0\] is a str; expected a dict with context and continuation"),

@@ -18,9 +18,10 @@ from replug.evals.questions import OpenQuestion
 from replug.models.build import load_encoder
 from replug.models.generation import Generated
 from replug.models.local.stand_in_lm import StandInLM
-from replug.train.development import QuestionResult, Watch
+from replug.models.preparing import prepared_set
+from replug.train.development import DevResult, Watch
 from replug.train.evaluation import judge_by_questions
-from replug.train.questions import DevQuestions, QuestionChooser, Untuned, make_questions
+from replug.train.questions import DevQuestions, QuestionChooser, Untuned, make_questions, training_questions
 from replug.train.run_dir import RunDirectory
 from replug.train.verdict import verdict_of
 from replug.train.written_questions import write_questions
@@ -119,6 +120,30 @@ def test_own_questions_judge_by_the_passages_that_hold_an_answer(trained: Path, 
         make_questions(config, data, tmp_path / "others")
 
 
+def test_own_training_rows_are_trained_on_and_own_heldout_rows_judge(
+    rows: list[str], trained: Path, tmp_path: Path
+) -> None:
+    questions = {
+        "train": [
+            {"id": "a", "question": "when were they built?", "answers": ["1501"], "gold": ["d7"]},
+            {"id": "b", "question": text_of([], 1511), "answers": ["none", "1511"]},  # d11 holds the second
+            {"id": "c", "question": "who built nothing?", "answers": ["nobody at all"]},
+        ],
+        "heldout": [{"id": "d", "question": "when?", "answers": ["never", "1503"]}],
+    }
+    for name, content in questions.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    own = [rows[0], *(f"data.{name}={tmp_path / name}.jsonl" for name in questions)]
+    config = load_config(DEBUG, ["run_dir=x", *ON_QUESTIONS, *own])
+    data = prepared_set(config, tmp_path / "set")
+    training = training_questions(config, data)
+    assert [(of.example.id, of.example.gold[0]) for of in training[:2]] == [("a", "d7"), ("b", "d11")]
+    assert len(training) > 100, "the rule's fill up the steps"
+    made = make_questions(config, data, tmp_path / "questions", training)
+    assert [(of.example.query, of.answers) for of in made.heldout] == [("when?", ("never", "1503"))]
+    assert {"s7", "s11"}.isdisjoint(of.example.source for of in made.dev) and made.dev
+
+
 @pytest.mark.parametrize(
     ("override", "named"),
     [
@@ -173,6 +198,7 @@ class Dev(DevQuestions):
     def __init__(self, ranks: dict[float, float], untuned: float, num: int = 100) -> None:
         self._ranks, self._untuned, self._num = ranks, untuned, num
         self.start: np.ndarray | None = None
+        self.rows = np.array([], np.int64)
 
     def __len__(self) -> int:
         return self._num
@@ -196,13 +222,13 @@ class Dev(DevQuestions):
 )
 def test_weights_are_chosen_that_find_development_questions_best(ranks, untuned, step, share, tmp_path: Path) -> None:
     config = load_config(DEBUG, ["train.max_steps=1", "run_dir=x"])
-    encoder, watch = load_encoder(config.retriever), Watch(tmp_path / "best", None, QuestionResult)
+    encoder, watch = load_encoder(config.retriever), Watch(tmp_path / "best")
     chooser = QuestionChooser(config, Dev(ranks, untuned), encoder, None, watch)
     chooser.start()
     next(encoder.parameters()).data += 1.0
     chooser.end(0)
     chosen = watch.chosen()
-    assert isinstance(chosen, QuestionResult) and (chosen.step, chosen.share) == (step, share)
+    assert chosen is not None and (chosen.step, chosen.share) == (step, share)
     saved = next(load_encoder(config.retriever, tmp_path / "best").parameters())
     assert float((next(encoder.parameters()) - saved).detach().mean()) == pytest.approx(
         1 - (share if step else 0), abs=1e-3
@@ -214,9 +240,9 @@ def test_where_questions_leave_nothing_to_gain_training_ends_before_its_first_st
     mrr: float, loss: float, is_over: bool, tmp_path: Path
 ) -> None:
     config = load_config(DEBUG, ["train.max_steps=1", "run_dir=x"])
-    watch = Watch(tmp_path / "best", None, QuestionResult)
+    watch = Watch(tmp_path / "best")
     QuestionChooser(config, Dev({}, mrr), load_encoder(config.retriever), None, watch, loss).start()
-    assert watch.is_over == is_over and watch.chosen() == QuestionResult(0, mrr, mrr)
+    assert watch.is_over == is_over and watch.chosen() == DevResult(0, mrr=mrr, success_at_1=mrr, share=1.0)
 
 
 # Questions by the LM --------------------------------------------------------------------------------------------
@@ -269,13 +295,13 @@ def test_documents_without_sentences_judge_by_texts_alone_and_are_refused_for_tr
     keys, data = [f"run_dir={tmp_path / 'run'}", "data.questions=rule"], debug_set(tmp_path)
     assert make_questions(load_config(DEBUG, keys), data, tmp_path / "questions").heldout == []
     with pytest.raises(UserError, match="no question could be made"):
-        make_questions(load_config(DEBUG, [*keys, *ON_QUESTIONS]), data, tmp_path / "others")
+        training_questions(load_config(DEBUG, [*keys, *ON_QUESTIONS]), data)
 
 
 def test_questions_are_made_once_and_others_are_refused_in_their_place(trained: Path, tmp_path: Path) -> None:
     data, keys = PreparedSet(trained / "data"), ["run_dir=x", *ON_QUESTIONS]
     made = make_questions(load_config(DEBUG, keys), data, tmp_path / "questions")
-    assert [of.example.id for of in made.train] == [row["id"] for row in read(trained, "train")]
+    assert [of.example.id for of in made.dev] == [row["id"] for row in read(trained, "dev")]
     with pytest.raises(UserError, match="seed"):
         make_questions(load_config(DEBUG, [*keys, "seed=7"]), data, tmp_path / "questions")
     assert RunDirectory(trained).is_finished
@@ -306,3 +332,17 @@ def test_a_training_on_labels_is_chosen_by_questions_and_judged_by_texts_questio
     assert results["questions"]["lsr"]["MRR@20"]["n"] == results["answers"]["lsr/posterior"]["bpb"]["n"] == 18
     assert results["verdict"]["texts"] and results["verdict"]["questions"]
     assert "answers to held-out questions" in (tmp_path / "run/report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["both", "query"])
+def test_a_live_training_is_chosen_by_questions(
+    side: str, tmp_path: Path, finish: Callable[..., str], rows: list[str]
+) -> None:
+    keys = [key for key in ON_QUESTIONS if not key.startswith(("train.examples", "evaluate", "train.max", "refresh"))]
+    keys += ["train.max_steps=6", "refresh.every_steps=3", "refresh.lag_steps=null", f"retriever.train={side}"]
+    finish(tmp_path / "run", *keys, *rows)
+    weights = json.loads((tmp_path / "run/results.json").read_text())["weights"]
+    assert weights["best"]["mrr"] >= weights["first"]["mrr"] and weights["best"]["bpb"] is None
+    looks = {row["dev/mrr"] for row in metrics(tmp_path / "run") if "dev/mrr" in row}
+    assert len(looks) > 1 and max(looks) <= weights["best"]["mrr"] + 1e-6

@@ -17,7 +17,7 @@ from replug.data.labels import Labels
 from replug.models.encoder import Encoder
 from replug.models.packaged import write_stand_in_encoder
 from replug.models.preparing import prepared_set
-from replug.train.development import LabelledDevTexts, Watch
+from replug.train.development import LabelledDevTexts, TextChooser, Watch
 from replug.train.run import train
 from replug.train.run_dir import RunDirectory
 from replug.train.sources import LabelledBatches
@@ -164,12 +164,13 @@ def test_documents_that_stay_as_they_are_are_embedded_once_with_the_vectors_that
     data = prepared_set(config, tmp_path / "unused")
     module = made_module(config, data)
     labels, watch, frozen = Labels(labelled / "labels"), Watch(tmp_path / "best"), module.frozen
-    source = LabelledBatches(config, labels, data, module.encoder, frozen, watch)
+    dev = LabelledDevTexts(config, labels, data)
+    source = LabelledBatches(config, labels, data, frozen, TextChooser(config, dev, module.encoder, frozen, watch, 1))
     batch = source.take(0).retrieved
     assert frozen is not None
-    looked_up, result = module.similarities(batch), source.dev.similarities(module.encoder, frozen)
+    looked_up, result = module.similarities(batch), dev.similarities(module.encoder, frozen)
     assert looked_up.requires_grad
-    np.testing.assert_allclose(result, source.dev.similarities(module.encoder), atol=1e-6)
+    np.testing.assert_allclose(result, dev.similarities(module.encoder), atol=1e-6)
     frozen.forget()
     torch.testing.assert_close(looked_up, module.similarities(batch), atol=1e-6, rtol=0)
 
