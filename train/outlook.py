@@ -9,7 +9,8 @@ from replug.config.schema import Config
 from replug.data.progress import Stages
 from replug.data.store import PreparedSet
 from replug.index_workers.version_store import VersionStore
-from replug.planning.stages import HELDOUT, TRAINING, Counts, Stage, run_stages
+from replug.planning.stages import HELDOUT, INDEX, LABELS, QUESTIONS_MADE, TRAINING, Counts, Stage, run_stages
+from replug.train.questions import questions_folder
 from replug.train.run_dir import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -65,10 +66,10 @@ class RunStages(Stages):
         training, marks = stages[last], self._run.checkpoint_marks()
         left = 0.0 if self._run.fitted.is_file() else 1 - marks[-1].step / max_steps if marks else 1.0
         training = replace(training, pairs=round(left * training.pairs), steps=round(left * training.steps))
-        return [*stages[self._num_done(stages[:last]) : last], training, *stages[last + 1 :]]
-
-    def _num_done(self, stages: list[Stage]) -> int:
-        """Count the stages before the training that are done: the index, and labels."""
-        if self._config.train.labels == OWN_LABELS and self._run.begun_with() is not None:
-            return len(stages)
-        return min(len(stages), int(VersionStore(self._run.index).is_published(0)))
+        done = {
+            INDEX: VersionStore(self._run.index).is_published(0),
+            LABELS: self._run.begun_with() is not None,  # a run begins with its own labels
+            QUESTIONS_MADE: questions_folder(self._run.questions).is_finished,
+        }
+        done[INDEX] |= self._config.train.labels == OWN_LABELS and done[LABELS]
+        return [*(stage for stage in stages[:last] if not done[stage.name]), training, *stages[last + 1 :]]

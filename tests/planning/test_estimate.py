@@ -68,7 +68,7 @@ def test_a_training_on_own_labels_scores_each_pair_once(monkeypatch: pytest.Monk
 def test_a_resumed_run_on_its_own_labels_has_its_training_before_it(tmp_path: Path) -> None:
     keys = ["retriever.path=stand_in", "lm.path=stand_in", f"run_dir={tmp_path}", *OWN]
     config, run = load_config(ROOT / "configs/own_data.yaml", keys), RunDirectory(tmp_path)
-    names = [INDEX, LABELS, TRAINING, INDEX, HELDOUT]
+    names = [INDEX, LABELS, QUESTIONS_MADE, TRAINING, INDEX, HELDOUT]
     found = [Stage(name, "", pairs=8, steps=40) for name in names]
     assert RunStages(config, run)._left(found, 40) == found
     published = tmp_path / "index/v000000"
@@ -78,7 +78,7 @@ def test_a_resumed_run_on_its_own_labels_has_its_training_before_it(tmp_path: Pa
     (tmp_path / "config.yaml").write_text(config_to_yaml(config))
     run.checkpoints.mkdir()
     run.mark(CheckpointMark(run.checkpoint(10), 10, (), "a"))
-    assert RunStages(config, run)._left(found, 40) == [Stage(TRAINING, "", pairs=6, steps=30), *found[-2:]]
+    assert RunStages(config, run)._left(found, 40) == [found[2], Stage(TRAINING, "", pairs=6, steps=30), *found[-2:]]
 
 
 # Hours --------------------------------------------------------------------------------------------------------------
