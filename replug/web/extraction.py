@@ -8,7 +8,7 @@ Some HTML keeps a parser busy for hours, and a parser is C code. So trafilatura 
 `{"html", "today", "seconds", "with_headings"}`; one that comes out is `{"text", "title", "published"}`. trafilatura
 never gets a URL, so it fetches nothing.
 
-A passage is up to six sentences (Lazaridou et al. 2022, section 2.2). p_tfidf(p|q) is the TF-IDF cosine over the sum of
+A passage is up to six sentences (Lazaridou et al. 2022, section 3.1). p_tfidf(p|q) is the TF-IDF cosine over the sum of
 the cosines of the passages that are kept, not a softmax; documents are the passages of this question.
 """
 
