@@ -32,7 +32,7 @@ from replug.data.folder import Folder
 from replug.data.questions import Question, questions_of
 from replug.data.records import Document
 from replug.data.row_files import rows_sha256
-from replug.data.rows import question_rows
+from replug.data.rows import ASKED, question_prompt, question_rows
 from replug.data.sampling import QuerySampler
 from replug.data.store import CorpusStore, ExampleStore, PreparedSet
 from replug.data.words import hash64
@@ -106,7 +106,7 @@ def make_questions(
             splits = {"heldout": own}
         missing = {split: count for split, count in wanted.items() if split not in splits}
         if missing and data.corpus.url is None:
-            taken = {question.example.gold[0] for question in training} if config.data.train else set()
+            taken = {question.example.gold[0] for question in training}
             made = _from_documents(config, data.corpus, missing, write, taken)
             if few := next((split for split, questions in made.items() if not questions), None):
                 problem = _none_made(data.corpus, few)
@@ -133,9 +133,12 @@ def training_questions(config: Config, data: PreparedSet) -> list[OpenQuestion]:
     Raises UserError where there are none.
     """
     num = config.train.batch_size * config.train.max_steps
-    own = _with_documents(_own_rows(config, config.data.train, data.queries), data.corpus)
-    if config.data.train:
-        log.info(f"{config.data.train}: {len(own):,} of {len(data.queries):,} rows are questions with a document")
+    asked = _own_rows(config, config.data.train, data.queries)
+    own = _with_documents(asked, data.corpus)
+    if asked:
+        log.info(f"{len(own):,} of {len(asked):,} training questions have a document, which they are trained to find")
+    elif config.data.train:
+        log.info(f"{config.data.train} has no questions; a rule makes those to train on")
     made = _from_documents(config, data.corpus, {"train": num - len(own)})["train"] if len(own) < num else []
     if not own and not made:
         raise UserError(_none_made(data.corpus, "train"))
@@ -143,17 +146,16 @@ def training_questions(config: Config, data: PreparedSet) -> list[OpenQuestion]:
 
 
 def _own_rows(config: Config, path: str | None, texts: ExampleStore) -> list[OpenQuestion]:
-    """Return those texts of the set that are questions of the user's rows with answers or gold documents."""
-    if not path:
-        return []
-    rows = [row for _, row in question_rows(path, config.data.fields) if "question" in row]
-    answers = {row["question"]: tuple(row.get("answers") or ()) for row in rows}
-    examples = [of for of in texts.examples() if of.gold or answers.get(of.query)]
-    return [
-        OpenQuestion(Item(of.id, of.query, of.domain, of.gold, of.source), answers[of.query])
-        for of in examples
-        if of.query in answers
-    ]
+    """Return the questions among texts of the set; their rows at `path` have all answers, the set the first alone."""
+    asked = [of for of in texts.examples() if of.context in (ASKED, question_prompt(of.query))]
+    rows = [row for _, row in question_rows(path, config.data.fields) if "question" in row] if asked and path else []
+    answers = {row["question"]: tuple(row["answers"]) for row in rows if row.get("answers")}
+    questions = []
+    for of in asked:
+        known = answers.get(of.query) or (() if of.context == ASKED else (of.continuation.strip(),))
+        if known or of.gold:
+            questions.append(OpenQuestion(Item(of.id, of.query, of.domain, of.gold, of.source), known))
+    return questions
 
 
 def _with_documents(questions: Sequence[OpenQuestion], corpus: CorpusStore) -> list[OpenQuestion]:
