@@ -1,32 +1,35 @@
 """`replug doctor`: check this machine, a configuration, or files that replug wrote.
 
-A check returns a `Check`, or None if it has nothing to say. Checks start no Ray, load no model and download nothing,
-and each ends within `LIMIT_SECONDS`, even if a file system hangs.
+Checks start no Ray, load no model and download nothing. A configuration is first refused for what a run refuses it for.
 """
 
-import json
 import os
 import shutil
 import stat
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import psutil
 import typer
 
-from replug.commands.command import Overrides
-from replug.config.errors import UserError
-from replug.config.load import load_config, load_evaluation_config, names_evaluation
+from replug.commands.command import Overrides, load_for_run
+from replug.config.errors import RunError, UserError
+from replug.config.load import load_evaluation_config, names_evaluation
 from replug.config.paths import find_config
 from replug.config.plain_text import plain_line
+from replug.config.schema import Config
 from replug.slurm.ray_node import OBJECT_STORE_BYTES
 
-LIMIT_SECONDS = 30.0
+if TYPE_CHECKING:
+    from replug.cluster.layout import Layout
+
 GIB = 2**30
+KINDS = "an index, a prepared set, labels, an encoder, a run directory"
+SMALLER = "a smaller LM, index.kind=ivf_pq, lower resources, or more nodes: replug slurm"
+UNKNOWN_DOCUMENTS = 10**8  # no kind wants more to be trained
 
 
 class State(Enum):
@@ -45,13 +48,6 @@ class Check:
     fix: str = ""
 
 
-Checks = Sequence[tuple[str, Callable[[], Check | None]]]
-
-
-COLOURS = {State.ok: "green", State.warning: "yellow", State.wrong: "red"}
-MARKS, PLAIN_MARKS = "✓!✗", "v!x"  # of the states, the latter for a terminal that does not know the former
-
-
 def doctor(
     what: Annotated[
         Path | None,
@@ -62,93 +58,26 @@ def doctor(
         ),
     ] = None,
     overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check that this machine can run a configuration, or verify the checksums of a folder.
 
-    FOLDER is a run directory, prepared set, labels, index or encoder. For a cache (RUN_DIR/scores.sqlite) the command
-    also lists its scores by LM. The exit status is 1 if a check fails.
+    FOLDER is a run directory, prepared set, labels, index or encoder; CACHE is RUN_DIR/scores.sqlite. The exit status
+    is 1 if a check fails.
 
     replug doctor configs/quickstart.yaml
     """
     if what is None or what.suffix in (".yaml", ".yml"):
-        raise typer.Exit(run_doctor(what, overrides or [], as_json))
-    from replug.commands.doctor_folder import verify
-
+        checks = [check() for check in MACHINE_CHECKS] + (config_checks(what, overrides or []) if what else [])
+        for check in checks:
+            fix = f" → {check.fix}" if check.fix and check.state is not State.ok else ""
+            print(f"{check.state.value:<8} {check.name:<14} {plain_line(check.found + fix)}")
+        raise typer.Exit(int(any(check.state is State.wrong for check in checks)))
     if overrides:
         raise UserError(f"{overrides[0]} is given, but {what} is not a configuration; remove it")
-    verify(what, as_json)
-
-
-def run_doctor(path: Path | None, overrides: Sequence[str], as_json: bool) -> int:
-    """Print a line for each check; returns the exit status: 0, or 1 where something is wrong."""
-    checks = run_checks(_checks(path, overrides))
-    if as_json:
-        print(json.dumps([{**asdict(check), "state": check.state.value} for check in checks], indent=2))
-    else:
-        _print(checks)
-    return int(any(check.state is State.wrong for check in checks))
-
-
-def _checks(path: Path | None, overrides: Sequence[str]) -> Checks:
-    """Return the checks of the machine, and of a configuration."""
-    if path is None:
-        return MACHINE_CHECKS
-    from replug.commands.doctor_configuration import config_checks
-
-    of_config: Checks = ()
-    try:
-        if names_evaluation(path):
-            load_evaluation_config(path, overrides)
-        else:
-            of_config = config_checks(load_config(path, overrides))
-        loaded = Check("configuration", State.ok, f"{path}: keys, types and rules are valid")
-    except UserError as error:
-        loaded = Check("configuration", State.wrong, str(error), "fix this first; its other checks did not run")
-    return [*MACHINE_CHECKS, ("configuration", lambda: loaded), *of_config]
-
-
-def _print(checks: Sequence[Check]) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    is_known = MARKS.encode(console.encoding, errors="ignore").decode(console.encoding) == MARKS
-    of_state = dict(zip(COLOURS, MARKS if is_known else PLAIN_MARKS, strict=True))
-    for check in checks:
-        mark, colour = of_state[check.state], COLOURS[check.state]
-        fix = f" → {plain_line(check.fix)}" if check.fix and check.state is not State.ok else ""
-        line = f" {check.name:<16} {plain_line(check.found)}"
-        console.print(Text.assemble((mark, colour), line, (fix, colour)), soft_wrap=True)
-    counts = {state: sum(check.state is state for check in checks) for state in State}
-    console.print(f"{counts[State.ok]} passed, {counts[State.warning]} warnings, {counts[State.wrong]} failed")
+    verify(what)
 
 
 # This machine --------------------------------------------------------------------------------------------------------
-
-
-def run_checks(checks: Checks, limit_seconds: float = LIMIT_SECONDS) -> list[Check]:
-    """Run every check within its time limit and return the findings in order."""
-    results = [_limited(name, check, limit_seconds) for name, check in checks]
-    return [check for check in results if check is not None]
-
-
-def _limited(name: str, check: Callable[[], Check | None], limit_seconds: float) -> Check | None:
-    results: list[Check | None] = []
-
-    def caught() -> None:
-        try:
-            results.append(check())
-        except (OSError, ValueError, ImportError) as error:
-            line = f"cannot be looked at: {type(error).__name__}: {error}"
-            results.append(Check(name, State.wrong, line, "fix what it names"))
-
-    # A daemon: a thread that hangs in a dead file system must not keep the command from ending.
-    thread = threading.Thread(target=caught, daemon=True)
-    thread.start()
-    thread.join(limit_seconds)
-    late = Check(name, State.warning, f"no answer within {limit_seconds:g} s", "is a file system or the network stuck?")
-    return results[0] if results else late
 
 
 def cuda() -> Check:
@@ -199,14 +128,160 @@ def shared_memory() -> Check:
     """Check the room in /dev/shm, where Ray keeps its object store."""
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
     found = f"{free / GIB:.2f} GiB free in /dev/shm, Ray takes {OBJECT_STORE_BYTES / GIB:.2f}"
-    return Check(
-        "shared memory", State.wrong if free < OBJECT_STORE_BYTES else State.ok, found, "a container takes --shm-size"
-    )
+    state = State.wrong if free < OBJECT_STORE_BYTES else State.ok
+    return Check("shared memory", state, found, "a container takes --shm-size")
 
 
-MACHINE_CHECKS: Checks = (
-    ("CUDA", cuda),
-    ("Ray token", ray_token),
-    ("Ray here", running_ray),
-    ("shared memory", shared_memory),
-)
+MACHINE_CHECKS = (cuda, ray_token, running_ray, shared_memory)
+
+
+# A configuration ------------------------------------------------------------------------------------------------------
+
+
+def config_checks(path: Path, overrides: Sequence[str]) -> list[Check]:
+    """Check a configuration as a run does before it starts, and whether it fits here."""
+    config = None
+    try:
+        if names_evaluation(path):
+            load_evaluation_config(path, overrides)
+        else:
+            config = load_for_run(path, list(overrides))
+    except UserError as error:
+        fix = "fix this first; its other checks did not run"
+        return [Check("configuration", State.wrong, str(error), fix)]
+    loaded = Check("configuration", State.ok, f"{path}: keys, types and rules are valid")
+    return [loaded, *((index(config), disk(config), *memory_and_layout(config)) if config else ())]
+
+
+def index(config: Config) -> Check:
+    """Check that FAISS can build and search the index kind."""
+    try:
+        from replug.index_workers.build import index_kind  # it imports FAISS
+        from replug.planning.memory import retriever_or_base, searched_width
+        from replug.planning.stages import known_documents
+
+        dim = searched_width(config, retriever_or_base(config).dim)
+        kind = index_kind(config, dim, known_documents(config) or UNKNOWN_DOCUMENTS)
+    except UserError as error:
+        return Check("index", State.wrong, str(error), "another index.kind")
+    return Check("index", State.ok, kind.factory or config.index.kind)
+
+
+def disk(config: Config) -> Check:
+    """Check the free disk space for index versions, checkpoints and the corpus."""
+    from replug.planning.memory import disk_bytes
+    from replug.planning.stages import Counts, count_texts
+
+    try:
+        counts, unknown = count_texts(config)[0], ""
+    except UserError:
+        counts, unknown = Counts(0, 0, 0, 0), "; documents not counted yet"
+    parts, run_dir = disk_bytes(config, counts), Path(config.run_dir).expanduser().absolute()
+    existing = next(folder for folder in (run_dir, *run_dir.parents) if folder.is_dir())
+    needed, free = sum(parts.values()), shutil.disk_usage(existing).free
+    sizes = ", ".join(f"{name.replace('_', ' ')} {value / GIB:.1f}" for name, value in parts.items())
+    found = f"{free / GIB:.1f} GiB free, about {needed / GIB:.1f} needed ({sizes}{unknown})"
+    fix = "another run_dir or data.out, or fewer documents"
+    return Check("disk", State.wrong if needed > free else State.ok, found, fix)
+
+
+def memory_and_layout(config: Config) -> list[Check]:
+    """Check that all actors fit on this machine, or on the cluster at `ray.address`, which is joined to ask it."""
+    from replug.cluster.layout import lay_out
+    from replug.cluster.ray_cluster import layout_on_cluster, this_node
+    from replug.models.hardware import multiplies_bfloat16
+    from replug.planning.memory import run_sizes
+    from replug.planning.stages import known_documents
+
+    sizes = run_sizes(config, known_documents(config), multiplies_bfloat16())
+    try:
+        on_cluster = config.ray.address is not None
+        layout = layout_on_cluster(config, sizes) if on_cluster else lay_out(config, [this_node()], sizes)
+    except UserError as error:
+        return [Check("layout", State.wrong, str(error), SMALLER)]
+    planned = [f"{gpu.describe()}: {gpu.num_bytes / GIB:.1f} of {gpu.limit / GIB:.1f} GiB" for gpu in layout.gpus]
+    found = "; ".join([config.ray.address or "this machine", layout.describe(), *planned, *layout.notes])
+    fits = Check("layout", State.ok, found)
+    if layout.num_waiting:
+        fits = Check("layout", State.warning, f"{found}: {layout.num_waiting} scorers find no room", SMALLER)
+    return [fits] if on_cluster else [memory(layout), fits]
+
+
+def memory(layout: "Layout") -> Check:
+    """Check this machine's memory for trainer, LM and index."""
+    from replug.models.hardware import available_memory, multiplies_bfloat16
+    from replug.planning.memory import host_bytes
+    from replug.planning.stages import known_documents
+
+    documents, free = known_documents(layout.config) or 0, available_memory()
+    needed = host_bytes(layout.config, documents, multiplies_bfloat16(), index=layout.index)
+    found = f"{free / GIB:.1f} GiB available, about {needed / GIB:.1f} needed for trainer, LM and index"
+    return Check("memory", State.wrong if needed > free else State.ok, found, SMALLER)
+
+
+# Files that replug wrote ----------------------------------------------------------------------------------------------
+
+
+def verify(path: Path) -> None:
+    """Print what is there and what is wrong. Raises UserError if replug did not write it, RunError if it is damaged."""
+    if not path.exists():
+        raise UserError(f"{path} does not exist; expected a YAML file, {KINDS} or a cache of scores")
+    lines, problems = _verify_folder(path) if path.is_dir() else _verify_scores(path)
+    for line in lines:
+        print(plain_line(line))
+    for problem in problems:
+        print(f"WRONG: {plain_line(problem)}")
+    if problems:
+        raise RunError(f"{path} is wrong in {len(problems)} places, first: {problems[0]}")
+
+
+def _verify_folder(directory: Path) -> tuple[list[str], list[str]]:
+    """Return lines on what a folder holds, and its problems; a run directory is verified with all its folders."""
+    from replug.data.folder import CHECKSUMS, Folder, checksum_problems, kind_of
+    from replug.data.labels import labels_folder
+    from replug.data.store import verify_prepared
+    from replug.evals.folder import EvaluationFolder
+    from replug.index_workers.build_plan import index_folder, missing_index, version_numbers
+    from replug.index_workers.version_store import verify_index  # imports FAISS
+    from replug.train.run_dir import MEND
+
+    if kind_of(directory) == "prepared set":
+        return verify_prepared(directory)
+    is_prepared = kind_of(directory / "data") == "prepared set"
+    lines, problems = verify_prepared(directory / "data") if is_prepared else ([], [])
+    checked: dict[Path, list[str]] = {}
+    for folder in (directory, directory / "retriever"):
+        if (folder / CHECKSUMS).is_file():
+            checked[folder] = checksum_problems(folder)
+    for folder in (directory, directory / "labels"):
+        run = Folder(folder, "run", key="run_dir", fix_hint=MEND, others=("*",))  # which may hold a user's own files
+        evaluation = EvaluationFolder(folder).folder
+        made = {"run": run, "set of labels": labels_folder(folder), "evaluation": evaluation}.get(kind_of(folder) or "")
+        if made is not None and made.is_finished:
+            checked[folder] = made.verify()
+    for folder, wrong in checked.items():
+        lines.append(f"{folder}: {'all intact' if not wrong else f'wrong in {len(wrong)} places'}")
+        problems += wrong
+    if not lines and kind_of(directory) is None and not version_numbers(index_folder(directory)):
+        raise UserError(f"{directory} holds nothing that replug wrote; expected {KINDS}")
+    if kind_of(directory) == "run" and not version_numbers(index_folder(directory)):
+        lines.append(f"without an index: {missing_index(directory)}")
+    elif version_numbers(index_folder(directory)) or not lines:
+        of_index = verify_index(index_folder(directory))
+        lines, problems = of_index[0] + lines, of_index[1] + problems
+    return lines, problems
+
+
+def _verify_scores(path: Path) -> tuple[list[str], list[str]]:
+    """Ask SQLite whether a cache of scores is sound. Raises UserError for another file."""
+    from replug.models.score_cache import ScoreCache
+
+    if not path.stat().st_size:  # opening it would make a cache of it
+        raise UserError(f"{path} is empty; expected a cache of scores, such as RUN_DIR/scores.sqlite")
+    cache = ScoreCache(path)
+    try:
+        if (damage := cache.damage()) is not None:
+            return [], [f"{path} is damaged ({damage}): remove it, and its scores are computed again"]
+        return [f"{path}: intact, {cache.num_rows()} scores"], []
+    finally:
+        cache.close()
