@@ -239,24 +239,9 @@ def _drift_lines(first: Mapping[str, Any], best: Mapping[str, Any]) -> list[str]
 # Figures ---------------------------------------------------------------------------------------------------------
 
 
-def write_overview(path: Path, results: Mapping[str, Any], metrics: Rows) -> None:
-    """Write bits per byte, the differences with their intervals, and how training went, as one PNG."""
-    known = set().union(*metrics)
-    curve = next((of for of in CURVES[::-1] if of[1].keys() & known & {"index/age_steps", "dev/bpb"}), CURVES[0])
-    heldout = results[LANGUAGE_MODELLING]
-    write_png(
-        path,
-        [
-            partial(draw_bpb, results=heldout),
-            partial(draw_differences, results=heldout),
-            partial(draw_curve, metrics=metrics, title=curve[0], names=curve[1]),
-        ],
-    )
-
-
 def write_picture(path: Path, document_weights: Mapping[str, Any]) -> None:
     """Write how the weights of documents follow one text, as PNG."""
-    write_png(path, [partial(draw_document_weights, picture=document_weights)], *_picture_size(document_weights))
+    write_png(path, partial(draw_document_weights, picture=document_weights), *_picture_size(document_weights))
 
 
 def _picture_size(document_weights: Mapping[str, Any]) -> tuple[float, float]:

@@ -7,7 +7,6 @@ import typer
 
 from replug.config.errors import UserError
 from replug.config.load import names_evaluation
-from replug.config.paths import require_picture
 
 if TYPE_CHECKING:
     from replug.evals.folder import EvaluationFolder
@@ -22,16 +21,9 @@ def report(
     folders: Annotated[
         list[Path], typer.Argument(help="Folders of finished runs, or of finished evaluations.", metavar="DIR...")
     ],
-    figure: Annotated[
-        Path | None, typer.Option(help="Also write the overview of one run as a picture (.png, .svg, .pdf).")
-    ] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the joined table as Markdown.")] = None,
     policies: Annotated[
         Path | None, typer.Option(help="Fit policies of when to retrieve to PopQA evaluations; report in this folder.")
-    ] = None,
-    price_in: Annotated[float | None, typer.Option(help="Price in dollars per million prompt tokens.", min=0)] = None,
-    price_out: Annotated[
-        float | None, typer.Option(help="Price in dollars per million generated tokens.", min=0)
     ] = None,
 ) -> None:
     """Show the results of finished runs or evaluations, and join the tables of several folders.
@@ -43,33 +35,27 @@ def report(
 
     replug report runs/popqa --policies runs/adaptive
     """
-    if figure is not None and len(folders) > 1:
-        raise UserError(f"--figure draws one run, and {len(folders)} folders are given; expected one")
     if out is not None and len(folders) == 1:
         raise UserError("--out writes the table of several folders, and one is given; expected two or more")
-    if (price_in is None) != (price_out is None):
-        raise UserError(f"--price-{'in' if price_in is None else 'out'} is missing; expected both prices, or none")
     of_evaluations = [names_evaluation(folder / "config.yaml") for folder in folders]
     if all(of_evaluations) and policies is not None:
-        _report_policies(folders, policies, None if price_in is None or price_out is None else (price_in, price_out))
+        _report_policies(folders, policies)
     elif policies is not None:
         raise UserError(f"--policies is fitted to evaluations of popqa, and {folders[0]} is not an evaluation")
     elif all(of_evaluations):
-        _report_evaluations(folders, figure, out)
+        _report_evaluations(folders, out)
     elif any(of_evaluations):
         run, evaluation = (folders[of_evaluations.index(which)] for which in (False, True))
         raise UserError(f"{evaluation} is an evaluation and {run} is not; expected folders of one kind")
     else:
-        _report_runs(folders, figure, out)
+        _report_runs(folders, out)
 
 
-def _report_evaluations(folders: list[Path], figure: Path | None, out: Path | None) -> None:
+def _report_evaluations(folders: list[Path], out: Path | None) -> None:
     from replug.data.files import read_json
     from replug.evals.folder import EvaluationFolder
     from replug.evals.tables import joined_blocks, row_names
 
-    if figure is not None:
-        raise UserError(f"--figure draws a run, and {folders[0]} is an evaluation, which has figure.svg")
     evaluations = [EvaluationFolder(folder) for folder in folders]
     if len(evaluations) == 1:
         evaluations[0].show()
@@ -99,10 +85,9 @@ def _require_comparable(folders: list["EvaluationFolder"]) -> str:
     return names[0]
 
 
-def _report_policies(folders: list[Path], out: Path, prices: tuple[float, float] | None) -> None:
+def _report_policies(folders: list[Path], out: Path) -> None:
     from replug.data.folder import sole_writer
-    from replug.evals.adaptive import read_answered
-    from replug.evals.adaptive_report import write_report
+    from replug.evals.adaptive import read_answered, write_report
     from replug.evals.folder import EvaluationFolder
     from replug.evals.tables import markdown_text, print_blocks
 
@@ -111,15 +96,14 @@ def _report_policies(folders: list[Path], out: Path, prices: tuple[float, float]
         raise UserError(f"{folders[0]} is of evaluation={name}; --policies are fitted to evaluations of popqa")
     answered = read_answered(evaluations)
     with sole_writer(out):
-        sections = write_report(answered, out, prices)
+        sections = write_report(answered, out)
     for title, blocks in sections.items():
         print_blocks([*filter(None, [markdown_text(title)]), *blocks], width=150)
     print(f"report: {out / 'report.html'}")
 
 
-def _report_runs(folders: list[Path], figure: Path | None, out: Path | None) -> None:
+def _report_runs(folders: list[Path], out: Path | None) -> None:
     from replug.data.folder import sole_writer
-    from replug.train.report import write_overview
     from replug.train.run import show_results
     from replug.train.run_dir import RunDirectory
 
@@ -130,16 +114,9 @@ def _report_runs(folders: list[Path], figure: Path | None, out: Path | None) -> 
     if len(runs) > 1:
         _show(_joined_runs(runs), out)
         return
-    if figure is not None:
-        require_picture("--figure", figure)
     [run] = runs
     with sole_writer(run.path):
-        results = show_results(run)
-    if figure is not None and HELDOUT not in results:
-        raise UserError("--figure: the run measured no held-out texts (evaluate.heldout=false), so it has no picture")
-    if figure is not None:
-        write_overview(figure, results, run.read_metrics())
-        print(f"figure: {figure}")
+        show_results(run)
 
 
 def _joined_runs(runs: list["RunDirectory"]) -> "Blocks":

@@ -14,7 +14,6 @@ STORES = ("qdrant:", "postgresql:", "postgres:", "lance:")  # hosts write postgr
 RUN_CONFIG = "config.yaml"  # of a run's folder
 SETTINGS_FILE = "config_sentence_transformers.json"  # in an encoder's folder
 TUNED_QUERIES = "replug_tuned_queries"  # a key there: queries alone were tuned, and what encodes documents
-PICTURES = (".png", ".svg", ".pdf", ".jpg")
 
 
 def find_config(name: str) -> Path:
@@ -51,14 +50,6 @@ def require_folder(key: str, path: Path) -> None:
         raise UserError(f"{key}: {there} is a file; expected a folder, or a name that is free")
     if not os.access(there, os.W_OK | os.X_OK):
         raise UserError(f"{key}: {there} cannot be written by this user; give a folder that can")
-
-
-def require_picture(option: str, path: Path) -> None:
-    """Raise UserError for a file that no picture can be written to."""
-    if path.suffix.lower() not in PICTURES:
-        raise UserError(f"{option}: {path} has the ending {path.suffix!r}; expected one of {', '.join(PICTURES)}")
-    if not path.absolute().parent.is_dir():
-        raise UserError(f"{option}: the folder {path.parent} does not exist; expected a file in a folder that does")
 
 
 def check_paths(config: Config, corpus_only: bool = False) -> None:

@@ -60,20 +60,21 @@ def to_svg(draw: Draw, width: float = 6.4, height: float = 3.0) -> str:
     """Return one set of axes, drawn, as an <svg> element."""
     content = io.StringIO()
     with _styled():
-        figure = Figure(figsize=(width, height), layout="constrained")
-        draw(figure.subplots())
-        figure.savefig(content, format="svg", metadata={"Date": None})
+        _drawn(draw, width, height).savefig(content, format="svg", metadata={"Date": None})
     svg = content.getvalue()
     return svg[svg.index("<svg") :]
 
 
-def write_png(path: Path, draws: Sequence[Draw], width: float = 14, height: float = 3.8) -> None:
-    """Draw several sets of axes side by side."""
+def write_png(path: Path, draw: Draw, width: float, height: float) -> None:
+    """Write one set of axes as a picture."""
     with _styled():
-        figure = Figure(figsize=(width, height), layout="constrained")
-        for draw, axes in zip(draws, figure.subplots(1, len(draws), squeeze=False)[0], strict=True):
-            draw(axes)
-        figure.savefig(path, dpi=110)
+        _drawn(draw, width, height).savefig(path, dpi=110)
+
+
+def _drawn(draw: Draw, width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    draw(figure.subplots())
+    return figure
 
 
 def bars(

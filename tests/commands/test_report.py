@@ -125,7 +125,7 @@ def written(
     replug: CommandLine, policy_folders: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, str]:
     out = tmp_path_factory.mktemp("report") / "report"
-    done = replug("report", *policy_folders, "--policies", out, "--price-in", "2", "--price-out", "6")
+    done = replug("report", *policy_folders, "--policies", out)
     assert done.status == 0, done.printed
     return out, done.printed
 
@@ -161,8 +161,3 @@ def test_documents_are_counted_where_questions_have_no_page_views(replug: Comman
     done = replug("report", folder, "--policies", tmp_path / "report")
     assert done.status == 0, done.printed
     assert "documents that name the subject" in (tmp_path / "report" / "adaptive_bm25_1_tiny.svg").read_text()
-
-
-def test_one_price_alone_is_refused(replug: CommandLine, policy_folders: list[Path], tmp_path):
-    done = replug("report", *policy_folders, "--policies", tmp_path / "report", "--price-in", "1")
-    assert done.status == 2 and "--price-out" in done.errors

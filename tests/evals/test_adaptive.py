@@ -5,8 +5,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,15 +15,16 @@ from replug.evals.adaptive import (
     AnsweredQuestions,
     compare_policies,
     costs_of,
+    figures_of_all,
+    measure_lm,
+    measure_pair,
     oriented,
     policy_costs,
     read_answered,
     thresholds_of,
 )
-from replug.evals.adaptive_report import example_blocks, figures_of_all, measure_lm, measure_pair
 from replug.evals.charts import to_svg
 from replug.evals.folder import EvaluationFolder
-from replug.evals.tables import Table
 from replug.evals.thresholds import (
     ALWAYS,
     ALWAYS_RETRIEVE,
@@ -88,7 +87,6 @@ def test_folders_of_one_lm_bring_their_methods_together_by_the_questions_ids(tmp
     answered, beside = read(first, second, other)
     assert list(answered.methods) == ["none", "replug@1"] and beside.name == "big"
     assert answered.right(PAIR)[1].tolist() == [0, 1]
-    assert answered.folders["replug@1"].path == second
 
 
 def change(path, old, new):
@@ -123,7 +121,7 @@ def test_outcomes_that_no_policy_can_be_fitted_to_are_refused(tmp_path):
 
 def costs(**numbers: list[float]) -> dict[str, np.ndarray]:
     known = {name: np.array(numbers.get(name, [0, 0, 0, 0]), dtype=float) for name in COUNTED}
-    return dict(costs_of({"accuracy": np.zeros(4), **known}, (2.0, 4.0)))
+    return dict(costs_of({"accuracy": np.zeros(4), **known}))
 
 
 CLOSED = costs(lm_calls=[1, 1, 1, 1], prompt_tokens=[10, 20, 30, 40], generated_tokens=[2, 2, 2, 2])
@@ -144,11 +142,6 @@ def test_a_policy_costs_what_its_questions_cost_and_what_its_signal_is_known_fro
     of = policy_costs(CLOSED, AUGMENTED, signal, RETRIEVED, SPLITS)
     assert of["prompt_tokens"] == prompt_tokens
     assert (of["lm_calls"], of["retriever_calls"]) == others
-
-
-def test_dollars_are_for_a_thousand_questions_by_tokens_read_and_written():
-    of = policy_costs(CLOSED, AUGMENTED, "popularity", RETRIEVED, SPLITS)
-    assert of["dollars"] == pytest.approx(1000 * (187.5 * 2 + 1 * 4) / 1e6)
 
 
 # Comparing and fitting --------------------------------------------------------------------------------------------
@@ -211,21 +204,6 @@ def test_bins_of_popularity_hold_every_question_once(made_up):
         assert sum(of["n"] for of in bins) == 300
         for name, own in zip(PAIR, right, strict=True):
             assert sum(of["n"] * of["accuracy"][name].value for of in bins) == pytest.approx(own.sum())
-
-
-def test_questions_that_documents_help_and_harm_are_shown_with_both_answers(tmp_path):
-    folder = write_evaluation(tmp_path / "one", two_rows())
-    rows = [
-        {"id": name, "method": method, "question": "Where?", "references": ["Rome"], "answer": f"{name} of {method}"}
-        for name in "ab"
-        for method in ("none", "bm25@1")
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "examples.parquet")
-    harmed, harms, helped, helps = example_blocks(read(folder)[0], ("none", "bm25@1"))
-    assert isinstance(harms, Table) and isinstance(helps, Table)
-    assert "bm25@1 harms 1" in harmed and "bm25@1 helps 1" in helped
-    assert harms.rows == [["a", "Where? (Rome)", "a of none", "a of bm25@1"]]
-    assert helps.rows == [["b", "Where? (Rome)", "b of none", "b of bm25@1"]]
 
 
 # Fitted thresholds, against brute force -------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.train.report import INDEX_COLUMNS, weights_lines, write_overview, write_picture, write_report
+from replug.train.report import INDEX_COLUMNS, weights_lines, write_picture, write_report
 
 ATTACK = "<script>alert('x')</script>"
 
@@ -116,15 +116,6 @@ def test_the_numbers_are_in_the_page(page: str) -> None:
     assert "bpb of replug − none: -0.2000 (-0.3000 to +0.1000: no difference shown)" in page
     assert "<th>Success@20</th>" in page and "<td>0.6250</td>" in page
     assert "9 logged steps in 18 s (30.0 a minute), 25% of it waiting for LM scores; 2 hot swaps" in page
-
-
-ON_LABELS = [{"step": 1, "train/loss": 0.5, "dev/bpb": 1.8, "dev/kl": 0.4}]
-
-
-@pytest.mark.parametrize("metrics", [METRICS, ON_LABELS])
-def test_the_overview_is_a_picture(tmp_path: Path, metrics: list[dict]) -> None:
-    write_overview(tmp_path / "overview.png", RESULTS, metrics)
-    assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_how_weights_follow_a_text_is_told_and_drawn(tmp_path: Path, page: str) -> None:
