@@ -10,7 +10,6 @@ from replug.answering.rerankers import (
     RERANKERS,
     Candidate,
     Factors,
-    Weights,
     best_answer,
     logprobs_of_samples,
     normalized_over_labels,
@@ -72,7 +71,7 @@ class Answered:
 class Answerer:
     """Ask `lm` for candidates and log p(a|q,p), and `scorer`, which may be smaller, for the other factors.
 
-    `scorer_prompts` fit the scorer, if it holds less than the LM. `weights` are fitted ones by reranker, else all 1.
+    `scorer_prompts` fit the scorer, if it holds less than the LM. Factors have weights of 1.
     """
 
     def __init__(
@@ -82,12 +81,9 @@ class Answerer:
         options: AnsweringOptions,
         scorer: AsyncLM | None = None,
         scorer_prompts: AnswerPrompts | None = None,
-        weights: Mapping[str, Weights] | None = None,
     ) -> None:
         self._lm, self._prompts, self._options = lm, prompts, options
         self._scorer, self._scorer_prompts = scorer or lm, scorer_prompts or prompts
-        defaults = {name: RERANKERS[name].default_weights for name in options.rerankers}
-        self._weights: dict[str, Weights] = {**defaults, **(weights or {})}
 
     def answer(self, question: str, passages: Sequence[Passage]) -> Answered:
         return self.submit(question, passages)()()
@@ -161,7 +157,8 @@ class Answerer:
 
         def ranked() -> Answered:
             factors = normalized_over_labels(scored()) if self._options.labels else scored()
-            scores = {name: RERANKERS[name].score(factors, weights) for name, weights in self._weights.items()}
+            rerankers = {name: RERANKERS[name] for name in self._options.rerankers}
+            scores = {name: of.score(factors, of.default_weights) for name, of in rerankers.items()}
             return Answered(question, tuple(passages), tuple(candidates), factors, scores, written)
 
         return ranked

@@ -16,7 +16,7 @@ best candidate, or the sum of all where the reranker says so. Weights w are expo
 
 Weights are fitted on the validation part of a set only, by a deterministic coordinate search over a fixed grid: they
 make right answers likely where scores are log-probabilities up to a constant. A few questions say nothing about five
-weights, so below MIN_QUESTIONS all stay 1. An evaluation writes a file of JSON, which `replug ask --weights` reads:
+weights, so below MIN_QUESTIONS all stay 1. An evaluation writes them to a file of JSON:
 
     {"format": 1, "lm": ..., "reranker": ..., "methods": {"poe@10": {"weights": {"answer_alone": 0.5, ...}, ...}}}
 
@@ -32,8 +32,7 @@ from typing import Any
 import numpy as np
 
 from replug.answering.prompts import AnswerPrompts, ScoredPart
-from replug.config.errors import UserError
-from replug.data.files import read_json, write_json
+from replug.data.files import write_json
 from replug.data.rows import one_line
 from replug.models.black_box_lm import AsyncLM, ContinuationScore
 from replug.models.ensemble import log_softmax
@@ -274,8 +273,6 @@ RERANKERS = {
 
 
 GRID = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
-FORMAT = 1
-FIELDS = {"lm", "reranker", "methods"}
 MIN_QUESTIONS = 30
 SMALLEST_SHARE = 1e-9  # of an answer from a passage of no probability
 MAX_ROUNDS = 10  # through all factors; it ends earlier where a round changes nothing
@@ -283,26 +280,7 @@ MAX_ROUNDS = 10  # through all factors; it ends earlier where a round changes no
 
 def write_weights(path: Path, lm: str, reranker: str, methods: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the weights by method, such as poe@10, and how well they did, with the LMs that they belong to."""
-    write_json(path, {"format": FORMAT, "lm": lm, "reranker": reranker, "methods": methods})
-
-
-def read_weights(path: Path, lm: str, reranker: str, method: str) -> Weights:
-    """Return the weights of a method. Raises UserError for another file, other LMs, or a missing method."""
-    kept = read_json(path, "give the weights.json of an evaluation=internet_qa")
-    if not isinstance(kept, dict) or kept.get("format") != FORMAT or not kept.keys() >= FIELDS:
-        raise UserError(f"{path} holds no weights; expected the weights.json of an evaluation=internet_qa")
-    for role, identity in (("lm", lm), ("reranker", reranker)):
-        if kept[role] != identity:
-            raise UserError(f"{path} was fitted with the {role} {kept[role]}, not {identity}; fit others")
-    if method not in kept["methods"]:
-        known = ", ".join(kept["methods"]) or "none"
-        raise UserError(f"{path} has no weights of {method}; expected --rerank and --k of one of: {known}")
-    weights, factors = kept["methods"][method].get("weights"), RERANKERS[method.partition("@")[0]].factors
-    is_known = isinstance(weights, dict) and set(weights) == set(factors)
-    if not is_known or not all(type(one) in (int, float) and 0 <= one < np.inf for one in weights.values()):
-        expected = "expected a number of 0 or more for each factor"
-        raise UserError(f"{path}: {method} has the weights {weights}; {expected}")
-    return {name: float(weight) for name, weight in weights.items()}
+    write_json(path, {"format": 1, "lm": lm, "reranker": reranker, "methods": methods})
 
 
 def fit_weights(reranker: Reranker, questions: Sequence[GradedQuestion]) -> tuple[Weights, float, float]:

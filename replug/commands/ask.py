@@ -43,7 +43,6 @@ class AskOptions:
     k: int | None = None
     template: str | None = None
     shots: Path | None = None
-    weights: Path | None = None
     max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
     temperature: float | None = None
@@ -106,9 +105,6 @@ def ask(
         float | None, typer.Option(help="Nucleus sampling: probability mass. Default: 1; 0.8 for candidate answers.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of sampling.", min=0)] = 0,
-    weights: Annotated[
-        Path | None, typer.Option(help="weights.json of an evaluation, for the factors of --rerank. Default: all 1.")
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Answer a question from the documents of an index or the results of a search engine.
@@ -122,12 +118,12 @@ def ask(
     replug ask "The Python keyword yield" --template "{question}" --index runs/quickstart
     """
     stops = tuple(text.replace("\\n", "\n") for text in stop or ())
+    if index is None and corpus is None and engine is None and QUICKSTART.is_dir():
+        index = QUICKSTART
     options = AskOptions(
-        *(index, corpus, engine, retriever, rerank, k, template, shots, weights),
+        *(index, corpus, engine, retriever, rerank, k, template, shots),
         *(max_new_tokens, stops, temperature, top_p, seed),
     )
-    if index is None and corpus is None and engine is None and QUICKSTART.is_dir():
-        options = replace(options, index=QUICKSTART)
     for problem in _problems(options, overrides or []):
         raise UserError(problem)
     chosen = [f"web.engine={engine or 'local'}", *([f"retriever.path={retriever}"] if retriever is not None else [])]
@@ -137,7 +133,7 @@ def ask(
 
     reply = reply_to(question, options, config)
     if as_json:
-        print(plain_json(reply.as_json()))
+        print(plain_json(reply))
     else:
         print_reply(reply)
 
@@ -183,16 +179,6 @@ def _problems(options: AskOptions, overrides: Sequence[str]) -> Iterator[str]:
     """Yield what is wrong with the options, the first thing first."""
     if options.method not in (REPLUG, *RERANKERS):
         yield f"--rerank is {options.method}; expected one of {', '.join((REPLUG, *RERANKERS))}"
-    yield from _engine_problems(options)
-    yield from _override_problems(options, overrides)
-    yield from _prompt_problems(options)
-    if options.weights is not None and not options.weights.is_file():
-        yield f"--weights: {options.weights} is not a file; expected the weights.json of an evaluation=internet_qa"
-    if options.weights is not None and not options.reranks:
-        yield "--weights are of a reranker's factors; expected a reranker too, such as --rerank poe"
-
-
-def _engine_problems(options: AskOptions) -> Iterator[str]:
     if options.engine not in (None, *WEB_ENGINES):
         yield f"--engine is {options.engine}; expected one of {', '.join(WEB_ENGINES)}"
     places = {"--index": options.index, "--corpus": options.corpus}
@@ -207,27 +193,30 @@ def _engine_problems(options: AskOptions) -> Iterator[str]:
             f"there is nothing to search, and no {QUICKSTART}; expected --index RUN_DIR, --corpus FILE.jsonl, or "
             f"--engine with one of {', '.join(WEB_ENGINES)}"
         )
+    yield from _override_problems(options, overrides)
+    yield from _prompt_problems(options)
 
 
 def _override_problems(options: AskOptions, overrides: Sequence[str]) -> Iterator[str]:
-    """Yield what is wrong with keys: sections without effect, and keys that have an option."""
-    if not options.cuts_passages and any(one.startswith("web.") for one in overrides):
-        yield "keys of web are for passages; expected --engine or --corpus too"
-    if not options.cuts_passages and (options.retriever or any(one.startswith("retriever.") for one in overrides)):
-        yield "--retriever re-ranks passages, and an index has its own encoder; expected --engine or --corpus too"
-    of_ensemble = [one.partition("=")[0] for one in overrides if one.startswith("ensemble.")]
-    if options.cuts_passages and not options.retriever and TEMPERATURE in of_ensemble:
-        yield f"{TEMPERATURE} is of a retriever's similarities, and passages have TF-IDF; expected --retriever too"
-    for name in of_ensemble:
-        if options.k == 0:
-            yield f"{name} is for passages, and --k 0 reads none; leave it out"
-        if options.reranks and name != TEMPERATURE:
+    """Yield keys that nothing reads, and keys that have an option."""
+    passages = "--engine or --corpus, since an index has its own encoder and documents"
+    reads = {  # by section or key: whether it is read, and with what
+        "web": (options.cuts_passages, passages),
+        "retriever": (options.cuts_passages, passages),
+        "rerank_lm": (options.reranks, "a reranker, such as --rerank poe"),
+        "ensemble": (options.k != 0, "passages, and --k 0 reads none"),
+        TEMPERATURE: (bool(options.retriever) or not options.cuts_passages, "a retriever's similarities: --retriever"),
+    }
+    options_of = {"web.engine": "--engine", "retriever.path": "--retriever"}
+    for name in [*(one.partition("=")[0] for one in overrides), *(["--retriever"] if options.retriever else ())]:
+        section = "retriever" if name == "--retriever" else name.partition(".")[0]
+        for is_read, needed in (reads[key] for key in (section, name) if key in reads):
+            if not is_read:
+                yield f"{name} has no effect here; it is for {needed}"
+        if section == "ensemble" and options.reranks and name != TEMPERATURE:
             yield f"{name} is for the ensemble of every token; expected it without --rerank {options.method}"
-    if not options.reranks and any(one.startswith("rerank_lm.") for one in overrides):
-        yield "keys of rerank_lm are for --rerank; expected a reranker such as --rerank poe"
-    for option, key in (("--engine", "web.engine"), ("--retriever", "retriever.path")):
-        if any(one.startswith(f"{key}=") for one in overrides):
-            yield f"{key} is set as a key; expected {option}"
+        if name in options_of:
+            yield f"{name} is set as a key; expected {options_of[name]}"
 
 
 def _prompt_problems(options: AskOptions) -> Iterator[str]:

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,7 @@ from replug.answering.rerankers import (
     QUESTION_ALONE,
     QUESTION_GIVEN_ANSWER,
     Factors,
-    Weights,
     best_answer,
-    read_weights,
 )
 from replug.commands.ask import QUESTION, AskOptions, weighting_of
 from replug.config.errors import UserError
@@ -64,57 +62,57 @@ TITLES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer and what it is from.
+Reply = dict[str, Any]  # what --json prints: an answer and what it is from
+Candidates = list[dict[str, Any]]
+
+
+def reply_of(
+    question: str,
+    answer: str,
+    method: str,
+    lm: str,
+    options: AskOptions,
+    evidence: FoundEvidence,
+    sum_logprob: float | None = None,
+    weights: Sequence[float] = (),
+    scores: Mapping[str, float] | None = None,
+    candidates: Candidates | None = None,
+) -> Reply:
+    """Return a reply in JSON's own types; a logarithm of 0 is null.
 
     Weights of the passages begin as their `probability`; `weights` are those after the answer, where they move.
     `method` is replug, a reranker, or closed book. `sum_logprob` (nats) belongs to an answer of an ensemble or without
-    evidence. `scores` has distinct answers, the best first: logarithms of any scale. `candidates` are rows of answer,
-    passage (from 1), and the logarithm of each factor.
+    evidence. `scores` has distinct answers with logarithms of any scale. `candidates` are rows of answer, passage
+    (from 1), and the logarithm of each factor.
     """
-
-    question: str
-    answer: str
-    method: str
-    lm: str
-    searched: str
-    sum_logprob: float | None = None
-    passages: tuple[Passage, ...] = ()
-    failures: Mapping[str, int] = field(default_factory=dict)
-    scores: Mapping[str, float] = field(default_factory=dict)
-    candidates: Sequence[dict[str, Any]] = ()
-    weights: Sequence[float] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """Return everything in JSON's own types; a logarithm of 0 is null."""
-        row = asdict(replace(self, passages=()))
-        del row["passages"], row["weights"]
-        rows = [
-            {
-                "id": passage.doc_id,
-                "title": passage.title,
-                "url": passage.url,
-                "fetched": passage.fetched,
-                "rank": passage.rank,
-                "similarity": passage.cosine,
-                "weight": weight,
-                "prior": passage.probability,
-                "text": passage.text,
-            }
-            for passage, weight in self.weighted_passages()
-        ]
-        scores = [{"answer": answer, "score": _finite(score)} for answer, score in self.scores.items()]
-        candidates = [
-            one | {"factors": {name: _finite(value) for name, value in one["factors"].items()}}
-            for one in self.candidates
-        ]
-        return row | {"evidence": rows, "scores": scores, "candidates": candidates}
-
-    def weighted_passages(self) -> list[tuple[Passage, float]]:
-        """Return the passages with their weights after the answer."""
-        priors = [passage.probability for passage in self.passages]
-        return list(zip(self.passages, self.weights or priors, strict=True))
+    priors = [passage.probability for passage in evidence.passages]
+    rows = [
+        {
+            "id": passage.doc_id,
+            "title": passage.title,
+            "url": passage.url,
+            "fetched": passage.fetched,
+            "rank": passage.rank,
+            "similarity": passage.cosine,
+            "weight": weight,
+            "prior": passage.probability,
+            "text": passage.text,
+        }
+        for passage, weight in zip(evidence.passages, weights or priors, strict=True)
+    ]
+    best_first = sorted((scores or {}).items(), key=lambda item: -item[1])  # equal ones keep their order
+    return {
+        "question": question,
+        "answer": answer,
+        "method": method,
+        "lm": lm,
+        "searched": options.searched,
+        "sum_logprob": sum_logprob,
+        "failures": dict(evidence.failures),
+        "scores": [{"answer": text, "score": _finite(score)} for text, score in best_first],
+        "candidates": candidates or [],
+        "evidence": rows,
+    }
 
 
 def _finite(number: float) -> float | None:
@@ -137,7 +135,7 @@ def reply_to(question: str, options: AskOptions, config: AskConfig) -> Reply:
     evidence = find_evidence(question, k, options, config, folder)
     log.info(f"the LM reads {len(evidence.passages)} passages from {options.searched}")
     if options.reranks:
-        return _rerank(question, evidence, source, reranker, options, k)
+        return _rerank(question, evidence, source, reranker, options)
     with closing(source.open_here()) as lm:
         return _answer_by_ensemble(lm, question, evidence, source, options, config)
 
@@ -270,24 +268,16 @@ def _answer_by_ensemble(
     generated = mixture.answer(mixture.submit(lm, replace(decoding, opening=opening)).result())
     after = iter(generated.weights.tolist())
     weights = [next(after) if passage.probability > 0 else 0.0 for passage in evidence.passages]
-    return Reply(
-        question,
-        generated.text if options.template is not None else generated.text.strip(),
-        REPLUG if evidence.passages else CLOSED_BOOK,
-        lm.identity,
-        options.searched,
-        sum_logprob=generated.sum_logprob,
-        passages=evidence.passages,
-        weights=weights,
-        failures=evidence.failures,
-    )
+    answer = generated.text if options.template is not None else generated.text.strip()
+    method = REPLUG if evidence.passages else CLOSED_BOOK
+    return reply_of(question, answer, method, lm.identity, options, evidence, generated.sum_logprob, weights)
 
 
 # Rerankers -----------------------------------------------------------------------------------------------------------
 
 
 def _rerank(
-    question: str, evidence: FoundEvidence, source: LMSource, rerank_source: LMSource, options: AskOptions, k: int
+    question: str, evidence: FoundEvidence, source: LMSource, rerank_source: LMSource, options: AskOptions
 ) -> Reply:
     """Return the best candidate of those sampled from each passage; without passages the likeliest sample."""
     names, method, shots = ("max_new_tokens", "temperature", "top_p"), options.method, _shots(options)
@@ -302,44 +292,35 @@ def _rerank(
     with ExitStack() as opened:
         lm = opened.enter_context(closing(source.open_here()))
         rerank_lm = lm if rerank_source is source else opened.enter_context(closing(rerank_source.open_here()))
-        weights: dict[str, Weights] | None = None
-        if options.weights is not None:
-            weights = {method: read_weights(options.weights, lm.identity, rerank_lm.identity, f"{method}@{k}")}
-        answerer = Answerer(lm, prompts, answering, rerank_lm, rerank_prompts, weights)
-        reply = Reply(question, "", method, lm.identity, options.searched, None, evidence.passages, evidence.failures)
+        answerer = Answerer(lm, prompts, answering, rerank_lm, rerank_prompts)
         if passages:
             answered = answerer.answer(question, passages)
-            scores = _best_first(answered.scores[method])
-            return replace(
-                reply, answer=answered.best(method), scores=scores, candidates=scored_candidates(answered.factors)
+            candidates, scores = scored_candidates(answered.factors), answered.scores[method]
+            best = answered.best(method)
+            return reply_of(
+                question, best, method, lm.identity, options, evidence, scores=scores, candidates=candidates
             )
         logprobs, _, _ = answerer.submit_alone(question, None)()
-        answer = best_answer(logprobs)
-        return replace(
-            reply,
-            answer=answer,
-            method=CLOSED_BOOK,
-            sum_logprob=logprobs.get(answer),
-            scores=_best_first(logprobs),
+        best = best_answer(logprobs)
+        return reply_of(
+            question, best, CLOSED_BOOK, lm.identity, options, evidence, logprobs.get(best), scores=logprobs
         )
 
 
-def _best_first(scores: Mapping[str, float]) -> dict[str, float]:
-    """Return answers by score; equal ones keep their order, so that the first is `rerankers.best_answer`'s."""
-    return dict(sorted(scores.items(), key=lambda item: -item[1]))
-
-
-def scored_candidates(factors: Factors) -> list[dict[str, Any]]:
+def scored_candidates(factors: Factors) -> Candidates:
     """Return each candidate with its factors and those of its passage, numbered from 1."""
-    rows = []
-    for row, (answer, passage) in enumerate(zip(factors.answers, factors.passages.tolist(), strict=True)):
-        by_name = {name: getattr(factors, name) for name in TITLES}
-        own = {
-            name: float(values[passage if name in (QUESTION_ALONE, PASSAGE) else row])
-            for name, values in by_name.items()
+    by_name = {name: getattr(factors, name) for name in TITLES}
+    return [
+        {
+            "answer": answer,
+            "passage": passage + 1,
+            "factors": {
+                name: _finite(float(values[passage if name in (QUESTION_ALONE, PASSAGE) else row]))
+                for name, values in by_name.items()
+            },
         }
-        rows.append({"answer": answer, "passage": passage + 1, "factors": own})
-    return rows
+        for row, (answer, passage) in enumerate(zip(factors.answers, factors.passages.tolist(), strict=True))
+    ]
 
 
 # Showing -------------------------------------------------------------------------------------------------------------
@@ -350,38 +331,34 @@ SHOWN_CHARACTERS, SHOWN_CANDIDATES = 160, 10  # --json has everything
 def print_reply(reply: Reply) -> None:
     """Print the answer, how it came about, its evidence and its candidates."""
     console = Console(highlight=False)
-    console.print(Text(plain_text(reply.answer), "bold") if reply.answer else Text("no answer", "red"))
-    logprob = "" if reply.sum_logprob is None else f"; log p {reply.sum_logprob:.2f}"
-    lines = [f"{reply.method}; {reply.lm}; {reply.searched}{logprob}"]
-    if not reply.passages:
+    console.print(Text(plain_text(reply["answer"]), "bold") if reply["answer"] else Text("no answer", "red"))
+    logprob = "" if reply["sum_logprob"] is None else f"; log p {reply['sum_logprob']:.2f}"
+    lines = [f"{reply['method']}; {reply['lm']}; {reply['searched']}{logprob}"]
+    if not reply["evidence"]:
         lines.append("no evidence: the LM answers alone")
-    if reply.failures:
-        lines.append("missing: " + ", ".join(f"{name} {count}" for name, count in reply.failures.items()))
+    if reply["failures"]:
+        lines.append("missing: " + ", ".join(f"{name} {count}" for name, count in reply["failures"].items()))
     for line in lines:
         console.print(Text(plain_line(line), "dim"), soft_wrap=True)
-    if reply.passages:
+    if reply["evidence"]:
         columns = "", "weight", "prior", Column("evidence", overflow="fold"), "date"
         table = Table(*columns, title="Evidence", title_justify="left")
-        for place, (passage, weight) in enumerate(reply.weighted_passages(), start=1):
-            shown = f"{weight:.1%}", f"{passage.probability:.1%}"
-            table.add_row(str(place), *shown, _evidence(passage), Text(plain_line(passage.fetched or "")))
+        for place, one in enumerate(reply["evidence"], start=1):
+            text = plain_line(one["text"])
+            shown = f"{text[:SHOWN_CHARACTERS]}…" if len(text) > SHOWN_CHARACTERS else text
+            head = f"{plain_line(one['title'])} · " if one["title"] else ""
+            told = Text.assemble((f"{head}{plain_line(one['url'])}", "bold"), "\n", (shown, "dim"), overflow="fold")
+            date = Text(plain_line(one["fetched"] or ""))
+            table.add_row(str(place), f"{one['weight']:.1%}", f"{one['prior']:.1%}", told, date)
         console.print(table)
-    if reply.scores:
+    if reply["scores"]:
         console.print(_candidates(reply))
-
-
-def _evidence(passage: Passage) -> Text:
-    """Return title and address over the beginning of the text."""
-    text = plain_line(passage.text)
-    shown = f"{text[:SHOWN_CHARACTERS]}…" if len(text) > SHOWN_CHARACTERS else text
-    head = f"{plain_line(passage.title)} · " if passage.title else ""
-    return Text.assemble((f"{head}{plain_line(passage.url)}", "bold"), "\n", (shown, "dim"), overflow="fold")
 
 
 def _candidates(reply: Reply) -> Table:
     """Return a table of the best answers; factors are those of an answer's likeliest candidate."""
-    more = len(reply.scores) - SHOWN_CANDIDATES
-    factors = list(TITLES.values()) if reply.candidates else []
+    more = len(reply["scores"]) - SHOWN_CANDIDATES
+    factors = list(TITLES.values()) if reply["candidates"] else []
     numbers = [Column(name, justify="right") for name in ("score", *factors)]
     table = Table(
         *(numbers[0], Column("answer", overflow="fold"), Column("from"), *numbers[1:]),
@@ -390,15 +367,18 @@ def _candidates(reply: Reply) -> Table:
         caption="natural logarithms; a: answer, q: question, p: passage",
         caption_justify="left",
     )
-    for answer, score in list(reply.scores.items())[:SHOWN_CANDIDATES]:
-        own = [one for one in reply.candidates if one["answer"] == answer]
-        best = max(own, key=lambda one: one["factors"][ANSWER_GIVEN_QUESTION], default=None)
-        shown = [_number(best["factors"][name]) for name in TITLES] if best else []
-        places = ", ".join(str(place) for place in sorted(one["passage"] for one in own))
-        table.add_row(_number(score), Text(plain_line(answer)), places, *shown)
+    for one in reply["scores"][:SHOWN_CANDIDATES]:
+        own = [candidate for candidate in reply["candidates"] if candidate["answer"] == one["answer"]]
+        likelihoods = [candidate["factors"][ANSWER_GIVEN_QUESTION] for candidate in own]  # None is that of 0
+        best = max(
+            zip(likelihoods, own, strict=True), key=lambda pair: (pair[0] is not None, pair[0] or 0.0), default=None
+        )
+        shown = [_number(best[1]["factors"][name]) for name in TITLES] if best else []
+        places = ", ".join(str(place) for place in sorted(candidate["passage"] for candidate in own))
+        table.add_row(_number(one["score"]), Text(plain_line(one["answer"])), places, *shown)
     return table
 
 
-def _number(value: float) -> str:
+def _number(value: float | None) -> str:
     """Return a logarithm; that of 0 is a dash."""
-    return f"{value:.2f}" if math.isfinite(value) else "–"
+    return "–" if value is None else f"{value:.2f}"

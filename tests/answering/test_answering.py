@@ -129,11 +129,10 @@ def test_a_question_is_answered_with_scores_of_every_reranker() -> None:
         assert answered.best(name) == max(expected, key=expected.get)
 
 
-def test_a_smaller_lm_may_score_and_fitted_weights_are_used() -> None:
+def test_a_smaller_lm_may_score() -> None:
     lm, scorer = CountingLM(), CountingLM()
     prompts = AnswerPrompts(SHOTS[1:])
-    weights = {"poe": dict.fromkeys(RERANKERS["poe"].factors, 0.5)}
-    answered = Answerer(lm, PROMPTS, OPTIONS, scorer, prompts, weights).answer(QUESTION, PASSAGES)
+    answered = Answerer(lm, PROMPTS, OPTIONS, scorer, prompts).answer(QUESTION, PASSAGES)
     cut = [one for one in answered.candidates if one.logprob is None]
     asked = {(PROMPTS.ask(QUESTION, text), 4) for text in TEXTS}
     asked |= {(PROMPTS.ask(QUESTION, TEXTS[one.passage]), f" {one.text}\n") for one in cut}
@@ -141,10 +140,6 @@ def test_a_smaller_lm_may_score_and_fitted_weights_are_used() -> None:
     given = zip(answered.factors.answer_given_question, answered.candidates, strict=True)
     assert all(one.logprob in (None, logprob) for logprob, one in given), "p(a|q,p) is the LM's that answers"
     assert all(prefix.startswith(tuple(prompts.openings(has_evidence=True))) for prefix, _ in scorer.asked)
-    halved, whole = (
-        RERANKERS["poe"].score(answered.factors, some) for some in (weights["poe"], RERANKERS["poe"].default_weights)
-    )
-    assert answered.scores["poe"] == halved != whole
 
 
 def test_labels_are_scored_and_not_sampled() -> None:

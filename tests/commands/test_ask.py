@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from replug.answering.prompts import LINE_ENDS, OWN_SHOTS, AnswerPrompts, Shot
-from replug.answering.rerankers import RERANKERS, write_weights
+from replug.answering.rerankers import RERANKERS
 from replug.commands.ask import AskOptions
-from replug.commands.ask_reply import Reply, ensemble_prompts, fit_passages, print_reply, prompts_that_fit
+from replug.commands.ask_reply import ensemble_prompts, fit_passages, print_reply, prompts_that_fit, reply_of
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.data.records import Document
@@ -24,7 +24,7 @@ from replug.models.generation import GenerationOptions
 from replug.models.lm_source import LMSource
 from replug.models.local.stand_in_lm import StandInLM
 from replug.web import evidence as build
-from replug.web.records import Passage
+from replug.web.records import FoundEvidence, Passage
 from tests.support.command_line import CommandLine
 from tests.support.lm_answers import texts_of
 from tests.support.real_models import real_encoder, real_lm
@@ -120,7 +120,7 @@ def test_pruned_passages_have_no_weight(replug, index):
     [
         (["ensemble.weights=similarity", "ensemble.prune=0.1"], "ensemble.prune is 0.1, and weights=similarity stay"),
         (["ensemble.prune=0.1", "--rerank", "poe"], "ensemble.prune is for the ensemble of every token"),
-        (["ensemble.prune=0.1", "--k", "0"], "ensemble.prune is for passages, and --k 0 reads none"),
+        (["ensemble.prune=0.1", "--k", "0"], "ensemble.prune has no effect here; it is for passages, and --k 0"),
         (["ensemble.prune=1.5"], "ensemble.prune is 1.5"),
         (["ensemble.share=0.1"], "ensemble.share"),
         (["ensemble.weights=similarity", "ensemble.read=8"], "ensemble.read is 8, and weights=similarity stay"),
@@ -170,28 +170,6 @@ def test_a_reranker_orders_what_each_passage_gave(replug, index, reranker):
     first = row["candidates"][0]["factors"]
     assert all(first[name] < 0 for name in ("answer_given_question", "question_given_answer", "passage"))
     assert math.exp(first["passage"]) == pytest.approx(row["evidence"][0]["weight"])
-
-
-def fitted(path: Path, lm: str, **weights: float) -> Path:
-    write_weights(path, lm, lm, {"rag@2": {"weights": weights}})
-    return path
-
-
-def test_a_reranker_follows_the_weights_of_an_evaluation(replug, index, tmp_path):
-    typed = ["--index", index, LM, "--k", "2", "--rerank", "rag", "--max-new-tokens", "2"]
-    plain = asked(replug, *typed)
-    weights = fitted(tmp_path / "weights.json", plain["lm"], passage=0.0, answer_given_question=1.0)
-    unweighted = asked(replug, *typed, "--weights", weights)
-    assert unweighted["scores"] != plain["scores"]
-    fitted(weights, plain["lm"], passage=1.0, answer_given_question=1.0)
-    assert asked(replug, *typed, "--weights", weights)["scores"] == plain["scores"], "the defaults"
-
-
-def test_weights_of_something_else_are_refused(replug, index, tmp_path):
-    typed = ["--index", index, LM, "--rerank", "rag", "--max-new-tokens", "2", "--weights", tmp_path / "weights.json"]
-    fitted(tmp_path / "weights.json", "another", passage=1.0, answer_given_question=1.0)
-    done = replug("ask", QUESTION, *typed, "--k", "2")
-    assert done.status == 2 and "was fitted with the lm another, not " in " ".join(done.printed.split())
 
 
 def test_another_lm_may_rerank(replug, index):
@@ -256,7 +234,10 @@ CORPUS = ["--corpus", "corpus.jsonl"]
         ([*CORPUS, "--template", "Q:"], "--template is 'Q:'; expected a text with {question} in it"),
         ([*CORPUS, "--rerank", "poe", "--template", "{question}"], "--template is for the ensemble; --rerank poe has"),
         ([*CORPUS, "--k", "60"], "--k is 60, and web.max_passages=50 are kept; raise that too"),
-        ([*CORPUS, "--weights", "no.json"], "--weights: no.json is not a file; expected the weights.json of an"),
+        (["--index", ".", "web.url=x"], "web.url has no effect here"),
+        (["--index", ".", "--retriever", "x"], "--retriever has no effect here"),
+        ([*CORPUS, "ensemble.temperature=2"], "ensemble.temperature has no effect here"),
+        ([*CORPUS, "rerank_lm.path=x"], "rerank_lm.path has no effect here"),
         ([*CORPUS, "retrieve.k=3"], "retrieve: unknown key; expected keys of lm and rerank_lm and retriever and"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -342,26 +323,25 @@ FACTORS = {
     "question_given_answer": -20.25,
     "answer_alone": -3.0,
     "question_alone": -22.0,
-    "passage": -float("inf"),
+    "passage": None,
 }
 PASSAGES = (
     Passage(f"A text. {HOSTILE}", 'https://example.org/?a="><script>', HOSTILE, "2026-11-24", 1, 0.5, 0.75),
     Passage("Another.", f"javascript:alert(1){ESCAPE}", "", None, 2, 0.2, 0.25),
 )
-CANDIDATES = (
+CANDIDATES = [
     {"answer": f"Nobody {HOSTILE}", "passage": 1, "factors": FACTORS},
     {"answer": f"Nobody {HOSTILE}", "passage": 2, "factors": {**FACTORS, "answer_given_question": -0.5}},
     {"answer": "Someone", "passage": 2, "factors": FACTORS},
-)
-REPLY = Reply(
-    question=f"who? {HOSTILE}",
-    answer=f"Nobody {HOSTILE}",
-    method="poe",
-    lm="tiny",
-    searched="searxng",
-    passages=PASSAGES,
-    failures={"timeout": 2},
-    scores={f"Nobody {HOSTILE}": -46.75, "Someone": -float("inf")},
+]
+REPLY = reply_of(
+    f"who? {HOSTILE}",
+    f"Nobody {HOSTILE}",
+    "poe",
+    "tiny",
+    AskOptions(engine="searxng"),
+    FoundEvidence("who?", PASSAGES, {"timeout": 2}),
+    scores={"Someone": -float("inf"), f"Nobody {HOSTILE}": -46.75},
     candidates=CANDIDATES,
 )
 
@@ -376,6 +356,4 @@ def test_a_terminal_is_told_all_of_it_as_text(capsys: pytest.CaptureFixture, mon
 
 
 def test_json_has_null_for_the_logarithm_of_0():
-    row = REPLY.as_json()
-    assert row["scores"][1]["score"] is None and row["candidates"][0]["passage"] == 1
-    assert row["candidates"][0]["factors"]["question_given_answer"] == -20.25
+    assert [one["score"] for one in REPLY["scores"]] == [-46.75, None]
