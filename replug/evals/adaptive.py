@@ -31,7 +31,6 @@ from replug.evals.charts import Draw, bars, lines, to_svg
 from replug.evals.folder import LM, EvaluationFolder
 from replug.evals.intervals import Interval, holm, wilson_interval
 from replug.evals.outcomes import OutcomeFile, Row
-from replug.evals.popqa import DOCUMENTS
 from replug.evals.tables import Block, Blocks, Html, Table, figure, grid, html_page
 from replug.evals.thresholds import (
     ALWAYS,
@@ -56,7 +55,7 @@ from replug.planning.model_sizes import known_parameters
 
 log = logging.getLogger(__name__)
 
-POPULARITY, FREQUENCY = "popularity", "frequency"
+POPULARITY = "popularity"
 COUNTED = ("lm_calls", "retriever_calls", "prompt_tokens", "generated_tokens")
 BY_RELATION, POOLED = "by relation", "one for all"
 # Keys of `questions` that do not say how a question is asked; inputs.json says which questions are asked.
@@ -100,7 +99,6 @@ class Signal:
 # Documents are used where the LM is unsure, or where the retriever is sure of what it found.
 SIGNALS = {
     POPULARITY: Signal("popularity of the subject", 1, "the question"),
-    FREQUENCY: Signal("documents that name the subject", 1, "the question"),
     "mean_logprob": Signal("log-prob of the closed-book answer", 1, "the closed-book answer"),
     "mean_entropy": Signal("entropy of the closed-book answer", -1, "the closed-book answer"),
     "top_score": Signal("score of the first document", -1, "the search"),
@@ -120,8 +118,7 @@ def pair_name(pair: Pair) -> str:
 class AnsweredQuestions:
     """One LM's answers to N questions: their ids and relations, and the numbers of each method.
 
-    `popularity_signal` names the signal that the number `popularity` is: `frequency` where the questions give no page
-    views, so that documents were counted instead. `config` is that of the first folder.
+    `config` is that of the first folder.
     """
 
     name: str
@@ -130,7 +127,6 @@ class AnsweredQuestions:
     ids: tuple[str, ...]
     relations: tuple[str, ...]
     methods: Mapping[str, Numbers]
-    popularity_signal: str
 
     @property
     def popularity(self) -> np.ndarray:
@@ -146,8 +142,6 @@ class AnsweredQuestions:
         """Return the signals that any question has: values [N] in their own unit, NaN where a question has none."""
         signals = {}
         for name, signal in SIGNALS.items():
-            if name == POPULARITY != self.popularity_signal:  # it is the number of documents, which is `frequency`
-                continue
             source = pair[0] if signal.known_from == "the closed-book answer" else pair[1]
             values = self.methods[source].get(name)
             if values is not None and np.isfinite(values).any():
@@ -207,13 +201,8 @@ def _read(identity: str, folders: Sequence[EvaluationFolder]) -> AnsweredQuestio
         raise UserError(
             f"the outcomes of {name} are of {', '.join(methods)}; expected {NONE}, and a method with documents"
         )
-    first = list(rows_of[0].values())
-    is_counted = any(
-        of["detail"].get("popularity_from") == DOCUMENTS for row in first for of in row["methods"].values()
-    )
     relations = tuple(rows_of[0][name]["group"] for name in ids)
-    signal = FREQUENCY if is_counted else POPULARITY
-    return AnsweredQuestions(name, identity, configs[0], ids, relations, methods, signal)
+    return AnsweredQuestions(name, identity, configs[0], ids, relations, methods)
 
 
 def _numbers(rows: Sequence[Row], method: str) -> dict[str, np.ndarray]:
@@ -305,8 +294,7 @@ def policy_costs(
 def accuracy_by_popularity_policy(answered: AnsweredQuestions, pair: Pair) -> np.ndarray:
     """Return how often each question is right, [N], by thresholds for each relation fitted to others; NaN if never."""
     (closed, augmented), splits = answered.right(pair), draw_splits(len(answered.ids))
-    name = answered.popularity_signal
-    rule = _rule(answered, name, answered.signals(pair)[name], BY_RELATION)
+    rule = _rule(answered, POPULARITY, answered.popularity, BY_RELATION)
     return accuracy_left_out(closed, augmented, decisions(rule, closed, augmented, splits), splits)
 
 
@@ -360,7 +348,7 @@ def write_report(lms: Sequence[AnsweredQuestions], out: Path, num_resamples: int
         return grid(figures)
 
     about = f"{len(lms[0].ids):,} questions, asked of {', '.join(measured)}."
-    sections: dict[str, Blocks] = {"": [about, shown(figures_of_all(measured, lms[0].popularity_signal))]}
+    sections: dict[str, Blocks] = {"": [about, shown(figures_of_all(measured))]}
     for answered in lms:
         for name, of in measured[answered.name]["pairs"].items():
             drawn = shown([figure_of_pair(answered, name, of)])
@@ -474,7 +462,7 @@ def _json(value: Any) -> Any:
 # Figures ----------------------------------------------------------------------------------------------------------
 
 
-def figures_of_all(measured: Mapping[str, Measured], signal: str) -> list[Figure]:
+def figures_of_all(measured: Mapping[str, Measured]) -> list[Figure]:
     """Return the figures in which LMs stand side by side; the last where LMs of several sizes are known."""
     accuracy = {name: {**lm["accuracy"], **_adaptive(lm)} for name, lm in measured.items()}
     adaptive = {name for of in accuracy.values() for name in of if name.startswith(ADAPTIVE)}
@@ -489,7 +477,7 @@ def figures_of_all(measured: Mapping[str, Measured], signal: str) -> list[Figure
     figures.append(("relations", draw, 1.4 + 0.28 * len(by_relation), caption))
     sizes = {name: lm["parameters"] for name, lm in measured.items()}
     if None not in sizes.values() and len(set(sizes.values())) > 1:
-        caption = f"Closed book, a line for each range of {SIGNALS[signal].title} (figure 6)."
+        caption = f"Closed book, a line for each range of {SIGNALS[POPULARITY].title} (figure 6)."
         figures.append(("sizes", partial(_draw_sizes, measured=measured, sizes=sizes), 3.8, caption))
     return figures
 
@@ -497,7 +485,7 @@ def figures_of_all(measured: Mapping[str, Measured], signal: str) -> list[Figure
 def _adaptive(lm: Measured) -> dict[str, Interval]:
     """Return the accuracy of the paper's policy by pair: by popularity, for each relation where there are several."""
     return {
-        f"{ADAPTIVE}{pair}": next(one.worth.accuracy for one in of["policies"] if one.name in (POPULARITY, FREQUENCY))
+        f"{ADAPTIVE}{pair}": next(one.worth.accuracy for one in of["policies"] if one.name == POPULARITY)
         for pair, of in lm["pairs"].items()
     }
 
@@ -514,7 +502,7 @@ def _draw_sizes(axes: Axes, measured: Mapping[str, Measured], sizes: Mapping[str
 
 def figure_of_pair(answered: AnsweredQuestions, name: str, of: Measured) -> Figure:
     """Return the figure of two methods and their policy over popularity (figure 1)."""
-    draw = partial(_draw_popularity, bins=of["popularity"], label=SIGNALS[answered.popularity_signal].title)
+    draw = partial(_draw_popularity, bins=of["popularity"], label=SIGNALS[POPULARITY].title)
     caption = "Two methods, and a policy by popularity on questions left out of fitting (dashed); Wilson's intervals."
     return f"adaptive_{slug(name)}_{slug(answered.name)}", draw, 3.8, caption
 
@@ -563,12 +551,11 @@ def _pair_blocks(answered: AnsweredQuestions, of: Measured) -> Iterator[Block]:
     yield comparison_table(of)
     if unsure := _without_gain(of["policies"]):
         yield f"No gain is shown (its interval holds 0) of: {unsure}."
-    signal = answered.popularity_signal
     rules = [
         f"{relation}: {rule if isinstance(rule, str) else f'below {rule:g}'}"
-        for relation, rule in of["thresholds"][signal].items()
+        for relation, rule in of["thresholds"][POPULARITY].items()
     ]
-    yield f"The policy by {signal} retrieves by relation: {'; '.join(rules)}."
+    yield f"The policy by popularity retrieves by relation: {'; '.join(rules)}."
     yield NOTE
 
 

@@ -40,7 +40,6 @@ class EvaluationFolder:
         self.written = self.found / "genread.jsonl"
         self.overlaps = self.found / "overlaps.jsonl"
         self.leakage = path / "leakage.json"
-        self.frequencies = self.found / "frequencies.json"
         self.scores = path / "scores.sqlite"
         self.budget_file = path / "lm_spent.json"
         self.rerank_scores = path / "rerank_scores.sqlite"

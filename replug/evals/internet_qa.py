@@ -21,7 +21,6 @@ from typing import Any
 from replug.answering.answerer import Answered, Answerer, AnsweringOptions
 from replug.answering.prompts import AnswerPrompts, FittingPrompts
 from replug.answering.rerankers import best_answer
-from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GOLD, NONE, REPLUG, Method
 from replug.config.rules import has_rerank_lm
@@ -66,7 +65,6 @@ LOCAL, SEARCH = "local", "search"  # an engine; what is found by it
 def internet_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
     """Draw the questions; those of an engine on the web are searched for here, before anything heavy starts."""
     prepared = prepare(config, corpus.corpus if corpus else None)
-    require_room(config, prepared)
     queries = queries_of(config, [question.example for question in prepared.questions])
     on_web = prepared.num_passages > 0 and config.web.engine != LOCAL
     if on_web:
@@ -92,34 +90,6 @@ def internet_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDat
         return InternetQa(found, prompted, config.questions.max_new_tokens, config.seed, parameters)
 
     return EvalDataset([""] * len(queries) if on_web else queries, make_task)
-
-
-def require_room(config: EvaluationConfig, prepared: Prepared) -> None:
-    """Raise UserError, before a search is paid for, for a question that no local LM's prompt has room for.
-
-    Known before are the question, the room for its answer and the gold evidence: the question counts as if a passage
-    was empty. How long passages are is known after the search alone; a question that does not fit with them is refused
-    when it is asked. So is what a server does not hold, whose limit is its own.
-    """
-    from replug.models.build import lm_max_tokens, lm_tokenizer  # brings torch: only once the configuration is checked
-    from replug.models.prompt import PromptTemplate
-
-    for name, lm in (("lm", config.lm), ("rerank_lm", config.rerank_lm)):
-        max_tokens = lm_max_tokens(lm) if lm.path else None
-        if max_tokens is None:
-            continue
-        counting = PromptTemplate("", lm_tokenizer(lm), max_tokens)
-        bare = FittingPrompts(AnswerPrompts((), prepared.question_first), counting, config.questions.max_new_tokens)
-        alone = [None] if any(method.source == NONE for method in prepared.methods) else []
-        for question in prepared.questions:
-            texts: list[str | None] = [""] if prepared.num_passages else []
-            if lm is config.lm:
-                gold = prepared.gold.get(question.example.id)
-                texts += alone if gold is None else [*alone, gold]
-            try:
-                bare.of(question.example.query, texts)
-            except UserError as error:
-                raise UserError(f"question {question.example.id}, {name}: {error}") from error
 
 
 def searches(config: EvaluationConfig) -> list[Method]:

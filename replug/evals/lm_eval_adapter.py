@@ -14,7 +14,6 @@ Prefix and continuation are tokenized apart, as everywhere here, and their token
 them first, which gives the same tokens where the border is one of the tokenizer's own.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,23 +22,18 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import simple_parse_args_string
-from transformers import PreTrainedTokenizerBase
 
 from replug.index_workers.local_index import RunRetriever
-from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, UnscorableText
+from replug.models.black_box_lm import BlackBoxLM, ContinuationScore
 from replug.models.ensemble import Retrieved
 from replug.models.generation import GenerationOptions, Stop
 from replug.models.hardware import default_device, resolve_dtype
 from replug.models.http.server_source import ServerLM
 from replug.models.local.hf_lm import HuggingFaceLM
-from replug.models.pair_tokens import text_rules, token_spans
 from replug.models.replug_lm import ReplugLM
 
 MAX_NEW_TOKENS = 256  # where a task does not say
 BETWEEN_SHOTS = "\n\n"  # the harness's own `fewshot_delimiter`
-EXAMPLE = 128  # tokens that documents are found by (REPLUG, section 6.1), and that are scored next
-
-TextPair = tuple[str, str]  # what stands before, and what is scored
 
 
 @register_model("replug")
@@ -49,18 +43,12 @@ class HarnessModel(LM):
     By default it is what stands behind the last blank line of the context: the question, where demonstrations are apart
     from it by blank lines and it holds none. `greedy`: also say whether each continuation is what the LM would write,
     which costs a generation each. Without it the answer is no; only tasks that count exact continuations, such as
-    LAMBADA's accuracy, ask for it. `tokenizer`, the LM's, cuts whole texts that are too long for it.
+    LAMBADA's accuracy, ask for it.
     """
 
-    def __init__(
-        self,
-        lm: BlackBoxLM | ReplugLM,
-        greedy: bool = False,
-        query: str | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-    ) -> None:
+    def __init__(self, lm: BlackBoxLM | ReplugLM, greedy: bool = False, query: str | None = None) -> None:
         super().__init__()
-        self._lm, self._greedy, self._query, self._lm_tokenizer = lm, greedy, query, tokenizer
+        self._lm, self._greedy, self._query = lm, greedy, query
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: Any = None) -> "HarnessModel":
@@ -90,10 +78,9 @@ class HarnessModel(LM):
             opened = ServerLM(lm, **server)
         else:
             opened = HuggingFaceLM(lm, dtype=resolve_dtype("auto"), device=default_device(), **server)
-        tokenizer = getattr(opened, "tokenizer", None)
         if run is not None:
             opened = ReplugLM(opened, RunRetriever(run), k)
-        return cls(opened, greedy, query, tokenizer)
+        return cls(opened, greedy, query)
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return the log-probability (nats) of each continuation, and whether it is the greedy one."""
@@ -109,18 +96,8 @@ class HarnessModel(LM):
         ]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-probability of whole texts, every token once.
-
-        Documents are found by the 128 tokens before each 128 that are scored after these. Without a retriever a text
-        that the LM does not hold is cut into examples as long as it holds, each after the last token of the one before,
-        as the harness does it. Raises UnscorableText where that needs a tokenizer and there is none.
-        """
-        totals = []
-        for request in requests:
-            examples = self._examples(request.args[0])
-            retrieved = self._retrieve([before for before, _ in examples])
-            totals.append(math.fsum(score.sum_logprob for score in self._scores(examples, retrieved)))
-        return totals
+        """Raise NotImplementedError: `replug evaluate eval_lm texts.path=...` measures whole texts."""
+        raise NotImplementedError("whole texts are measured by `replug evaluate eval_lm texts.path=TEXTS`")
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return greedy answers that end before the first of the task's stops."""
@@ -152,48 +129,19 @@ class HarnessModel(LM):
         retrieved = iter(self._lm.retrieve([query for query in queries if query.strip()]))
         return [next(retrieved) if query.strip() else () for query in queries]
 
-    def _scores(self, pairs: Sequence[TextPair], retrieved: Sequence[Sequence[Retrieved]]) -> list[ContinuationScore]:
+    def _scores(
+        self, pairs: Sequence[tuple[str, str]], retrieved: Sequence[Sequence[Retrieved]]
+    ) -> list[ContinuationScore]:
         contexts, continuations = [before for before, _ in pairs], [after for _, after in pairs]
         if isinstance(self._lm, ReplugLM):
             return self._lm.score(contexts, continuations, retrieved)
         return self._lm.score(contexts, continuations)
-
-    def _examples(self, text: str) -> list[TextPair]:
-        retrieves = isinstance(self._lm, ReplugLM)
-        if self._lm_tokenizer is None:
-            if retrieves:
-                raise UnscorableText(
-                    "whole texts are cut into examples by tokens: give HarnessModel the LM's tokenizer"
-                )
-            return [("", text)]  # which the LM refuses where it is too long
-        # The characters between two tokens are the second's, with the blank before it.
-        ends = [end for _, end in token_spans(self._lm_tokenizer, text)]
-        if retrieves:
-            return _cut(text, ends, EXAMPLE, EXAMPLE)
-        if self._lm.max_tokens is None:
-            return [("", text)]
-        limit = self._lm.max_tokens - text_rules(self._lm_tokenizer).num_added
-        return [("", text)] if len(ends) < limit else _cut(text, ends, limit - 1, 1)
 
     def _answer(self, context: str, length: int, stop: Stop, documents: Sequence[Retrieved]) -> str:
         options = GenerationOptions(length, stop)
         if isinstance(self._lm, ReplugLM):
             return self._lm.generate(context, options, documents=documents).text
         return self._lm.generate([context], options)[0].text
-
-
-def _cut(text: str, ends: Sequence[int], num_scored: int, num_before: int) -> list[TextPair]:
-    """Cut a text into examples of so many tokens, each after as many as are read before it."""
-    borders = [0, *ends[:-1], len(text)]
-    starts = range(0, len(ends), num_scored)
-    examples = [
-        (
-            text[borders[max(0, start - num_before)] : borders[start]],
-            text[borders[start] : borders[min(start + num_scored, len(ends))]],
-        )
-        for start in starts
-    ]
-    return [example for example in examples if example[1]]
 
 
 if __name__ == "__main__":

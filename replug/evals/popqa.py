@@ -6,25 +6,23 @@ FILE.tsv            the published table: tab-separated, with a header
 FILE.jsonl[.gz]     JSON Lines of the same fields
 akariasai/PopQA     the same on the hub
 
-The fields are `subj`, `prop` (one of TEMPLATES), `obj`, `possible_answers` (or `answers`; in a table a JSON list), and
-optional `question`, `s_pop` (monthly page views), `id` and `gold`. A `question` must be its template's.
+The fields are `subj`, `prop` (one of TEMPLATES), `obj`, `possible_answers` (or `answers`; in a table a JSON list),
+`s_pop` (monthly page views), and optional `question`, `id` and `gold`. A `question` must be its template's.
 
 Prompts are those of the official code (`run_model.py`): a question is `Q: ... A:`, with its passage and a blank line
 before it where there is one. Whether demonstrations have passages is not stated: that code looks them up by the
 question in lower case without "?", and the question as it is, so in one file of passages it finds only one of the two.
 Besides whether an answer is right, an outcome holds its costs and the signals by which a policy may decide whether to
-retrieve (`evals.adaptive`): popularity, the LM's confidence, the retriever's scores, how many documents name the
-subject.
+retrieve (`evals.adaptive`): popularity, the LM's confidence, the retriever's scores.
 
 In the results, entries of `accuracy` get `most_frequent_answer`: how often the answer that is most frequent among the
 other questions of the relation is right, which needs no LM. `correlation`, also by relation, is Pearson's, of accuracy
 with log10 of popularity (figure 4).
 """
 
-import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,16 +32,12 @@ import numpy as np
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.data.answers import answer_tokens, contains_answer, has_answer
-from replug.data.files import write_json
-from replug.data.folder import require_checksums, write_checksums
-from replug.data.progress import Progress
+from replug.data.answers import contains_answer, has_answer
 from replug.data.row_files import list_in, read_rows
 from replug.data.rows import one_line
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.few_shot import Asking, FewShotTask, PromptForm, dropped_shots, few_shot_dataset
-from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import ANSWERS_QUESTIONS, EvalDataset, EvaluationKind, Finished
 from replug.evals.lm_passes import first_line
 from replug.evals.loop import Item, Metric, Outcome
@@ -65,11 +59,6 @@ from replug.models.generation import Generated
 
 NUM_SHOTS = 15
 LEAST_POPULAR = 4000  # questions, whose accuracy section 1 tells
-PAGE_VIEWS, DOCUMENTS = "s_pop", "corpus"  # what popularity counts; outcomes name it in `popularity_from`
-SCALES = {
-    PAGE_VIEWS: "Popularity is monthly page views of the subject (s_pop).",
-    DOCUMENTS: "Popularity is the number of documents in the corpus that name the subject: the questions tell none.",
-}
 # Subjects stand where the braces are. The relations' names are those of the field `prop`.
 TEMPLATES = {
     "occupation": "What is {}'s occupation?",
@@ -101,28 +90,18 @@ def question_of(relation: str, subject: str) -> str:
 class PopQuestion(OpenQuestion):
     """A question of the relation `example.group`; `object` is the answer that shots show.
 
-    `subject_popularity` is the monthly page views of the subject, None if the file gives none. `frequency` is the
-    number of documents that name the subject, None without a corpus. `most_frequent_answer` is the object that most
-    other questions of the relation have.
+    `popularity` is the monthly page views of the subject. `most_frequent_answer` is the object that most other
+    questions of the relation have.
     """
 
     subject: str
     object: str
-    subject_popularity: float | None = None
-    frequency: int | None = None
+    popularity: float
     most_frequent_answer: str = ""
 
     @property
     def relation(self) -> str:
         return self.example.group
-
-    @property
-    def popularity(self) -> float:
-        """Return the subject's page views, or the number of documents that name it where the set gives no views."""
-        if self.subject_popularity is not None:
-            return self.subject_popularity
-        assert self.frequency is not None, "neither page views nor a corpus"
-        return float(self.frequency)
 
 
 # Reading and shots ----------------------------------------------------------------------------------------------------
@@ -131,17 +110,10 @@ class PopQuestion(OpenQuestion):
 def read_popqa(source: str | Path) -> list[PopQuestion]:
     """Return every question of a file or of the hub's set, in its order.
 
-    Raises UserError with file and line for a missing or malformed field, an unknown relation, a question that its
-    template does not make, and for popularity that only some of the questions have.
+    Raises UserError with file and line for a missing or malformed field, an unknown relation, and a question that its
+    template does not make.
     """
-    questions = questions_of_rows(read_rows(source), _question, source)
-    without = [question.example.id for question in questions if question.subject_popularity is None]
-    if without and len(without) < len(questions):  # page views of some and documents of others are not one scale
-        raise UserError(
-            f"{source}: s_pop is missing in {len(without)} of {len(questions)} questions, first {without[0]}; expected "
-            "it in all, or in none (then documents of the corpus are counted)"
-        )
-    return questions
+    return questions_of_rows(read_rows(source), _question, source)
 
 
 def _question(row: Mapping[str, Any], where: str) -> PopQuestion:
@@ -161,12 +133,9 @@ def _question(row: Mapping[str, Any], where: str) -> PopQuestion:
     if isinstance(views, str):  # of a table; a word is refused with its field's name
         with suppress(ValueError):
             views = float(views)
-    if views is not None and (
-        isinstance(views, bool) or not isinstance(views, int | float) or not 0 <= views < math.inf
-    ):
+    if isinstance(views, bool) or not isinstance(views, int | float) or not 0 <= views < math.inf:
         raise UserError(f"{where}: field 's_pop' must be a count, 0 or more, found {views!r}")
-    popularity = None if views is None else float(views)
-    return PopQuestion(read.example, read.answers, subject, text_of(row, "obj", where), popularity)
+    return PopQuestion(read.example, read.answers, subject, text_of(row, "obj", where), float(views))
 
 
 def plan_shots(
@@ -254,30 +223,6 @@ def popularity_correlation(popularity: np.ndarray, right: np.ndarray) -> float |
     )
 
 
-def document_frequencies(entities: Iterable[str], texts: Iterable[str], num_texts: int) -> dict[str, int]:
-    """Return by entity the number of texts that hold its words, whatever their case, in one pass over the texts.
-
-    No text holds an entity without a word.
-    """
-    words_of = {entity: tuple(answer_tokens(entity)) for entity in dict.fromkeys(entities)}
-    lengths: dict[str, set[int]] = {}  # first word -> numbers of words of the entities that begin with it
-    for words in filter(None, words_of.values()):
-        lengths.setdefault(words[0], set()).add(len(words))
-    counts = dict.fromkeys(words_of.values(), 0)
-    progress = Progress(f"documents that name {len(words_of)} subjects", num_texts)
-    for text in texts:
-        tokens = answer_tokens(text)
-        spans = {
-            tuple(tokens[place : place + length])
-            for place, token in enumerate(tokens)
-            for length in lengths.get(token, ())
-        }
-        for words in spans & counts.keys():
-            counts[words] += 1
-        progress.advance()
-    return {entity: counts[words] for entity, words in words_of.items()}
-
-
 # The evaluation -------------------------------------------------------------------------------------------------------
 
 
@@ -332,7 +277,6 @@ class PopQa(FewShotTask):
             "answer_recall": float(any(has_answer(text, question.answers) for text in evidence.texts if text)),
             "most_frequent_accuracy": float(contains_answer(question.most_frequent_answer, question.answers)),
             "popularity": question.popularity,
-            "frequency": question.frequency,
             "lm_calls": calls,
             "retriever_calls": len(similarities) > 0,
             "prompt_tokens": prompt,
@@ -345,7 +289,6 @@ class PopQa(FewShotTask):
             "answer": prediction,
             "relation": question.relation,
             "subject": question.subject,
-            "popularity_from": DOCUMENTS if question.subject_popularity is None else PAGE_VIEWS,
             "most_frequent_answer": question.most_frequent_answer,
             **evidence.final(generated.weights),
         }
@@ -363,51 +306,22 @@ def popqa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDatase
     else:
         drawn, shots = plan_shots(drawn, None, num_shots, config.seed)
         drawn = draw_questions(drawn, keys.max_questions, config.seed)
-    questions = with_counts(drawn, _frequencies(config, corpus, drawn))
+    questions = with_most_frequent_answers(drawn)
     return few_shot_dataset(
         config, FORM, questions, shots, num_new, lambda asking, book: PopQa(asking, questions, book, num_new)
     )
 
 
-def with_counts(questions: Sequence[PopQuestion], frequencies: Mapping[str, int] | None) -> list[PopQuestion]:
-    """Give questions what is counted over all of them: the frequency of subjects and the most frequent answers."""
+def with_most_frequent_answers(questions: Sequence[PopQuestion]) -> list[PopQuestion]:
+    """Give each question the answer that is most frequent among the others of its relation."""
     objects: dict[str, Counter[str]] = {}
     for question in questions:
         objects.setdefault(question.relation, Counter())[question.object] += 1
     counted = []
     for question in questions:
         others = objects[question.relation] - Counter([question.object])  # its own answer would count for itself
-        frequent = others.most_common(1)[0][0] if others else ""
-        frequency = frequencies[question.subject] if frequencies else None
-        counted.append(replace(question, frequency=frequency, most_frequent_answer=frequent))
+        counted.append(replace(question, most_frequent_answer=others.most_common(1)[0][0] if others else ""))
     return counted
-
-
-def _frequencies(
-    config: EvaluationConfig, corpus: Corpus | None, questions: Sequence[PopQuestion]
-) -> dict[str, int] | None:
-    """Return how many documents name each subject, counted once and kept; None without a corpus.
-
-    Raises UserError where neither the set nor a corpus gives the popularity of subjects.
-    """
-    if corpus is None:
-        if questions[0].subject_popularity is None:
-            raise UserError(
-                f"{config.questions.path} gives no popularity (s_pop), and without a corpus subjects cannot be "
-                "counted; expected one of the two: give data.corpus"
-            )
-        return None
-    path = EvaluationFolder(Path(config.out).expanduser()).frequencies
-    subjects = {question.subject for question in questions}
-    require_checksums(path.parent, "remove it, and the subjects are counted again", [path.name])
-    kept: dict[str, int] = json.loads(path.read_text()) if path.is_file() else {}
-    if kept.keys() != subjects:
-        texts = (document.text for document in corpus.corpus.iterate())
-        kept = document_frequencies(sorted(subjects), texts, len(corpus.corpus))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, kept)
-        write_checksums(path.parent, {path.name: path})
-    return kept
 
 
 def add_popqa_findings(finished: Finished) -> list[Block]:
@@ -440,7 +354,7 @@ def add_popqa_findings(finished: Finished) -> list[Block]:
     by_relative = _relative_table(questions, rows, list(results))
     correlations = [f"correlation with log popularity, {name}" for name in results]
     head = ["", "n", "accuracy of the most frequent answer of the relation's other questions", *correlations]
-    scale = SCALES[questions[0]["detail"]["popularity_from"]]
+    scale = "Popularity is monthly page views of the subject (s_pop)."
     return [scale, *dropped_shots(finished), Table(head, table), by_relative]
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
 from replug.data.store import Corpus
@@ -182,13 +181,9 @@ def popularities(tokens: Sequence[str], mentions: Sequence[Mention], popularity:
     return [NO_ENTITY if owner is None else popularity_bin(popularity[mentions[owner][0]]) for owner in owners]
 
 
-def read_popularity(path: Path) -> dict[str, float]:
-    """Return the page views of subjects in a file of PopQA's. Raises UserError where it tells none."""
-    found = {question.subject: question.subject_popularity for question in read_popqa(path.expanduser())}
-    known = {subject: views for subject, views in found.items() if views is not None}
-    if not known:
-        raise UserError(f"texts.entities: {path} tells no popularity (s_pop) of its subjects; expected PopQA's table")
-    return known
+def read_popularity(path: str) -> dict[str, float]:
+    """Return the page views of subjects in a file of PopQA's."""
+    return {question.subject: question.popularity for question in read_popqa(Path(path).expanduser())}
 
 
 # The evaluation ---------------------------------------------------------------------------------------------------
@@ -197,7 +192,7 @@ def read_popularity(path: Path) -> dict[str, float]:
 def token_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
     """Read the texts of language modelling, whose outcomes hold the texts of tokens."""
     if config.texts.entities:
-        read_popularity(Path(config.texts.entities))  # a file that cannot be read is told before anything is measured
+        read_popularity(config.texts.entities)  # a file that cannot be read is told before anything is measured
     return lm_dataset(config, corpus, with_tokens=True)
 
 
@@ -224,7 +219,7 @@ def add_gains(finished: Finished) -> list[Block]:
     results |= bin_entries("gain_bits", bins)
     blocks = bin_table(RARITY, bins)
     if config.texts.entities:
-        popularity = read_popularity(Path(config.texts.entities))
+        popularity = read_popularity(config.texts.entities)
         names = EntityNames(popularity)
         mentions = [names.mentions("".join(own)) for own in tokens]
         labels = [popularities(own, found, popularity) for own, found in zip(tokens, mentions, strict=True)]

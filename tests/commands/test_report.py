@@ -9,7 +9,7 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import PaperConfig
 from replug.train.run_dir import RunDirectory
 from tests.support.command_line import CommandLine
-from tests.support.outcome_folders import counted_in_documents, made_up_rows, write_evaluation
+from tests.support.outcome_folders import made_up_rows, write_evaluation
 
 
 def entry(value: float, low: float, high: float, p: float | None = None) -> dict:
@@ -152,12 +152,5 @@ def test_the_pages_numbers_are_json(written: tuple[Path, str]):
     for split in (of["popularity"], of["relations"], of["pairs"]["bm25@1"]["popularity"]):
         assert sum(one["n"] for one in split) == 60
     assert all(0 <= one["accuracy"]["adaptive bm25@1"] <= 1 for one in of["pairs"]["bm25@1"]["popularity"])
-    signals = ("popularity", "frequency", "mean_logprob", "mean_entropy", "top_score")
+    signals = ("popularity", "mean_logprob", "mean_entropy", "top_score")
     assert set(of["pairs"]["bm25@1"]["thresholds"]) == set(signals)
-
-
-def test_documents_are_counted_where_questions_have_no_page_views(replug: CommandLine, tmp_path):
-    folder = write_evaluation(tmp_path / "counted", counted_in_documents(only(made_up_rows(24), "none", "bm25@1")))
-    done = replug("report", folder, "--policies", tmp_path / "report")
-    assert done.status == 0, done.printed
-    assert "documents that name the subject" in (tmp_path / "report" / "adaptive_bm25_1_tiny.svg").read_text()

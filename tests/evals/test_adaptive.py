@@ -155,7 +155,7 @@ def made_up(tmp_path_factory) -> AnsweredQuestions:
 
 def test_every_signal_is_compared_on_the_same_splits_between_never_and_the_oracle(made_up):
     compared, better = compare_policies(made_up, PAIR, num_resamples=50)
-    names = ["popularity", "frequency", "mean_logprob", "mean_entropy", "top_score"]
+    names = ["popularity", "mean_logprob", "mean_entropy", "top_score"]
     assert [one.name for one in compared] == ["never", "always", *(name for name in names for _ in "ab"), "oracle"]
     by = {(one.name, one.thresholds): one for one in compared}
     assert by["never", None].worth.share.value == 0 and by["always", None].worth.share.value == 1
@@ -190,12 +190,12 @@ def test_several_lms_are_drawn_by_relation_and_by_size_where_that_is_known(tmp_p
     rows = {name: made_up_rows(200, knows) for name, knows in (("gpt2", 0.3), ("gpt2-xl", 0.8))}
     answered = read(*(write_evaluation(tmp_path / name, of, name) for name, of in rows.items()))
     measured = {one.name: measure_lm(one) for one in answered}
-    drawn = {name: to_svg(draw, 7.0, height) for name, draw, height, _ in figures_of_all(measured, "popularity")}
+    drawn = {name: to_svg(draw, 7.0, height) for name, draw, height, _ in figures_of_all(measured)}
     assert list(drawn) == ["accuracy", "relations", "sizes"]
     assert all(drawn["relations"].count(f">{name}<") == 1 for name in (*RELATIONS, "gpt2", "gpt2-xl"))
     assert ">124<" in drawn["sizes"] and ">1,557<" in drawn["sizes"] and "10,000 to 100,000" in drawn["sizes"]
     unknown = {**measured, "gpt2-xl": {**measured["gpt2-xl"], "parameters": None}}
-    assert "sizes" not in [name for name, *_ in figures_of_all(unknown, "popularity")]
+    assert "sizes" not in [name for name, *_ in figures_of_all(unknown)]
 
 
 def test_bins_of_popularity_hold_every_question_once(made_up):

@@ -16,11 +16,9 @@ from urllib.parse import parse_qs, urlsplit
 import pyarrow.parquet as pq
 import pytest
 
-from replug.config.errors import UserError
 from replug.config.load import load_evaluation_config
 from replug.evals.internet_sets import QUESTION_SETS, is_validation
 from replug.evals.run import evaluate
-from replug.models import build
 from replug.models.lm_source import LocalSource
 from replug.models.score_cache import ScoreCache
 from tests.support.command_line import ROOT, CommandLine, start_process
@@ -195,25 +193,6 @@ class CountingEngine(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
-
-
-def test_a_question_that_no_prompt_has_room_for_is_refused_before_a_search(evaluate_here, data, tmp_path, monkeypatch):
-    long = {"id": "long", "question": "on which river lies " + "a very " * 30 + "old town", "answer": ["river0"]}
-    write_jsonl(tmp_path / "nq.jsonl", [long])
-    settings = [
-        "web.engine=searxng",
-        "web.url=http://127.0.0.1:1",
-        "methods=[direct@1]",
-        f"questions.path={tmp_path / 'nq.jsonl'}",
-        f"questions.demonstrations={data / 'nq.jsonl'}",
-        "rerank_lm.path=stand_in:0",
-    ]
-    for name in ("lm", "rerank_lm"):
-        small = "stand_in" if name == "lm" else "stand_in:0"
-        monkeypatch.setattr(build, "lm_max_tokens", lambda lm, small=small: 64 if lm.path == small else 900)
-        with pytest.raises(UserError, match=rf"question long, {name}: .* has \d+ tokens without shots, .* holds 64"):
-            evaluate_here(tmp_path / "out", *settings)
-        assert not (tmp_path / "out/snapshot").exists()
 
 
 @pytest.mark.slow

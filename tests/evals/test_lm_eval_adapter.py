@@ -14,7 +14,6 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from replug.evals.lm_eval_adapter import HarnessModel
-from replug.models.black_box_lm import UnscorableText
 from replug.models.ensemble import Retrieved
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.replug_lm import ReplugLM
@@ -76,10 +75,6 @@ def test_an_lm_with_sentencepiece_scores_and_answers_as_in_the_harness(tmp_path)
     how = [("The river", {"until": ["never there"], "max_gen_toks": 6})]
     expected = theirs.generate_until(requests("generate_until", how), disable_tqdm=True)
     assert [text.lstrip() for text in ours.generate_until(requests("generate_until", how))] == expected
-    [(long, _)] = [("The river that flows through Basel . " * 40, None)]
-    cut = HarnessModel(lm, tokenizer=lm.tokenizer)
-    [total] = cut.loglikelihood_rolling(requests("loglikelihood_rolling", [(long,)]))
-    assert total < 0 and "".join(scored for _, scored in cut._examples(long)) == long
 
 
 def test_greedy_continuations_are_told_from_others(lm, reference):
@@ -113,20 +108,6 @@ def test_a_question_is_searched_for_without_its_demonstrations(lm):
         HarnessModel(ReplugLM(lm, Recorded(), k=1), query="{passage}").loglikelihood([request])
 
 
-def test_long_texts_are_cut_into_examples_that_hold_every_token_once(lm):
-    text = " ".join(f"word{number} and" for number in range(60))
-    with pytest.raises(UnscorableText, match="the LM holds 128"):
-        HarnessModel(lm).loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)]))
-    model = HarnessModel(lm, tokenizer=lm.tokenizer)
-    examples = model._examples(text)
-    assert "".join(scored for _, scored in examples) == text and len(examples) > 2
-    assert examples[0][0] == "" and all(before and text.count(before) for before, _ in examples[1:])
-    by_hand = [lm.score([before], [scored])[0] for before, scored in examples]
-    [total] = model.loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)]))
-    assert total == pytest.approx(sum(score.sum_logprob for score in by_hand), abs=1e-3)
-    assert sum(score.num_tokens for score in by_hand) == pytest.approx(len(lm.tokenizer(text)["input_ids"]), abs=4)
-
-
 TASKS = {
     "local_choice": """
 output_type: multiple_choice
@@ -142,12 +123,6 @@ doc_to_target: "{{choices[answer]}}"
 generation_kwargs: {until: ["\\n"], max_gen_toks: 3, do_sample: false}
 metric_list: [{metric: exact_match}]
 """,
-    "local_text": """
-output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: "{{question}}"
-metric_list: [{metric: word_perplexity}]
-""",
 }
 
 
@@ -160,7 +135,7 @@ def tasks(tmp_path_factory):
     for name, body in TASKS.items():
         files = f"{{test: {folder / 'rows.jsonl'}, train: {folder / 'rows.jsonl'}}}"
         head = f"task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {files}}}\n"
-        split = "test_split: test\n" + ("fewshot_split: train\n" if name != "local_text" else "")
+        split = "test_split: test\nfewshot_split: train\n"
         (folder / f"{name}.yaml").write_text(head + split + body)
     return TaskManager(include_path=str(folder), include_defaults=False)
 
@@ -179,5 +154,3 @@ def test_tasks_of_the_harness_search_for_each_question(lm, tasks, tmp_path, monk
     named = {"model": "replug", "model_args": f"lm={tmp_path / 'lm'},run={tmp_path / 'run'},k=2,query={{question}}"}
     answered = simple_evaluate(**named, tasks=["local_choice"], task_manager=tasks, **shown)
     assert 0 <= answered["results"]["local_choice"]["acc,none"] <= 1
-    whole = simple_evaluate(HarnessModel(lm, tokenizer=lm.tokenizer), tasks=["local_text"], task_manager=tasks, **shown)
-    assert whole["results"]["local_text"]["word_perplexity,none"] > 1

@@ -117,7 +117,7 @@ def test_questions_of_the_same_file_are_demonstrations_or_evaluated_and_never_bo
 
 
 def popular(query: str) -> popqa.PopQuestion:
-    return popqa.PopQuestion(Item(query, query, "x"), ("yes",), "subject", "yes")
+    return popqa.PopQuestion(Item(query, query, "x"), ("yes",), "subject", "yes", 1.0)
 
 
 SHOTS = [(popular(f"shot {number}?"), f"knows {number}") for number in range(5)]

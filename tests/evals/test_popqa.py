@@ -15,7 +15,6 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, PaperConfig, QuestionsConfig
 from replug.config.methods import parse_methods
-from replug.data.answers import answer_tokens
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.few_shot import Asking, FewShot
 from replug.evals.kinds import PromptedLM
@@ -28,7 +27,6 @@ from replug.evals.popqa import (
     PopQa,
     PopQuestion,
     add_popqa_findings,
-    document_frequencies,
     plan_shots,
     popqa_dataset,
     popularity_bin,
@@ -36,7 +34,7 @@ from replug.evals.popqa import (
     question_of,
     read_popqa,
     relative_popularity,
-    with_counts,
+    with_most_frequent_answers,
 )
 from replug.evals.results import compare
 from replug.evals.tables import to_markdown
@@ -50,7 +48,7 @@ ASKED = "What is Ada Lovelace's occupation?"
 
 
 def popular(query: str, obj: str = "") -> PopQuestion:
-    return PopQuestion(Item(query, query, "x"), (obj,), "subject", obj)
+    return PopQuestion(Item(query, query, "x"), (obj,), "subject", obj, 10.0)
 
 
 SHOTS = [
@@ -104,22 +102,6 @@ def test_the_correlation_is_pearsons_with_the_logarithm():
         assert popularity_correlation(*map(np.array, same)) is None
 
 
-def naive(entity: str, texts: list[str]) -> int:
-    words = answer_tokens(entity)
-    held = 0
-    for text in texts:
-        tokens = answer_tokens(text)
-        held += any(tokens[place : place + len(words)] == words for place in range(len(tokens)))
-    return held
-
-
-def test_frequencies_equal_a_naive_count():
-    rng = np.random.default_rng(1)
-    texts = [" ".join(rng.choice(["a", "b", "A", "c", "é", "."], rng.integers(0, 9))) for _ in range(300)]
-    entities = ["a", "a b", "A B", "a b a", "b", "é", "e", "c.", "a b c é", "d"]
-    assert document_frequencies(entities, texts, len(texts)) == {name: naive(name, texts) for name in entities}
-
-
 ROW = {
     "id": 1,
     "subj": "Ada",
@@ -153,10 +135,10 @@ def test_published_fields_are_read_and_the_question_follows_from_them(tmp_path):
     assert found.relation == "occupation"
 
 
-def test_answers_may_be_a_list_in_json_and_popularity_may_be_missing(tmp_path):
-    row = {**ROW, "possible_answers": '["writer", "Schriftstellerin ß"]', "s_pop": None}
+def test_answers_may_be_a_list_in_json(tmp_path):
+    row = {**ROW, "possible_answers": '["writer", "Schriftstellerin ß"]'}
     [found] = read_popqa(write(tmp_path / "q.jsonl", row))
-    assert found.answers == ("writer", "Schriftstellerin ß") and found.subject_popularity is None
+    assert found.answers == ("writer", "Schriftstellerin ß")
 
 
 def test_the_published_table_is_read(tmp_path):
@@ -168,7 +150,7 @@ def test_the_published_table_is_read(tmp_path):
         "5\tChad\tcapital\tN'Djamena\t99\t\tWhat is the capital of Chad?\t[\"N'Djamena\"]\n"
     )
     first, second = read_popqa(path)
-    assert (first.example.id, first.answers, first.subject_popularity) == ("4222362", ("politician", "pol"), 142.0)
+    assert (first.example.id, first.answers, first.popularity) == ("4222362", ("politician", "pol"), 142.0)
     assert (second.object, second.answers) == ("N'Djamena", ("N'Djamena",))
     path.write_text(path.read_text().replace("o_pop", "s_pop", 1))
     with pytest.raises(UserError, match="two columns named 's_pop'"):
@@ -181,18 +163,13 @@ def test_the_published_table_is_read(tmp_path):
         ({"prop": "shoe size"}, "q.jsonl:1: prop 'shoe size' is unknown; expected one of occupation,"),
         ({"question": "Who is Ada?"}, "question 'Who is Ada?' is not what prop 'occupation' and subj make: \"What is"),
         ({"s_pop": -1}, "field 's_pop' must be a count, 0 or more, found -1"),
+        ({"s_pop": None}, "field 's_pop' must be a count, 0 or more, found None"),
         ({"answers": ["x"]}, "expected the field 'possible_answers' or 'answers', found possible_answers and answers"),
     ],
 )
 def test_a_wrong_row_is_named_with_its_line_and_what_was_expected(tmp_path, change, message):
     with pytest.raises(UserError, match=re.escape(message)):
         read_popqa(write(tmp_path / "q.jsonl", {**ROW, **change}))
-
-
-def test_popularity_of_some_questions_only_is_refused(tmp_path):
-    rows = [ROW, {**ROW, "id": 2, "s_pop": None}]
-    with pytest.raises(UserError, match=r"s_pop is missing in 1 of 2 questions, first 2; expected it in all, or in"):
-        read_popqa(write(tmp_path / "q.jsonl", *rows))
 
 
 def test_fifteen_shots_of_sixteen_relations_are_one_of_each_other_relation():
@@ -243,7 +220,7 @@ def test_the_shared_set_is_read_and_its_questions_are_those_of_the_templates():
     assert Counter(q.relation for q in questions) == {"place of birth": 335, "occupation": 265}
     with gzip.open(path, "rt") as file:
         assert [json.loads(line)["question"] for line in file] == [q.example.query for q in questions]
-    assert sum((q.subject_popularity or 0) > 10_000 for q in questions) == 41
+    assert sum(q.popularity > 10_000 for q in questions) == 41
 
 
 # The task -------------------------------------------------------------------------------------------------------------
@@ -253,7 +230,7 @@ TEXTS = ["Ada was a poet.", "Ada was a baker.", "Chad's capital is N'Djamena."]
 METHODS = ["none", "bm25@1", "replug", "genread", "random"]
 EVERYTHING = FewShot(PromptTemplate("\n"), PromptTemplate("\n"), 15)  # fits
 BORN = Item("bo", "In what city was Bo born?", "place of birth")
-TASK_SHOTS = [(PopQuestion(BORN, ("Rome",), "Bo", "Rome"), None)]
+TASK_SHOTS = [(PopQuestion(BORN, ("Rome",), "Bo", "Rome", 10.0), None)]
 
 
 class Poet:
@@ -276,16 +253,14 @@ class Poet:
         return done
 
 
-def asked_question(
-    number: int, relation: str, popularity: float | None, answer: str = "poet", frequency: int | None = 0
-) -> PopQuestion:
+def asked_question(number: int, relation: str, popularity: float, answer: str = "poet") -> PopQuestion:
     example = Item(str(number), f"asked_question {number}?", relation)
-    return PopQuestion(example, (answer, "bard"), f"subject {number}", answer, popularity, frequency, "poet")
+    return PopQuestion(example, (answer, "bard"), f"subject {number}", answer, popularity, "poet")
 
 
 PEOPLE = [(name, relation) for name in ("Bo", "Ann", "Eve") for relation in ("father", "mother")]
 QUESTIONS = [
-    asked_question(0, "occupation", 5.0, frequency=7),
+    asked_question(0, "occupation", 5.0),
     asked_question(1, "occupation", 50_000.0, "painter"),
 ]
 
@@ -357,7 +332,6 @@ def test_an_outcome_holds_rightness_costs_and_signals():
         "answer_recall": 0.0,
         "most_frequent_accuracy": 1.0,
         "popularity": 5.0,
-        "frequency": 7.0,
         "lm_calls": 1.0,
         "retriever_calls": 0.0,
         "prompt_tokens": 100.0,
@@ -379,7 +353,6 @@ def test_an_outcome_holds_rightness_costs_and_signals():
         "answer": "no idea",
         "relation": "occupation",
         "subject": "subject 0",
-        "popularity_from": "s_pop",
         "most_frequent_answer": "poet",
     }
     assert first["methods"]["bm25@1"]["detail"]["answer"] == "A POET, or poet", "its first line"
@@ -389,22 +362,14 @@ def test_an_outcome_holds_rightness_costs_and_signals():
 
 def test_what_is_not_known_is_left_out_and_never_zero():
     lm = Poet(entropies=False, prompt_tokens=None)
-    asked = [asked_question(0, "occupation", 5.0, frequency=None)]
+    asked = [asked_question(0, "occupation", 5.0)]
     numbers = {name: of["numbers"] for name, of in measured(lm, asked=asked)[0]["methods"].items()}
     for of in numbers.values():
-        assert not {"mean_entropy", "prompt_tokens", "frequency"} & of.keys()
+        assert not {"mean_entropy", "prompt_tokens"} & of.keys()
         assert of["mean_logprob"] == -2.0
     of = PopQa(Asking(lm, EVERYTHING, FORM, {("none", "occupation"): []}), asked, book(["none"]), 15)
     rows = [{"methods": {"none": {"numbers": numbers["none"], "detail": {}}}}]
     assert "prompt_tokens" not in compare(of, rows, [], PaperConfig(), 100, 0)["none"]
-
-
-def test_popularity_that_no_question_tells_is_the_frequency_in_the_corpus():
-    asked = [asked_question(0, "occupation", None, frequency=12)]
-    outcome = measured(asked=asked)[0]["methods"]["none"]
-    assert outcome["numbers"]["popularity"] == outcome["numbers"]["frequency"] == 12.0
-    assert outcome["detail"]["popularity_from"] == "corpus"
-    assert task(Poet(), asked=asked).groups(asked[0].example) == ("occupation", "popularity 10^1-10^2")
 
 
 def test_results_have_the_most_frequent_answer_and_the_correlation():
@@ -424,7 +389,6 @@ def test_results_have_the_most_frequent_answer_and_the_correlation():
                     },
                     "detail": {
                         "relation": one.relation,
-                        "popularity_from": "s_pop",
                         "most_frequent_answer": f"{one.relation}'s",
                     },
                 }
@@ -463,4 +427,4 @@ def test_relative_popularity_is_by_mean_and_deviation_of_the_relation():
 def test_the_most_frequent_answer_is_counted_on_the_other_questions():
     objects = {"occupation": ["poet", "poet", "painter"], "mother": ["Ann"]}
     questions = [asked_question(n, of, 5.0, one) for of, some in objects.items() for n, one in enumerate(some)]
-    assert [one.most_frequent_answer for one in with_counts(questions, None)] == ["poet", "poet", "poet", ""]
+    assert [one.most_frequent_answer for one in with_most_frequent_answers(questions)] == ["poet", "poet", "poet", ""]

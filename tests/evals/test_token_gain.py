@@ -1,11 +1,8 @@
 """Gains of tokens by hand, by the rarity of their words and by the popularity of names."""
 
-import json
-
 import numpy as np
 import pytest
 
-from replug.config.errors import UserError
 from replug.evals.token_gain import (
     EntityNames,
     bin_entries,
@@ -13,7 +10,6 @@ from replug.evals.token_gain import (
     mean_gains,
     popularities,
     rarities,
-    read_popularity,
     words_of_tokens,
 )
 
@@ -105,13 +101,3 @@ def test_tokens_of_a_name_gain_in_the_bin_of_its_popularity():
         ("popularity 10^4-10^5", 2, pytest.approx(-0.5)),
         ("no entity", 4, pytest.approx(0.25)),
     ]
-
-
-def test_popularity_is_that_of_popqas_subjects(tmp_path):
-    row = {"subj": "Li Bai", "prop": "occupation", "obj": "poet", "possible_answers": ["poet"]}
-    path = tmp_path / "popqa.jsonl"
-    path.write_text(json.dumps(row | {"s_pop": 50}) + "\n")
-    assert read_popularity(path) == {"Li Bai": 50.0}
-    path.write_text(json.dumps(row) + "\n")
-    with pytest.raises(UserError, match="tells no popularity"):
-        read_popularity(path)

@@ -48,21 +48,6 @@ def row(identifier: str, relation: str, **methods: Mapping[str, float]) -> dict[
     return {"id": identifier, "group": relation, "methods": named}
 
 
-def counted_in_documents(rows: Rows) -> list[dict[str, Any]]:
-    """The rows as an evaluation leaves them whose questions tell no page views."""
-    counted = []
-    for one in rows:
-        methods = {
-            name: {
-                "numbers": {**of["numbers"], "popularity": of["numbers"]["frequency"]},
-                "detail": {"popularity_from": "corpus"},
-            }
-            for name, of in one["methods"].items()
-        }
-        counted.append({**one, "methods": methods})
-    return counted
-
-
 def made_up_rows(num: int = 300, knows: float = 0.5, seed: int = 0) -> list[dict[str, Any]]:
     """An LM that knows the more popular half or so, and is surer where it does; documents that help half of the time.
 
@@ -76,7 +61,7 @@ def _made_up(identifier: str, relation: str, knows: float, rng: np.random.Genera
     popularity = float(np.round(10 ** rng.uniform(1, 6)))
     is_known = bool(rng.random() < np.clip((np.log10(popularity) - 5) / 5 + 1.2 * knows, 0.02, 0.95))
     logprob = float(rng.normal(-0.6 if is_known else -1.6, 0.5))
-    of_question = {"popularity": popularity, "frequency": float(rng.poisson(np.log10(popularity)))}
+    of_question = {"popularity": popularity}
     closed = {
         **of_question,
         **_numbers(is_known, 0, 1, 0, 240, 6),
