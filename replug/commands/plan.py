@@ -67,7 +67,7 @@ def print_plan(title: str, plan: Plan) -> None:
     console.print((_stages_table if is_training else _models_table)(title, plan))
     for line in (_training_lines if is_training else _evaluation_lines)(plan):
         console.print(line, highlight=False, soft_wrap=True)
-    for note in plan["notes"]:
+    for note in plan.get("notes", ()):
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from replug.cluster.packing import USABLE
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.methods import BM25, GENREAD, GOLD, LONG_CONTEXT, NONE, REPLUG, WITHOUT_RETRIEVER, Method
-from replug.config.rules import evaluation_methods, has_rerank_lm, lm_problems, require_room, tokens_read
+from replug.config.methods import GENREAD, GOLD, LONG_CONTEXT, NONE, REPLUG, WITHOUT_RETRIEVER, Method
+from replug.config.rules import evaluation_methods, has_rerank_lm, lm_problems, tokens_read
 from replug.data.row_files import count_rows
 from replug.data.shards import prepared_folder
 from replug.index_workers.build_plan import newest_encoder
@@ -23,7 +23,7 @@ from replug.planning.memory import DTYPE_BYTES, scoring_bytes
 from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
 from replug.planning.stages import count_texts, encoded_tokens, template_tokens
 
-TEXTS, QUESTIONS = ("language_modelling", "token_gain"), ("mmlu", "open_qa", "popqa")
+TEXTS = ("language_modelling", "token_gain")
 LETTERS, SUBJECTS = 4, 57  # of MMLU
 SAMPLES, SAMPLES_ALONE = 4, 50  # answers of a question from passages (answering/answerer.py)
 LABELS = {"fever": 3, "strategyqa": 2}  # answers that there are, where nothing is sampled
@@ -66,16 +66,13 @@ class Prompts:
 
 
 def prompts_of(config: EvaluationConfig, num: int) -> list[Prompts]:
-    """Return the prompts that `lm` reads for `num` examples. Raises UserError for an unknown evaluation."""
+    """Return the prompts that `lm` reads for `num` examples."""
     methods, kind = evaluation_methods(config), config.evaluation
     if kind == "retrieval":
         return []
     if kind == "internet_qa":
         answers, factors = _prompts_of_passages(config, methods, num)
         return answers if has_rerank_lm(config) else [*answers, *factors]
-    if kind not in (*TEXTS, *QUESTIONS):
-        expected = ", ".join((*TEXTS, *QUESTIONS, "internet_qa", "retrieval"))
-        raise UserError(f"evaluation: no plan is known of {kind!r}; expected one of {expected}")
     query, document = _query_tokens(config), _read_tokens(config)
     reranked = [Prompts(num * method.k, document, end_tokens=query) for method in methods if method.is_reranked]
     of_methods = _prompts_of_texts if kind in TEXTS else _prompts_of_questions
@@ -164,15 +161,6 @@ def _read_tokens(config: EvaluationConfig) -> int:
     return min(_document_tokens(config), config.texts.document_tokens or _document_tokens(config))
 
 
-def _require_room(config: EvaluationConfig, size: ModelSize) -> None:
-    """Raise UserError where texts and documents of the lengths that the keys tell do not fit the LM."""
-    if size.positions and config.evaluation in TEXTS:
-        methods = [method for method in evaluation_methods(config) if method.takes_from_corpus]
-        together = max((method.k if method.is_concatenated else 1 for method in methods), default=0)
-        added = bool(config.lm.separator) + template_tokens(config.lm)
-        require_room(config.lm, size.positions, sum(_text_tokens(config)) + added, together * _read_tokens(config))
-
-
 def count_examples(config: EvaluationConfig, given: int | None) -> int:
     """Return `given`, or the examples that files or keys tell. Raises UserError where nothing tells."""
     if given is not None:
@@ -221,7 +209,6 @@ def plan_evaluation(
         "wall_hours": total / devices.count,
         "price": price,
         "dollars": None if price is None or devices.model is None else total * price,
-        "notes": list(_notes(config)),
     }
 
 
@@ -234,8 +221,6 @@ def _lm_costs(config: EvaluationConfig, devices: Devices, num: int) -> Iterator[
     if config.evaluation == "internet_qa" and has_rerank_lm(config):
         lms.append((config.rerank_lm, _prompts_of_passages(config, evaluation_methods(config), num)[1]))
     sizes = [lm_size(keys.path) if keys.path else None for keys, _ in lms]
-    if sizes and sizes[0]:
-        _require_room(config, sizes[0])
     local = [(keys, size) for (keys, _), size in zip(lms, sizes, strict=True) if size]
     gpus = _gpus_for(sum(scoring_bytes(keys, size, devices.has_bfloat16) for keys, size in local), devices)
     for (keys, own), size in zip(lms, sizes, strict=True):
@@ -296,20 +281,3 @@ def _retrievers(config: EvaluationConfig) -> dict[str, str]:
         return {name: path for name, path in paths.items() if name == REPLUG}
     used = {method.source for method in evaluation_methods(config)} - set(WITHOUT_RETRIEVER)
     return {name: path for name, path in paths.items() if name in used}
-
-
-def _notes(config: EvaluationConfig) -> Iterator[str]:
-    """Yield what the reader should know before believing the figures."""
-    document = f"a document for {_document_tokens(config)} (data.document_tokens)"
-    if config.evaluation in TEXTS:
-        key, (before, scored) = (
-            "texts.context_tokens" if config.texts.path else "data.context_tokens",
-            _text_tokens(config),
-        )
-        yield f"texts are taken for {before} + {scored} tokens ({key}), {document}"
-    else:
-        yield f"a question is taken for {_query_tokens(config)} tokens, {document}"
-    if any(method.source == BM25 for method in evaluation_methods(config)):
-        yield "BM25 works on the processor and is not counted"
-    if config.lm.url or (has_rerank_lm(config) and config.rerank_lm.url):
-        yield "the server's speed is not known: its tokens are counted, their hours are not"

@@ -119,16 +119,6 @@ def test_every_call_names_its_opening_and_many_passages_are_several_calls() -> N
     assert sum(lm.asked.values()) == len(lm.asked) == 10 + 2, "the log-prob of a sample is known"
 
 
-def test_a_question_is_answered_with_scores_of_every_reranker() -> None:
-    answered = Answerer(InProcessLM(StandInLM()), PROMPTS, OPTIONS).answer(QUESTION, PASSAGES)
-    assert answered.candidates
-    assert {candidate.passage for candidate in answered.candidates} == {0, 1, 2}
-    for name, reranker in RERANKERS.items():
-        expected = reranker.score(answered.factors, reranker.default_weights)
-        assert answered.scores[name] == expected
-        assert answered.best(name) == max(expected, key=expected.get)
-
-
 def test_a_smaller_lm_may_score() -> None:
     lm, scorer = CountingLM(), CountingLM()
     prompts = AnswerPrompts(SHOTS[1:])
@@ -161,14 +151,6 @@ def test_a_question_without_passages_has_no_answer(options: AnsweringOptions) ->
     assert not lm.asked
 
 
-def test_alone_the_likeliest_of_fifty_samples_is_the_answer() -> None:
-    lm = CountingLM()
-    for evidence in (None, TEXTS[0]):
-        logprobs, written, _ = Answerer(lm, PROMPTS, OPTIONS).submit_alone(QUESTION, evidence)()
-        assert lm.asked[PROMPTS.ask(QUESTION, evidence), 50] == 1
-        assert len(logprobs) > 5 and written > 50
-
-
 @pytest.mark.parametrize("kind", ["stand_in", "llama"])
 def test_the_same_seed_gives_the_same_answers(kind: str, llama: InProcessLM, tmp_path: Path) -> None:
     lm: AsyncLM = InProcessLM(StandInLM()) if kind == "stand_in" else llama
@@ -184,11 +166,6 @@ def test_the_same_seed_gives_the_same_answers(kind: str, llama: InProcessLM, tmp
     cached.close()
     other = Answerer(lm, prompts, replace(options, seed=1)).answer(QUESTION[:20], passages)
     assert other.candidates != first.candidates
-
-
-def test_options_that_cannot_be_meant_are_refused() -> None:
-    with pytest.raises(ValueError, match="num_samples is 0"):
-        replace(OPTIONS, num_samples=0)
 
 
 # Candidates --------------------------------------------------------------------------------------------------------

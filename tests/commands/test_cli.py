@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from replug.commands.command import complete_config, complete_key, with_short_keys
+from replug.commands.command import complete_config, complete_key
 from replug.config.paths import SHIPPED, find_config
 from tests.support.command_line import CommandLine
 
@@ -57,10 +57,3 @@ def test_a_name_is_a_file_or_run_of_ones_own_before_a_shipped_one(tmp_path: Path
     assert find_config("paper") == find_config("configs/paper.yaml") == SHIPPED / "paper.yaml"
     (tmp_path / "paper/config.yaml").touch()
     assert find_config("paper") == Path("paper")
-
-
-def test_short_options_are_overrides_and_what_is_typed_in_full_comes_after() -> None:
-    assert with_short_keys(["seed=1"], "docs", "enc", "gpt2") == [
-        *("data.source=docs", "retriever.path=enc", "lm.path=gpt2", "seed=1")
-    ]
-    assert with_short_keys(None, None, None, "http://a/v1") == ["lm.url=http://a/v1"]

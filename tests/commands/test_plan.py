@@ -19,7 +19,7 @@ NAMES = {
 }
 EVALUATION_NAMES = {
     *("devices", "evaluation", "examples", "documents", "lms", "retrievers", "gpu_hours", "wall_hours"),
-    *("price", "dollars", "notes"),
+    *("price", "dollars"),
 }
 
 
@@ -36,14 +36,6 @@ def test_json_is_one_object_whose_names_stay(capsys: pytest.CaptureFixture[str])
     assert found["dollars"] == pytest.approx(found["wall_hours"] * 8 * 2)
     assert found == planned(capsys, PAPER, gpus="8xA100", price=2.0)
     assert set(planned(capsys, EVALUATION, ASKED, gpus="1xA100")) == EVALUATION_NAMES
-
-
-def test_the_table_says_the_time_the_dollars_and_the_models(capsys: pytest.CaptureFixture[str]) -> None:
-    plan(PAPER, gpus="8xA100", price=2.0)
-    printed = capsys.readouterr().out
-    assert "LM calls" in printed and "dollars" in printed and "disk" in printed
-    plan(EVALUATION, ASKED, gpus="1xA100")
-    assert "gpt2-xl" in (printed := capsys.readouterr().out) and "dollars" not in printed
 
 
 OWN = ["retriever.path=package:minilm", "lm.path=package:smollm2"]

@@ -1,6 +1,5 @@
 """Mistakes of users end in one line that names the key, file, row or id, before anything heavy is imported."""
 
-import gzip
 import json
 import os
 import resource
@@ -14,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub.errors import RepositoryNotFoundError
 
-from replug.cluster.ray_cluster import ray_cluster
 from replug.config.errors import UserError
 from replug.config.hub_names import check_names
 from replug.config.load import load_config
@@ -22,7 +20,6 @@ from replug.config.paths import check_paths
 from replug.config.schema import Config
 from replug.data.prepare.sets import prepare_rows
 from replug.data.prepare.work import LocalPool
-from replug.data.rows import read_documents, read_examples
 from replug.data.store import PreparedSet
 from replug.models.encoder import Encoder
 from replug.models.preparing import prepared_set
@@ -165,14 +162,6 @@ def test_a_wrong_key_fails_within_two_seconds() -> None:
     pytest.fail(f"took {min(seconds):.1f} s")
 
 
-def test_an_address_where_no_ray_listens_is_refused_within_seconds() -> None:
-    with (
-        pytest.raises(UserError, match=r"ray\.address: .*127\.0\.0\.1:1"),
-        ray_cluster(load_config(DEBUG, ["ray.address=127.0.0.1:1"])),
-    ):
-        pass
-
-
 SOURCES = {
     "an empty folder": ({}, "docs holds no files"),
     "one file": ({"a.txt": b"words"}, "docs holds 1 text"),
@@ -213,22 +202,6 @@ def assert_names(act: Callable[[], object], *named: str) -> None:
 
 
 DOC, TEXT = '{"id": "a", "text": "one"}\n', '{"context": "one", "continuation": " two"}\n'
-ZIPPED = gzip.compress(DOC.encode() + json.dumps({"id": "b", "text": "x" * 10_000}).encode())
-ROWS = [
-    (read_documents, "rows.jsonl", DOC + '{"id": "b", \n', "rows.jsonl:2"),
-    (read_documents, "rows.jsonl", DOC + "\n" + DOC, "rows.jsonl:3", "id 'a'"),
-    (read_documents, "rows.jsonl", '{"id": "a", "body": "one"}\n', "rows.jsonl:1 (id a)", "'text'", "id, body"),
-    (read_documents, "rows.jsonl.gz", ZIPPED[:-20], "rows.jsonl.gz:"),
-    (read_examples, "rows.jsonl", TEXT.replace(" two", ""), "rows.jsonl:1", "'continuation'"),
-    (read_examples, "rows.jsonl", 2 * (TEXT[:-2] + ', "id": "a"}\n'), "rows.jsonl", "id 'a'"),
-]
-
-
-@pytest.mark.parametrize("case", ROWS, ids=lambda case: f"{case[0].__name__}: {case[-1]}")
-def test_a_wrong_row_is_named_by_file_line_and_id(tmp_path, case) -> None:
-    read, name, content, *named = case
-    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert_names(lambda: list(read(tmp_path / name)), *named)
 
 
 def write_three(tmp_path: Path, changes: dict[str, dict]) -> list[Path]:
@@ -246,34 +219,6 @@ def write_three(tmp_path: Path, changes: dict[str, dict]) -> list[Path]:
 def import_rows(paths: list[Path], out: Path) -> PreparedSet:
     with LocalPool() as pool:
         return prepare_rows(*paths, out, {}, pool)
-
-
-OVERLAPS = [
-    ({"corpus": {"source": "s"}, "queries": {"source": "s"}}, "document d", "text q", "source s"),
-    ({"corpus": {"text": "ONE\n  two"}}, "document d", "text q"),
-    ({"heldout": {"context": "one", "continuation": " two"}}, "query q", "held-out text h"),
-]
-
-
-@pytest.mark.parametrize("case", OVERLAPS, ids=lambda case: str(case[0]))
-def test_an_overlap_is_refused_with_its_ids(tmp_path, case) -> None:
-    changes, *named = case
-    paths = write_three(tmp_path, changes)
-    assert_names(lambda: import_rows(paths, tmp_path / "set"), *named)
-    assert not (tmp_path / "set" / "manifest.json").exists()
-
-
-@pytest.mark.parametrize("content", ["{", '{"sha256_of_this": ""}'], ids=["broken JSON", "another checksum"])
-def test_a_set_with_a_damaged_manifest_is_refused(tmp_path, content) -> None:
-    (tmp_path / "manifest.json").write_text(content)
-    assert_names(lambda: PreparedSet(tmp_path), f"{tmp_path}/manifest.json")
-
-
-def test_a_folder_with_files_of_the_users_is_not_written_to(tmp_path) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
-    paths = write_three(tmp_path, {})
-    assert_names(lambda: import_rows(paths, tmp_path), "data.out")
-    assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
 def test_a_set_made_from_a_raw_file_that_has_changed_since_is_refused(debug_config, tmp_path) -> None:

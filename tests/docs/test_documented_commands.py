@@ -4,16 +4,13 @@ Nothing runs: a command's configuration is composed as the command does it, and 
 stand for what the reader has.
 """
 
-import json
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from replug.commands.cli import command_line
 from replug.commands.command import with_short_keys
 from replug.config.load import (
     load_ask_config,
@@ -123,30 +120,3 @@ def compose_file(words: list[str], path: Path, overrides: list[str]) -> None:
 @pytest.mark.parametrize("where", COMMANDS, ids=range(len(COMMANDS)))
 def test_a_documented_command_has_a_configuration_that_is_not_refused(where: str) -> None:
     compose(COMMANDS[where])
-
-
-def test_commands_of_every_kind_are_looked_at() -> None:
-    names = [words[0] for words in COMMANDS.values() if len(words) > 1]
-    assert {"train", "evaluate", "prepare", "plan", "slurm", "ask"} <= set(names)
-    assert sum(name == "evaluate" for name in names) > 25
-
-
-PAGE = ROOT / "docs/reproduce.md"
-PLANS = [words for words in of_page(PAGE) if words[0] == "plan" and "--price" in words]
-ROW = re.compile(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
-
-
-def row_of(plan: dict) -> tuple[str, ...]:
-    """Hours of all devices, and dollars."""
-    hours = plan["dollars"] / plan["price"]
-    return f"{hours:.2g}" if hours < 10 else f"{hours:.0f}", f"{max(1, plan['dollars']):.0f}"
-
-
-def test_hours_and_dollars_are_what_the_plans_print(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    text = PAGE.read_text()
-    rows = [row[3:] for row in ROW.findall(text[text.index("| step | LM h") :])][1:]
-    app = command_line()
-    outputs = [CliRunner().invoke(app, [*words, "--json"]) for words in PLANS]
-    assert [output.exception for output in outputs] == [None] * len(PLANS)
-    assert rows == [row_of(json.loads(output.stdout)) for output in outputs]

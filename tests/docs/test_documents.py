@@ -13,10 +13,7 @@ import typer
 import replug
 from replug.commands.cli import command_line
 from replug.config.evaluation_schema import AskConfig, EvaluationConfig
-from replug.config.load import load_config
-from replug.config.paths import find_config
 from replug.config.schema import Config
-from replug.planning.stages import Counts, run_stages
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -122,14 +119,3 @@ def test_python_imports_only_what_there_is(document: Path) -> None:
                 assert set(names.split(", ")) <= set(replug.__all__)
             for line in re.findall(r"^from replug\..*$", block, re.MULTILINE):
                 exec(line, {})
-
-
-def test_figures_of_the_recipe_follow_from_its_configuration() -> None:
-    config = load_config(find_config("own_data"), ["data.source=docs", "retriever.path=stand_in", "lm.path=stand_in"])
-    data, label, read = config.data, config.label, 1 + 2 * config.evaluate.k
-    page = " ".join((ROOT / "docs/data.md").read_text().split())
-    scored = f"scores {label.dense + label.bm25} documents for each of {data.num_queries} training and {data.num_dev}"
-    assert f"{scored} development texts, and reads each of {data.num_heldout} held-out texts {read} times" in page
-    counts = Counts(data.num_documents, data.num_queries, data.num_dev, data.num_heldout)
-    calls = sum(stage.pairs for stage in run_stages(config, counts))
-    assert f"at most {round(calls, -2):,} pairs" in (ROOT / "README.md").read_text()

@@ -1,7 +1,6 @@
 """`replug` as a library: its names, their examples, the page that tells of them, and the notebook."""
 
 import doctest
-import inspect
 import json
 import re
 import subprocess
@@ -15,10 +14,8 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 
 import replug
 from replug import StandInLM
-from replug.commands.serve import serve
 from replug.data.sources.built_in_texts import stand_in_texts
 from replug.models.packaged import resolve_encoder_path
-from replug.serving.openai_api import LM_NAME
 from tests.support.command_line import CommandLine
 from tests.support.real_models import real_encoder
 from tests.support.small_index import write_small_index
@@ -130,9 +127,3 @@ def test_the_notebook_runs(reader: Path, ray_session: None, capsys: pytest.Captu
     for cell in code:
         exec(shrunk(cell), names)
     assert "The market of" in capsys.readouterr().out
-
-
-def test_other_libraries_are_told_where_replug_serve_listens() -> None:
-    port = inspect.signature(serve).parameters["port"].default
-    page = PAGE.read_text()
-    assert f"`http://127.0.0.1:{port}/v1`" in page and f"named `{LM_NAME}`" in page

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from replug.answering.answerer import Answered
-from replug.answering.prompts import AnswerPrompts, Shot
 from replug.answering.rerankers import MIN_QUESTIONS, RERANKERS, Candidate, Factors
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, PaperConfig, QuestionsConfig
@@ -19,7 +18,6 @@ from replug.evals.internet_deciding import (
     decide,
     factors_as_json,
     gold_overlap,
-    line_tokens,
     read_factors,
     reranked_outcomes,
     reranking_costs,
@@ -159,12 +157,6 @@ def test_without_a_validation_part_weights_are_the_defaults_and_without_a_test_p
         decided(tmp_path, [one for one in QUESTIONS if one.example.id in VALIDATION])
 
 
-def test_a_label_is_looked_for_in_no_passage(tmp_path):
-    _, rows = decided(tmp_path, metric="accuracy")
-    numbers = rows[0]["methods"]["direct@2"]["numbers"]
-    assert numbers["accuracy"] == 1.0 and not {"copied", "answer_in_evidence", "f1", "exact_match"} & numbers.keys()
-
-
 def test_a_question_without_passages_is_answered_with_nothing_and_counts(tmp_path):
     empty = Factors((), np.zeros(0, dtype=np.int64), *(np.zeros(0) for _ in range(5)))
     _, rows = decided(tmp_path, of=Answered("q", (), (), empty, {}, ()))
@@ -222,9 +214,6 @@ GIVEN = (130 + 2) + (130 + 3) + (140 + 3)  # p(a|q,p), or p(q|a,p), of each cand
 ALONE = (120 + 2) + (120 + 3) + (130 + 3)  # p(a|p)
 
 
-LABELLED = [Candidate(answer, passage) for answer, passage in (("a", 0), ("b", 0), ("b", 1))]
-
-
 def words(text: str) -> int:
     return len(text.split())
 
@@ -246,18 +235,7 @@ def test_a_reranker_costs_the_factors_that_it_reads(reranker, calls, scored):
     assert cut == (calls + 3, ASKED + 130 + 2, 16, scored), "the LM scores a sample that was cut, with its end"
 
 
-def test_in_classification_nothing_is_sampled():
-    assert reranking_costs(RERANKERS["direct"], FACTORS, COUNTED, COUNTED, [], LABELLED) == (3, GIVEN, 0, 0)
-
-
 def test_flop_are_two_for_each_parameter_and_token_of_its_own_lm_and_left_out_where_unknown():
     assert cost_numbers((50.0, 3.0), 2, 100, 10, 1000)["flop"] == 2 * (110 * 50 + 1000 * 3)
     unknown = cost_numbers((None, 3.0), 2, 100, 10, 1000)
     assert unknown == {"lm_calls": 2.0, "prompt_tokens": 1100.0, "generated_tokens": 10.0}
-
-
-def test_lines_are_counted_as_the_prompt_has_them():
-    prompts = AnswerPrompts([Shot("who?", "me", "it was me")])
-    lines = line_tokens(words, prompts, "what colour?", ["it is blue"], ["dark blue"])
-    assert lines == LineTokens(words(prompts.opening(has_evidence=True)), 4, [4], {"dark blue": 2})
-    assert lines.opening + lines.question + 4 == words(prompts.ask("what colour?", "it is blue"))

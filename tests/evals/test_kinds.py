@@ -1,6 +1,5 @@
 """The kinds of evaluation: what each needs of a configuration, and how one is added."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.config.load import load_evaluation_config
-from replug.evals.internet_sets import QUESTION_SETS
 from replug.evals.kinds import KINDS, check_evaluation
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -40,23 +38,6 @@ def test_every_kind_has_a_configuration_under_its_name_that_lacks_models_questio
     assert {config.evaluation for config in configs.values()} == set(KINDS)
     for config in configs.values():
         check_evaluation(config)
-
-
-def test_one_configuration_serves_every_public_set_of_answering_from_passages():
-    for name in QUESTION_SETS:
-        own = [*given(SHIPPED["eval_internet"]), f"questions.dataset={name}"]
-        check_evaluation(load_evaluation_config(SHIPPED["eval_internet"], own))
-
-
-COMMAND = re.compile(r"^#   replug evaluate (\S+)((?: \S+=\S+)*)$", re.MULTILINE)
-DOCUMENTED = {path.name: path for path in (*CONFIGS.glob("eval_internet*"), *CONFIGS.glob("paper_tables/internet*"))}
-
-
-@pytest.mark.parametrize("name", DOCUMENTED)
-def test_the_command_that_a_configuration_tells_is_one_that_passes_its_rules(name):
-    found = COMMAND.search(DOCUMENTED[name].read_text())
-    assert found is not None and CONFIGS.parent / found[1] == DOCUMENTED[name]
-    check_evaluation(load_evaluation_config(DOCUMENTED[name], found[2].split()))
 
 
 @pytest.mark.parametrize(

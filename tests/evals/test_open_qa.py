@@ -54,15 +54,6 @@ def test_fields_that_are_not_there_have_their_defaults(tmp_path: Path) -> None:
     assert second == OpenQuestion(Item("7", "why?", "reasons", ("p1", "2")), ("so",))
 
 
-def test_fields_that_are_not_read_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "replug")
-    read_questions(
-        write(tmp_path / "q.jsonl", [{"question": q, "answers": ["a"], "golds": ["1"]} for q in ("one?", "two?")])
-    )
-    [said] = [record.message for record in caplog.records]
-    assert "q.jsonl: fields that are not read: golds; read are question, answers, and a row may have id," in said
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [

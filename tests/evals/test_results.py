@@ -5,12 +5,9 @@ import math
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from matplotlib.container import BarContainer
-from matplotlib.figure import Figure
 
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_methods
-from replug.evals.charts import draw_methods, draw_sweep
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.loop import Item, Metric, Task
 from replug.evals.outcomes import write_examples
@@ -122,40 +119,3 @@ def test_blocks_are_markdown_and_html_and_no_text_is_read_as_html():
     ) in page
     page = html_page("t", {"": ["first"], "Empty": [], "A & B": ["second"]})
     assert "<p>first</p>\n<h2>A &amp; B</h2>\n<p>second</p>" in page and "Empty" not in page
-
-
-# Figures ---------------------------------------------------------------------------------------------------------
-
-NONE = {"bpb": {"value": 1.0, "interval": [0.8, 1.2]}}
-HELPED = {"bpb": {"value": 0.9, "interval": [0.7, 1.1]}, "bpb - none": {"value": -0.1, "interval": [-0.15, -0.05]}}
-FLIPPED = {
-    "replug": {"bpb": HELPED["bpb"]},
-    "none": {**NONE, "bpb - replug": {"value": 0.1, "interval": [0.05, 0.15]}},
-}
-
-
-@pytest.fixture
-def axes():
-    return Figure().subplots()
-
-
-def error_ends(axes):
-    drawn = [bar for bar in axes.containers if isinstance(bar, BarContainer)]
-    return {bar.get_label(): bar.errorbar.lines[2][0].get_segments()[0][:, 0].tolist() for bar in drawn}
-
-
-@pytest.mark.parametrize("results", [{"none": NONE, "replug": HELPED}, FLIPPED])
-def test_bars_show_the_difference_from_none_whatever_the_order(axes, results):
-    draw_methods(axes, results, "bpb")
-    assert error_ends(axes)["replug"] == pytest.approx([0.85, 0.95])
-    assert error_ends(axes)["none"] == pytest.approx([1.0, 1.0])
-    assert axes.get_xlabel() == "bpb; 95% interval of the difference from none"
-
-
-def test_a_sweep_is_a_line_for_each_source_and_none_is_level(axes):
-    results = {"none": NONE, "a@1": HELPED, "a@2": HELPED, "a@5": HELPED}
-    draw_sweep(axes, results, "bpb", {"a": {1: "a@1", 5: "a@5", 2: "a@2"}})
-    [line] = [line for line in axes.get_lines() if len(line.get_xdata()) == 3 and line.get_marker() == "o"]
-    assert list(line.get_xdata()) == [1, 2, 5] and list(line.get_ydata()) == [0.9] * 3
-    [level] = [line for line in axes.get_lines() if line.get_label() == "none"]
-    assert list(level.get_ydata()) == [1.0, 1.0]

@@ -12,13 +12,11 @@ import pytest
 
 from replug.config.choices import Similarity
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.load import load_evaluation_config
 from replug.config.methods import parse_methods
 from replug.config.rules import evaluation_methods
-from replug.config.schema import DataConfig, LMConfig, RetrieverConfig
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
-from replug.evals.kinds import PromptedLM, check_evaluation
+from replug.evals.kinds import PromptedLM
 from replug.evals.lm_passes import reranked, write_documents
 from replug.evals.search import find_all, warn_of_similarity
 from replug.models.encoder import Encoder
@@ -92,20 +90,6 @@ def test_the_document_after_which_the_query_is_likeliest_is_the_one_that_is_read
     book = EvidenceBook(methods, KnownTexts(TEXTS), {**found, **ordered}, [True, False])
     assert {name: one.texts for name, one in book.of(0).items()} == {"bm25@3/rerank": ("green",), "bm25@1": ("red",)}
     assert book.nearest(methods[0], 0) == "green" and book.nearest(methods[1], 0) == "red"
-
-
-def test_where_its_calls_would_not_be_counted_reranking_is_refused():
-    config = EvaluationConfig(
-        "popqa",
-        "out",
-        methods=["bm25@9/rerank"],
-        questions=QuestionsConfig(path="questions"),
-        data=DataConfig(corpus="corpus"),
-        lm=LMConfig(path="stand_in"),
-        retriever=RetrieverConfig(""),
-    )
-    with pytest.raises(UserError, match="bm25@9/rerank"):
-        check_evaluation(config)
 
 
 # Documents that the LM writes -----------------------------------------------------------------------------------------

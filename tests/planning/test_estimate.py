@@ -131,12 +131,6 @@ def test_the_hours_of_a_server_are_not_made_up(paper: Config) -> None:
     )
 
 
-def test_a_search_in_host_memory_that_takes_longer_than_a_step_sets_the_pace(paper: Config) -> None:
-    split = {"train": 1, "score": 6, "index": 1}
-    small = replace(paper, data=replace(paper.data, num_documents=18_000_000))  # which one GPU holds twice
-    assert planned(paper, "8xH100", **split)["wall_hours"] > 1.3 * planned(small, "8xH100", **split)["wall_hours"]
-
-
 @pytest.mark.parametrize(
     ("keys", "gpus", "named"),
     [

@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from replug.cluster.layout import IndexActors
-from replug.config.choices import TrainedSide
-from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import Config, LoRAConfig
 from replug.data.store import PreparedSet
@@ -26,9 +23,7 @@ from replug.models.preparing import prepared_set
 from replug.models.score_cache import ScoreCache
 from replug.planning.memory import (
     SCORE_BYTES,
-    disk_bytes,
     host_bytes,
-    most_versions,
     prepared_bytes,
     run_sizes,
     state_bytes,
@@ -137,32 +132,8 @@ def test_the_cache_of_scores_takes_the_bytes_estimated(tmp_path: Path) -> None:
     assert pytest.approx(num_bytes(tmp_path), rel=0.05) == 20_000 * SCORE_BYTES
 
 
-def test_the_papers_run_holds_three_versions_of_its_vectors(paper: Config) -> None:
-    parts = disk_bytes(paper, Counts(36_000_000, 800_000, 0, 2000))
-    assert most_versions(paper) == 3 and parts["index_versions"] / 1e9 == pytest.approx(3 * (55.3 + 0.45), rel=0.002)
-    queries = replace(paper, retriever=replace(paper.retriever, train=TrainedSide.query))
-    assert most_versions(queries) == 2  # documents that do not learn are not refreshed
-
-
-def test_vectors_and_lms_that_no_gpu_holds_are_in_the_nodes_memory(paper: Config) -> None:
-    two_versions = 2 * 36e6 * 768 * 2
-    alone = host_bytes(paper, 36_000_000, has_bfloat16=True)
-    weights = 2 * 1557e6 + 4 * 4 * CONTRIEVER.parameters
-    assert alone == pytest.approx(two_versions + weights, rel=0.01)
-    on_gpus, index = replace(paper, lm=replace(paper.lm, gpus_per_replica=1.0)), IndexActors(search_on_gpu=True)
-    assert host_bytes(on_gpus, 36_000_000, has_bfloat16=True, index=index) == pytest.approx(
-        weights - 2 * 1557e6, rel=0.01
-    )
-    assert run_sizes(paper, 36_000_000, has_bfloat16=True).vectors == 36e6 * 768 * 2
-
-
 def test_a_vector_store_holds_its_vectors_itself(paper: Config) -> None:
     config = replace(paper, data=replace(paper.data, corpus="lance:///nowhere?table=docs", source=None))
     assert version_bytes(config, 36_000_000, CONTRIEVER) == 4 * CONTRIEVER.parameters
     assert host_bytes(config, 36_000_000, has_bfloat16=True) < 6e9
     assert run_sizes(config, 36_000_000, has_bfloat16=True).vectors == 0
-
-
-def test_more_dimensions_than_there_are_is_refused_by_its_key(paper: Config) -> None:
-    with pytest.raises(UserError, match=r"index\.dims"):
-        run_sizes(replace(paper, index=replace(paper.index, dims=1000)), 1000, has_bfloat16=True)

@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from replug.models.encoder import Encoder
 from replug.models.encoder_files import DocumentEncoder
 from replug.planning import model_sizes
 from replug.planning.model_sizes import encoder_size, known_parameters, lm_size, retriever_size
-from tests.support.dpr_folders import write_dpr_pair
 from tests.support.encoder_folders import WIDTH, write_chain, write_encoder, write_static
 
 PUBLISHED = {  # millions of parameters, as their model cards have them
@@ -101,21 +99,9 @@ def test_a_static_encoder_has_a_row_for_each_token(tmp_path: Path) -> None:
         encoder_size(str(tmp_path / "static"))
 
 
-def test_a_saved_pair_has_the_size_of_its_documents_encoder(tmp_path: Path) -> None:
-    documents, queries = map(str, write_dpr_pair(tmp_path))
-    Encoder(documents, query_path=queries).save(tmp_path / "pair")
-    assert replace(encoder_size(str(tmp_path / "pair")), name="") == replace(encoder_size(documents), name="")
-
-
 def test_tuned_queries_count_with_the_encoder_of_their_documents(tmp_path: Path, folder: Path) -> None:
     queries = tmp_path / "run/retriever"
     Encoder(str(folder)).save(queries, DocumentEncoder(str(folder), "sum"))
     alone = encoder_size(str(folder)).parameters
     for path in (queries, tmp_path / "run"):
         assert retriever_size(RetrieverConfig(path=str(path))).parameters == 2 * alone
-
-
-def test_a_list_of_modules_that_is_no_json_is_an_error_that_names_the_file(folder: Path) -> None:
-    (folder / "modules.json").write_text("[")
-    with pytest.raises(UserError, match=r"retriever.path: .*modules\.json cannot be read as JSON"):
-        encoder_size(str(folder))
