@@ -41,7 +41,7 @@ def serve(
 
     replug serve runs/quickstart --port 9000 --k 5 lm.path=DIR
     """
-    require_extra("serve", "fastapi", "uvicorn", "prometheus_client", what="replug serve")
+    require_extra("serve", "fastapi", "uvicorn", what="replug serve")
     from replug.serving import app as serving
     from replug.serving.access import token_for
     from replug.serving.openai_api import MAX_DOCUMENTS, ServingLimits

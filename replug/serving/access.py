@@ -1,4 +1,4 @@
-"""Limit who asks, how much and how often: the bearer token, bounds of requests and connections, metrics of routes.
+"""Limit who asks, how much and how often: the bearer token, bounds of requests and connections.
 
 Whoever has the token may ask. Without a token the server listens on loopback only. A page in a browser could still
 reach it under a name that it made to mean loopback (DNS rebinding), so the name in `Host` must be loopback's too.
@@ -14,9 +14,6 @@ import logging
 import math
 import os
 import re
-import time
-from collections.abc import MutableMapping
-from typing import Any
 
 import h11
 from fastapi import Request
@@ -34,9 +31,7 @@ TOKEN_VARIABLE = "REPLUG_SERVE_TOKEN"
 MIN_TOKEN_CHARACTERS = 16
 MAX_BODY_BYTES = 8 * 2**20
 HEALTH = "/health"  # needs no token
-OPENAPI = "/openapi.json"
 COMPUTING = ("/v1/embeddings", "/search", "/v1/completions", "/v1/chat/completions")
-ROUTES = (HEALTH, OPENAPI, "/metrics", "/v1/models", *COMPUTING)
 GONE = 499  # the status of a client that disconnected, as nginx has it
 SECONDS_TO_ARRIVE = 20.0  # a request's head and body
 MAX_CONNECTIONS = 512  # of the 1,024 descriptors that a process may usually open
@@ -58,39 +53,27 @@ def token_for(host: str) -> str | None:
 
 
 class Guard:
-    """Middleware round the routes: refuse requests without the token, too large, or too many; measure all."""
+    """Middleware round the routes: refuse requests without the token, too large, or too many."""
 
     def __init__(self, app: ASGIApp, token: str | None, service: Service) -> None:
         self._app, self._token, self._service, self._under_way = app, token, service, 0
-        service.metrics.under_way.set_function(lambda: self._under_way)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # the server's own start and end
             await self._app(scope, receive, send)
             return
-        route = scope["path"] if scope["path"] in ROUTES else "other"
-        began, status, counted = time.perf_counter(), GONE, route in COMPUTING
-
-        async def send_watched(message: MutableMapping[str, Any]) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
+        counted = scope["path"] in COMPUTING
         self._under_way += counted
         try:
-            self._require_admitted(route, Request(scope))
+            self._require_admitted(scope["path"], Request(scope))
             async with asyncio.timeout(self._service.limits.timeout_seconds + SECONDS_TO_ARRIVE):
-                await self._app(scope, receive, send_watched)
-        except TimeoutError:  # of a client that does not read: the server closes the connection
-            status = GONE
+                await self._app(scope, receive, send)
         except ApiError as error:
-            await error.response()(scope, receive, send_watched)
-        except Exception:
-            status = 500  # sent by a layer further out
-            raise
+            await error.response()(scope, receive, send)
+        except TimeoutError:  # of a client that does not read: the server closes the connection
+            return
         finally:
             self._under_way -= counted
-            self._service.metrics.seconds.labels(route, str(status)).observe(time.perf_counter() - began)
 
     def _require_admitted(self, route: str, request: Request) -> None:
         """Raise ApiError for a request that must not reach its route."""

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -29,7 +28,7 @@ from replug.config.plain_text import plain_line
 from replug.models.black_box_lm import UnscorableText
 from replug.models.generation import GenerationOptions
 from replug.models.http.http_lm import HttpLM, require_greedy
-from replug.serving.access import BACKLOG, GONE, HEALTH, OPENAPI, BoundedConnection, Guard
+from replug.serving.access import BACKLOG, GONE, HEALTH, BoundedConnection, Guard
 from replug.serving.index_holder import ServedIndex
 from replug.serving.openai_api import (
     DEFAULT_TOKENS,
@@ -70,8 +69,7 @@ def create_app(service: Service, token: str | None) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        openapi_url=OPENAPI,
-        responses={"4XX": {"description": "A refusal; the message names the key and what is expected."}},
+        openapi_url=None,
     )
     app.add_middleware(Guard, token=token, service=service)
     _add_refusals(app)
@@ -115,11 +113,6 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         index = service.index
         problem = {"problem": "a newer index version cannot be opened; see the log"} if index.problem else {}
         return {"status": "ready", "index_version": index.served.version, **problem}
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        """Return the metrics for Prometheus."""
-        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v1/models")
     async def models() -> Json:

@@ -79,9 +79,7 @@ class ServingLimits:
 
 # Requests ------------------------------------------------------------------------------------------------------------
 
-AS_LIST = BeforeValidator(
-    lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=str | list[str]
-)
+AS_LIST = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 Texts = Annotated[list[str], AS_LIST, Field(min_length=1, max_length=MAX_TEXTS)]
 Zero = Annotated[float, Field(ge=0, le=0)]
 One = Annotated[float, Field(ge=1, le=1)]

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import TemplateError
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from replug.cluster.background import attempt
 from replug.config.choices import ServerAPI
@@ -47,26 +46,7 @@ log = logging.getLogger(__name__)
 LEAST_PROMPTS = 16  # of the longest that are admitted; a request may have as many as the server's --k too
 GATHER_SECONDS = 0.005  # clients that were answered together ask again together
 MAX_TEXTS_A_CALL = 256
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 Listener = Callable[[str], None]  # called with the pieces of an answer, in the LM's thread
-
-
-class Metrics:
-    """The metrics of one server. No request adds a label."""
-
-    def __init__(self) -> None:
-        registry = self.registry = CollectorRegistry()
-        labels = ["route", "status"]
-        self.seconds = Histogram(
-            "replug_request_seconds", "To the last byte", labels, buckets=SECONDS, registry=registry
-        )
-        self.under_way = Gauge("replug_requests_under_way", "Admitted requests", registry=registry)
-        self.tokens = Counter("replug_tokens", "Tokens read, generated or embedded", ["kind"], registry=registry)
-        self.batches = Histogram(
-            "replug_batch_size", "Requests in one call", ["queue"], buckets=SIZES, registry=registry
-        )
-        self.version = Gauge("replug_index_version", "The version that is searched", registry=registry)
 
 
 Work = tuple[Callable[..., Sequence[Any]], *tuple[Hashable, ...]]  # a function and its first arguments
@@ -80,8 +60,8 @@ class BatchQueue:
     queue. If a call fails, each of its items is computed alone, so that an item fails only by its own fault.
     """
 
-    def __init__(self, name: str, max_size: int, metrics: Metrics) -> None:
-        self._max_size, self._batches = max_size, metrics.batches.labels(name)
+    def __init__(self, name: str, max_size: int) -> None:
+        self._max_size = max_size
         self._waiting: list[Call] = []
         self._is_filled = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, name)  # a tokenizer refuses two threads at once
@@ -104,7 +84,6 @@ class BatchQueue:
                 await self._is_filled.wait()
                 await asyncio.sleep(GATHER_SECONDS)
                 if taken := self._take():
-                    self._batches.observe(len(taken))
                     work, items = taken[0][0], [item for _, item, *_ in taken]
                     outcomes = await asyncio.get_running_loop().run_in_executor(self._thread, _outcomes, work, items)
                     for (*_, future), outcome in zip(taken, outcomes, strict=True):
@@ -263,10 +242,8 @@ class Service:
         self.lm, self.prompting, self.k, self.index, self.limits = lm, prompting, k, index, limits
         self.weighting = weighting
         self.failure = ""  # why the server ends by itself
-        self.metrics = Metrics()
-        self.metrics.version.set_function(lambda: index.served.version)
-        self._retriever_queue = BatchQueue("retriever", MAX_TEXTS_A_CALL, self.metrics)
-        self._lm_queue = BatchQueue("lm", limits.max_batch, self.metrics)
+        self._retriever_queue = BatchQueue("retriever", MAX_TEXTS_A_CALL)
+        self._lm_queue = BatchQueue("lm", limits.max_batch)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -292,9 +269,7 @@ class Service:
 
     async def embed(self, index: ServedIndex, side: Side, texts: list[str]) -> tuple[np.ndarray, int, list[bool]]:
         """Return vectors [N, D] float32, their number of tokens, and whether each text was cut."""
-        vectors, num_tokens, are_cut = await self._retriever_queue.submit((_embed, index, side), texts, len(texts))
-        self.metrics.tokens.labels("embedded").inc(num_tokens)
-        return vectors, num_tokens, are_cut
+        return await self._retriever_queue.submit((_embed, index, side), texts, len(texts))
 
     async def search(self, index: ServedIndex, k: int, queries: list[str]) -> tuple[list[list[Retrieved]], list[bool]]:
         """Return the documents of each query, and whether each query was cut."""
@@ -344,8 +319,6 @@ class Service:
             question.disconnected.set()
         if question.error is not None:
             raise question.error
-        self.metrics.tokens.labels("generated").inc(generated.num_tokens)
-        self.metrics.tokens.labels("read").inc(generated.prompt_tokens or 0)
         return question.answered(generated)
 
     def _ask_server(self, options: GenerationOptions, questions: Sequence[Question]) -> list[Future[list[Generated]]]:

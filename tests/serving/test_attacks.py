@@ -72,20 +72,19 @@ def test_a_weak_token_is_refused_and_not_shown(token: str, monkeypatch: pytest.M
     assert not token or token not in str(caught.value)
 
 
-def test_all_but_health_is_behind_the_token_and_paths_add_no_metrics(root: Path) -> None:
+def test_all_but_health_is_behind_the_token(root: Path) -> None:
     async def test(client):
         for given in ("", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", TOKEN):
-            for path in ("/metrics", "/v1/models", "/nothing/7"):
+            for path in ("/v1/models", "/nothing/7"):
                 done = await client.get(path, headers={"Authorization": given})
                 assert (done.status_code, done.json()["error"]["code"]) == (401, "invalid_api_key"), given
             assert (await client.get("/health", headers={"Authorization": given})).status_code == 200
-        assert (await client.get("/metrics", headers={"Authorization": f"bearer {TOKEN}"})).status_code == 200
-        return (await client.get("/v1/models", headers={"Host": "example.org"})).json(), await client.get("/metrics")
+        assert (await client.get("/v1/models", headers={"Authorization": f"bearer {TOKEN}"})).status_code == 200
+        return (await client.get("/v1/models", headers={"Host": "example.org"})).json()
 
-    models, metrics = ask(service_of(root), test, TOKEN)
+    models = ask(service_of(root), test, TOKEN)
     assert [one["id"] for one in models["data"]] == ["replug", "retriever"]
     assert models["data"][0]["replug"]["lm"] == StandInLM().identity
-    assert "nothing" not in metrics.text and 'route="other",status="401"' in metrics.text
 
 
 def test_without_a_token_the_host_is_this_machine(root: Path) -> None:
@@ -293,12 +292,11 @@ def test_a_client_that_disconnects_ends_its_answer_and_frees_its_place(root: Pat
             await asking
             while not lm.lengths:
                 await asyncio.sleep(0.01)
-            return busy, healthy, await client.post("/search", json={"query": "x"}), await client.get("/metrics")
+            return busy, healthy, await client.post("/search", json={"query": "x"})
 
-    busy, healthy, free, metrics = asyncio.run(test())
+    busy, healthy, free = asyncio.run(test())
     assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
     assert (healthy.status_code, free.status_code) == (200, 200)
-    assert stream or 'route="/v1/completions",status="499"' in metrics.text
 
 
 def test_requests_end_on_the_version_they_began_on_while_a_newer_one_is_swapped_in(root: Path, tmp_path: Path) -> None:
@@ -325,13 +323,12 @@ def test_requests_end_on_the_version_they_began_on_while_a_newer_one_is_swapped_
             await asyncio.gather(*asking)
             await asyncio.to_thread(write_small_index, root.parent, TEXTS, version=2)
             await until_version(client, 2)
-            return seen, (await client.get("/metrics")).text
+            return seen
 
-    seen, metrics = asyncio.run(test())
+    seen = asyncio.run(test())
     assert {version for version, _ in seen} == {0, 1}
     assert [version for version, _ in seen] == sorted(version for version, _ in seen)
     assert {text for _, text in seen} == {TEXTS[0]}  # both versions hold it, at another place
-    assert "replug_index_version 2.0" in metrics
 
 
 def test_a_damaged_version_leaves_the_old_one_in_use_until_a_good_one_comes(

@@ -4,9 +4,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
-from prometheus_client import generate_latest
-
-from replug.serving.service import BatchQueue, Metrics
+from replug.serving.service import BatchQueue
 
 
 class Panic(BaseException):
@@ -32,14 +30,14 @@ class Calls:
 
 
 def with_queue(test):
-    """Run `test(submit, calls, metrics)` on a loop; `submit(factor, item)` asks for a product."""
+    """Run `test(submit, calls)` on a loop; `submit(factor, item)` asks for a product."""
 
     async def run():
-        calls, metrics = Calls(), Metrics()
-        queue = BatchQueue("q", 4, metrics)
+        calls = Calls()
+        queue = BatchQueue("q", 4)
         running = asyncio.create_task(queue.run())
         try:
-            return await test(lambda factor, item: queue.submit((calls.multiply, factor), item), calls, metrics)
+            return await test(lambda factor, item: queue.submit((calls.multiply, factor), item), calls)
         finally:
             calls.may_end.set()
             running.cancel()
@@ -49,34 +47,25 @@ def with_queue(test):
 
 
 def test_what_waits_for_the_same_work_is_one_call_in_its_order_up_to_the_largest_size() -> None:
-    async def test(submit, calls, metrics):
+    async def test(submit, calls):
         asked = [submit(factor, item) for factor, item in ((2, 1), (3, 2), (2, 3), (2, 4), (2, 5), (2, 6))]
         assert await asyncio.gather(*asked) == [2, 6, 6, 8, 10, 12]
         assert calls.made == [(2, [1, 3, 4, 5]), (3, [2]), (2, [6])]
-        assert 'replug_batch_size_sum{queue="q"} 6.0' in generate_latest(metrics.registry).decode()
 
     with_queue(test)
 
 
-def test_an_error_that_is_no_exception_spoils_no_other_and_ends_no_queue() -> None:
-    async def test(submit, calls, metrics):
-        found = await asyncio.gather(*[submit(2, item) for item in (1, 17, 3)], return_exceptions=True)
-        assert (found[0], str(found[1]), found[2]) == (2, "Panic: 17", 6)
+def test_one_that_cannot_be_computed_spoils_no_other_and_ends_no_queue() -> None:
+    async def test(submit, calls):
+        found = await asyncio.gather(*[submit(2, item) for item in (1, 17, 3, 13)], return_exceptions=True)
+        assert (found[0], str(found[1]), found[2], str(found[3])) == (2, "Panic: 17", 6, "13")
         assert await submit(2, 4) == 8
 
     with_queue(test)
 
 
-def test_one_that_cannot_be_computed_spoils_no_other() -> None:
-    async def test(submit, calls, metrics):
-        found = await asyncio.gather(*[submit(2, item) for item in (1, 13, 3)], return_exceptions=True)
-        assert (found[0], str(found[1]), found[2]) == (2, "13", 6)
-
-    with_queue(test)
-
-
 def test_a_cancelled_request_leaves_the_queue_and_its_result_is_dropped() -> None:
-    async def test(submit, calls, metrics):
+    async def test(submit, calls):
         calls.may_end.clear()
         running = asyncio.create_task(submit(2, 1))
         while not calls.made:
