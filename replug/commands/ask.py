@@ -33,10 +33,9 @@ QUICKSTART = Path("runs/quickstart")  # searched by default
 
 @dataclass(frozen=True, slots=True)
 class AskOptions:
-    """The options of the command; None means the default. One of `index`, `corpus` and `engine` is searched."""
+    """The options of the command; None means the default. One of `index` and `engine` is searched."""
 
     index: Path | None = None
-    corpus: Path | None = None
     engine: str | None = None
     retriever: str | None = None
     method: str = REPLUG
@@ -54,16 +53,9 @@ class AskOptions:
         return self.method != REPLUG
 
     @property
-    def cuts_passages(self) -> bool:
-        """Return whether pages or documents are cut into passages; an index gives whole documents."""
-        return self.engine is not None or self.corpus is not None
-
-    @property
     def searched(self) -> str:
         """Name the source of the evidence for a reader."""
-        if self.engine is not None:
-            return self.engine
-        return f"corpus {self.corpus}" if self.corpus is not None else f"index {self.index}" if self.index else "index"
+        return self.engine or (f"index {self.index}" if self.index else "index")
 
 
 def ask(
@@ -74,13 +66,12 @@ def ask(
         typer.Option(help="Run or index to search. Default: runs/quickstart."),
     ] = None,
     engine: Annotated[str | None, typer.Option(help="Search engine: searxng or brave.")] = None,
-    corpus: Annotated[Path | None, typer.Option(help="JSONL corpus (id, text) to search with BM25.")] = None,
     rerank: Annotated[
         str, typer.Option(help="replug (ensemble of every token), direct, rag, noisy_channel or poe.")
     ] = REPLUG,
     retriever: Annotated[
         str | None,
-        typer.Option(help="Encoder that reranks passages of --engine or --corpus, such as RUN_DIR/retriever."),
+        typer.Option(help="Encoder that reranks passages of --engine, such as RUN_DIR/retriever."),
     ] = None,
     k: Annotated[
         int | None, typer.Option(help="Number of passages. 0: the LM answers alone. Default: 10.", min=0)
@@ -118,10 +109,10 @@ def ask(
     replug ask "The Python keyword yield" --template "{question}" --index runs/quickstart
     """
     stops = tuple(text.replace("\\n", "\n") for text in stop or ())
-    if index is None and corpus is None and engine is None and QUICKSTART.is_dir():
+    if index is None and engine is None and QUICKSTART.is_dir():
         index = QUICKSTART
     options = AskOptions(
-        *(index, corpus, engine, retriever, rerank, k, template, shots),
+        *(index, engine, retriever, rerank, k, template, shots),
         *(max_new_tokens, stops, temperature, top_p, seed),
     )
     for problem in _problems(options, overrides or []):
@@ -181,31 +172,25 @@ def _problems(options: AskOptions, overrides: Sequence[str]) -> Iterator[str]:
         yield f"--rerank is {options.method}; expected one of {', '.join((REPLUG, *RERANKERS))}"
     if options.engine not in (None, *WEB_ENGINES):
         yield f"--engine is {options.engine}; expected one of {', '.join(WEB_ENGINES)}"
-    places = {"--index": options.index, "--corpus": options.corpus}
-    for option, place in places.items():
-        if place is not None and not place.exists():
-            yield f"{option}: {place} does not exist"
-    given = [option for option, value in (places | {"--engine": options.engine}).items() if value is not None]
-    if len(given) > 1:
-        yield f"{' and '.join(given)} are both given; expected one of them"
-    if not given and options.k != 0:
-        yield (
-            f"there is nothing to search, and no {QUICKSTART}; expected --index RUN_DIR, --corpus FILE.jsonl, or "
-            f"--engine with one of {', '.join(WEB_ENGINES)}"
-        )
+    if options.index is not None and not options.index.exists():
+        yield f"--index: {options.index} does not exist"
+    if options.index is not None and options.engine is not None:
+        yield "--index and --engine are both given; expected one of them"
+    if options.index is None and options.engine is None and options.k != 0:
+        yield f"there is nothing to search, and no {QUICKSTART}; expected --index RUN_DIR or --engine NAME"
     yield from _override_problems(options, overrides)
     yield from _prompt_problems(options)
 
 
 def _override_problems(options: AskOptions, overrides: Sequence[str]) -> Iterator[str]:
     """Yield keys that nothing reads, and keys that have an option."""
-    passages = "--engine or --corpus, since an index has its own encoder and documents"
+    has_passages, passages = options.engine is not None, "--engine, since an index has its own encoder and documents"
     reads = {  # by section or key: whether it is read, and with what
-        "web": (options.cuts_passages, passages),
-        "retriever": (options.cuts_passages, passages),
+        "web": (has_passages, passages),
+        "retriever": (has_passages, passages),
         "rerank_lm": (options.reranks, "a reranker, such as --rerank poe"),
         "ensemble": (options.k != 0, "passages, and --k 0 reads none"),
-        TEMPERATURE: (bool(options.retriever) or not options.cuts_passages, "a retriever's similarities: --retriever"),
+        TEMPERATURE: (bool(options.retriever) or not has_passages, "a retriever's similarities: --retriever"),
     }
     options_of = {"web.engine": "--engine", "retriever.path": "--retriever"}
     for name in [*(one.partition("=")[0] for one in overrides), *(["--retriever"] if options.retriever else ())]:

@@ -34,12 +34,11 @@ from replug.config.methods import REPLUG
 from replug.config.plain_text import plain_line, plain_text
 from replug.config.rules import has_rerank_lm
 from replug.config.schema import LMConfig
-from replug.data.rows import one_line, read_documents
-from replug.index_workers.bm25 import BM25Index
+from replug.data.rows import one_line
 from replug.index_workers.local_index import RunRetriever
 from replug.models.black_box_lm import AsyncLM, Mixture
 from replug.models.build import counting_template, limited_template, lm_source, load_encoder
-from replug.models.ensemble import REPLUG_WEIGHTS, Retrieved
+from replug.models.ensemble import REPLUG_WEIGHTS
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import GenerationOptions
 from replug.models.lm_source import LMSource
@@ -126,7 +125,7 @@ def reply_to(question: str, options: AskOptions, config: AskConfig) -> Reply:
     """Answer a question. LMs are reached before the search, and read after it."""
     folder = options.index or FOLDER
     source = _source(config.lm, folder)
-    reranker, most = source, config.web.max_passages if options.cuts_passages else None
+    reranker, most = source, config.web.max_passages if options.engine is not None else None
     k = min(NUM_PASSAGES, most or NUM_PASSAGES) if options.k is None else options.k
     if most is not None and k > most:
         raise UserError(f"--k is {k}, and web.max_passages={most} are kept; raise that too")
@@ -155,18 +154,11 @@ def find_evidence(question: str, k: int, options: AskOptions, config: AskConfig,
         retriever = RunRetriever(options.index)
         [documents] = retriever.retrieve([question], k)
         return FoundEvidence(question, tuple(passages_of_documents(documents, _temperature(config, retriever))), {})
-    require_web("--engine" if options.engine else "--corpus")
-    from replug.web.evidence import evidence_finder, found_in_documents
+    require_web("--engine")
+    from replug.web.evidence import evidence_finder
 
-    if options.corpus is not None:
-        rows = list(read_documents(options.corpus))
-        best, scores = BM25Index(row.text for row in rows).search(question, config.web.num_results)
-        ranked = sorted((-float(score), int(row)) for row, score in zip(best, scores, strict=True) if score > 0)
-        documents = [Retrieved(rows[row].text, -score, rows[row].id) for score, row in ranked]  # equal ones by row
-        evidence = found_in_documents(question, documents, config.web.max_passages)
-    else:
-        with closing(evidence_finder(config.web, folder / "snapshot")) as finder:
-            evidence = finder.find(question)
+    with closing(evidence_finder(config.web, folder / "snapshot")) as finder:
+        evidence = finder.find(question)
     passages: Sequence[Passage] = evidence.passages
     if config.retriever.path:
         encoder = load_encoder(config.retriever)

@@ -57,13 +57,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    path = tmp_path / "corpus.jsonl"
-    path.write_text("".join(json.dumps({"id": f"c{row}", "text": text}) + "\n" for row, text in enumerate(TEXTS)))
-    return path
-
-
-@pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebSite]:
     """Pages of the same texts with a search before them, on loopback, which these tests may fetch from."""
     with web_site() as made:
@@ -180,22 +173,13 @@ def test_another_lm_may_rerank(replug, index):
 # Engines ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_corpus_is_searched_by_bm25_and_its_passages_weigh_by_tfidf(replug, corpus):
-    row = asked(replug, "--corpus", corpus, LM, "--k", "2", "--max-new-tokens", "3")
-    cosines = [one["similarity"] for one in row["evidence"]]
-    assert row["evidence"][0]["id"] == "c1" and cosines[0] > cosines[1] > 0
-    assert [one["prior"] for one in row["evidence"]] == pytest.approx([one / sum(cosines) for one in cosines])
-
-
-def test_a_retriever_ranks_the_passages_of_a_corpus(replug, index, tmp_path):
-    rows = [json.dumps({"id": f"d{row}", "text": text}) for row, text in enumerate(KNOWN)]
-    (tmp_path / "known.jsonl").write_text("\n".join(rows))
-    about = " ".join(text.split()[0] for text in KNOWN) + " " + " ".join(KNOWN[2].split()[:3])
-    typed = ["--corpus", "known.jsonl", LM, "--max-new-tokens", "3", "--k", "3"]
-    densely = asked(replug, *typed, "--retriever", "stand_in", question=about)["evidence"]
-    alone = asked(replug, "--index", index, LM, "--k", "3", "--max-new-tokens", "3", question=about)["evidence"]
-    assert [one["id"] for one in densely] == [one["id"] for one in alone]
-    assert [one["prior"] for one in densely] == pytest.approx([one["prior"] for one in alone], abs=1e-3)
+def test_a_retriever_ranks_the_passages_of_an_engine(replug, site):
+    typed = ["--engine", "searxng", f"web.url={site.url}", LM, "--max-new-tokens", "3", "--k", "3"]
+    evidence = asked(replug, *typed, "--retriever", "stand_in")["evidence"]
+    similarities, priors = ([one[name] for one in evidence] for name in ("similarity", "prior"))
+    assert similarities == sorted(similarities, reverse=True)
+    assert priors == pytest.approx([math.exp(one) / sum(map(math.exp, similarities)) for one in similarities])
+    assert evidence != asked(replug, *typed)["evidence"]
 
 
 def test_pages_of_a_search_engine_are_the_evidence_with_their_date(replug, site):
@@ -217,32 +201,29 @@ def test_an_engine_that_finds_nothing_is_told(replug, site):
 
 # Mistakes ---------------------------------------------------------------------------------------------------------
 
-CORPUS = ["--corpus", "corpus.jsonl"]
+ENGINE = ["--engine", "searxng", "web.url=http://127.0.0.1:1"]
 
 
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (
-            [],
-            "there is nothing to search, and no runs/quickstart; expected --index RUN_DIR, --corpus",
-        ),
+        ([], "there is nothing to search, and no runs/quickstart; expected --index RUN_DIR"),
         (["--index", "gone"], "--index: gone does not exist"),
         (["--index", "."], "lm.path is missing; expected lm.path=DIR for local weights"),
         (["--engine", "altavista"], "--engine is altavista; expected one of brave, searxng"),
         (["--engine", "searxng", "--index", "."], "--index and --engine are both given; expected one of them"),
-        ([*CORPUS, "--template", "Q:"], "--template is 'Q:'; expected a text with {question} in it"),
-        ([*CORPUS, "--rerank", "poe", "--template", "{question}"], "--template is for the ensemble; --rerank poe has"),
-        ([*CORPUS, "--k", "60"], "--k is 60, and web.max_passages=50 are kept; raise that too"),
+        ([*ENGINE, "--template", "Q:"], "--template is 'Q:'; expected a text with {question} in it"),
+        ([*ENGINE, "--rerank", "poe", "--template", "{question}"], "--template is for the ensemble; --rerank poe has"),
+        ([*ENGINE, "--k", "60"], "--k is 60, and web.max_passages=50 are kept; raise that too"),
         (["--index", ".", "web.url=x"], "web.url has no effect here"),
         (["--index", ".", "--retriever", "x"], "--retriever has no effect here"),
-        ([*CORPUS, "ensemble.temperature=2"], "ensemble.temperature has no effect here"),
-        ([*CORPUS, "rerank_lm.path=x"], "rerank_lm.path has no effect here"),
-        ([*CORPUS, "retrieve.k=3"], "retrieve: unknown key; expected keys of lm and rerank_lm and retriever and"),
+        ([*ENGINE, "ensemble.temperature=2"], "ensemble.temperature has no effect here"),
+        ([*ENGINE, "rerank_lm.path=x"], "rerank_lm.path has no effect here"),
+        ([*ENGINE, "retrieve.k=3"], "retrieve: unknown key; expected keys of lm and rerank_lm and retriever and"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_one_line(replug: CommandLine, corpus, typed, message):
+def test_a_mistake_is_one_line(replug: CommandLine, typed, message):
     lm = [] if message.startswith("lm.path") else [LM]
     done = replug("ask", QUESTION, *typed, *lm)
     assert done.status == 2 and message in done.errors, done.printed
@@ -254,13 +235,12 @@ def test_a_mistake_is_one_line(replug: CommandLine, corpus, typed, message):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rerank", ["replug", "poe"])
-def test_a_real_lm_answers_from_the_passage_that_says_it(replug: CommandLine, corpus, rerank):
-    typed = ["--corpus", corpus, f"lm.path={real_lm()}", "--k", "2", "--max-new-tokens", "8"]
-    dense = ["--retriever", real_encoder()] if rerank == "poe" else []
-    row = asked(replug, *typed, *dense, "--rerank", rerank)
-    assert row["evidence"][0]["id"] == "c1"
+def test_a_real_lm_answers_from_the_passage_that_says_it(replug: CommandLine, tmp_path, rerank):
+    index = write_small_index(tmp_path, TEXTS, real_encoder())
+    typed = ["--index", index, f"lm.path={real_lm()}", "--k", "2", "--max-new-tokens", "8"]
+    row = asked(replug, *typed, "--rerank", rerank)
     # An LM of 135M weights reranks badly: what it takes from the passage is asked for, and not which word.
-    assert row["answer"]
+    assert "Basel" in row["evidence"][0]["text"] and row["answer"]
     assert "Rhine" in row["answer"] if rerank == "replug" else row["answer"] in row["evidence"][0]["text"]
 
 
