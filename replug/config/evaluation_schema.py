@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from replug.config.choices import Detokenize, EnsembleWeights, Similarity
+from replug.config.choices import Detokenize, EnsembleWeights
 from replug.config.keys import ABOVE_0, FROM_0, key, section
 from replug.config.schema import (
     Config,
@@ -106,10 +106,6 @@ class EvaluationConfig:
         "Methods to compare: none, random, bm25, replug, NAME@K/concat and others (docs/evaluation.md).",
     )
     retrievers: dict[str, str] = key({}, "Further retrievers by name: an encoder, a run or an index folder.")
-    query_encoders: dict[str, str] = key({}, "Query encoders by name of the retriever, for pairs such as DPR.")
-    similarities: dict[str, Similarity] = key(
-        {}, "Similarity (cosine or dot) by name of the retriever. Default: retriever.similarity."
-    )
     k: int = key(10, "Number of documents for methods without @K (paper: 10).", ABOVE_0)
     exclude_own_source: bool = key(False, "Exclude documents that have the same source as the example.")
     num_resamples: int = key(10000, "Number of resamples of the paired bootstrap.", ABOVE_0)

@@ -133,11 +133,6 @@ def evaluation_methods(config: EvaluationConfig) -> list[Method]:
 def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
     if not config.out.strip():
         yield "out is empty; expected a folder for the results"
-    for key in ("query_encoders", "similarities"):
-        for name in sorted(getattr(config, key).keys() - (config.retrievers.keys() | {REPLUG})):
-            yield f"{key}.{name} does not name a retriever; expected a name under retrievers, or replug"
-    if config.retriever.query_path is not None and REPLUG in config.query_encoders:
-        yield f"query_encoders.{REPLUG} and retriever.query_path both set its query encoder; expected one of them"
     if QUESTION not in config.questions.query:
         yield f"questions.query is {config.questions.query!r}; expected a text with {QUESTION} in it"
     yield from web_problems(config.web)

@@ -23,7 +23,7 @@ OTHERS = (
 LM, TEXTS, CORPUS = "lm.identity", "texts.sha256", "corpus.sha256"  # inputs beside the configuration's keys
 
 INDEX = "index"  # in found/: by retriever, and of the inputs whose names begin so
-OF_INDEX = (CORPUS, "retriever", "similarities", "index")
+OF_INDEX = (CORPUS, "retriever", "index")
 
 log = logging.getLogger(__name__)
 

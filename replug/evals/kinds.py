@@ -35,7 +35,7 @@ SHARED = (
     *("evaluation", "out", "methods", "k", "num_resamples", "seed"),
     *("data", "retriever", "lm", "index", "ray", "paper"),
 )
-MIXES = ("ensemble", "retrievers", "query_encoders", "similarities")
+MIXES = ("ensemble", "retrievers")
 MEASURES_TEXTS = (
     *MIXES,
     "exclude_own_source",

@@ -193,7 +193,7 @@ def gold_rows(gold: Iterable[Mapping[str, int]], rows_of: Mapping[str, int]) -> 
 
 EVALUATION = EvaluationKind(
     retrieval_dataset,
-    ("retrievers", "query_encoders", "similarities", "questions.qrels", *DRAWS_QUESTIONS),
+    ("retrievers", "questions.qrels", *DRAWS_QUESTIONS),
     retrieval_problems,
     asks_lm=False,
     add_findings=write_runs,

@@ -16,7 +16,7 @@ from replug.config.choices import Similarity
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
-from replug.config.schema import RetrieveConfig
+from replug.config.schema import RetrieveConfig, RetrieverConfig
 from replug.data.folder import sole_writer
 from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments, random_documents
@@ -29,7 +29,7 @@ from replug.index_workers.local_index import LocalIndex, query_encoder_folder
 from replug.index_workers.service import IndexService
 from replug.index_workers.version_store import VersionStore
 from replug.models.build import load_encoder
-from replug.models.encoder import Encoder, QueryEncoder, require_finite_vectors
+from replug.models.encoder import Encoder, require_finite_vectors
 from replug.models.encoder_side import require_known
 from replug.models.hardware import available_cores
 from replug.models.packaged import resolve_encoder_path
@@ -98,19 +98,18 @@ def _find(
             raise UserError(f"methods: {problem}; expected methods without bm25 for this corpus")
         return RetrievedDocuments(rows, scores)
     path = _retriever_path(config, source)
-    embed = partial(_query_vectors, queries, config.query_encoders.get(source))
+    embed = partial(_query_vectors, queries)
     if _is_indexed(path):
         return _find_in_index(config, corpus, source, embed, k)
-    own = replace(config.retriever, similarity=config.similarities.get(source, config.retriever.similarity))
-    if source != REPLUG:  # prompts and query_path are of retriever.path alone
-        own = replace(own, path=path, query_path=None, query_prompt=None, document_prompt=None)
+    keys, dims = config.retriever, config.index.dims
+    own = keys if source == REPLUG else RetrieverConfig(path, max_tokens=keys.max_tokens)
+    encoder = load_encoder(own, dims=dims)
+    if source != REPLUG and encoder.own_similarity is None and keys.similarity is not None:
+        own = replace(own, similarity=keys.similarity)
+        encoder = load_encoder(own, dims=dims)
     run, root = replace(config.run_config(), retrieve=RetrieveConfig(k), retriever=own), out / "index" / source
-    encoder = load_encoder(own, dims=run.index.dims)
     require_known(encoder, corpus.corpus, queries, path)
-    if source == REPLUG:
-        warn_of_similarity(encoder, path, config.retriever.similarity, "retriever.similarity")
-    else:
-        warn_of_similarity(encoder, path, config.similarities.get(source), f"similarities.{source}")
+    warn_of_similarity(encoder, path, own.similarity)
     with sole_writer(root), closing(IndexService(root)) as index:
         require_same_index(run, encoder, corpus, index.store)
         build_version(run, encoder, corpus, index, IndexState(0, 0))
@@ -118,35 +117,25 @@ def _find(
     return RetrievedDocuments(result.doc_rows, result.similarities)
 
 
-def warn_of_similarity(encoder: Encoder, path: str, given: Similarity | None, key: str) -> None:
+def warn_of_similarity(encoder: Encoder, path: str, given: Similarity | None) -> None:
     """Warn where vectors are compared otherwise than the encoder's folder says, or where neither it nor a key says."""
     used, own = encoder.similarity, encoder.own_similarity
     if given is None and own is None:
         log.warning(
-            f"{key} is not given, and {path} does not say how its vectors are compared: {used} is used; REPLUG uses "
-            "cosine, and Contriever and DPR were trained with dot"
+            f"retriever.similarity is not given, and {path} does not say how its vectors are compared: {used} is used; "
+            "REPLUG uses cosine, and Contriever and DPR were trained with dot"
         )
     elif own not in (None, used):
-        log.warning(f"{key}: {used} is used, but {path} says {own}")
+        log.warning(f"retriever.similarity: {used} is used, but {path} says {own}")
 
 
 def _texts(corpus: Corpus) -> Iterator[str]:
     return (document.text for document in corpus.corpus.iterate())
 
 
-def _query_vectors(queries: Sequence[str], path: str | None, encoder: Encoder) -> np.ndarray:
-    """Embed queries [B, D] with the encoder of the documents, or with the one in `path`, which only queries have."""
-    own = encoder
-    if path:
-        folder = resolve_encoder_path(path)
-        own = QueryEncoder(folder, encoder.similarity, dims=encoder.dims)
-        encoder.require_documents_of(own, folder)
-    if own.dim != encoder.dim:
-        raise UserError(
-            f"query_encoders: vectors of {path} have {own.dim} numbers, those of the documents {encoder.dim}; "
-            "expected the two encoders of one retriever"
-        )
-    vectors = own.encode_query(queries).numpy()
+def _query_vectors(queries: Sequence[str], encoder: Encoder) -> np.ndarray:
+    """Embed queries [B, D]."""
+    vectors = encoder.encode_query(queries).numpy()
     require_finite_vectors(vectors, [repr(query[:40]) for query in queries])
     return vectors
 
@@ -171,7 +160,6 @@ def _find_in_index(config: EvaluationConfig, corpus: Corpus, source: str, embed:
     plan, retriever = index.plan, config.retriever
     asked: dict[str, tuple[object, object]] = {
         "index.dims": (config.index.dims, plan.dim),
-        "similarities": (config.similarities.get(source), plan.similarity),
     }
     if source == REPLUG:
         asked |= {
@@ -202,7 +190,7 @@ def _retriever_path(config: EvaluationConfig, source: str) -> str:
 
 def query_folder(config: EvaluationConfig, source: str) -> str:
     """Return the folder or the hub name of the encoder of a retriever's queries."""
-    path = config.query_encoders.get(source) or _retriever_path(config, source)
+    path = _retriever_path(config, source)
     if not _is_indexed(path):
         return resolve_encoder_path(path)
     root = index_folder(Path(path).expanduser()).absolute()

@@ -32,7 +32,6 @@ OF_TRAINING = {
 }
 OF_EVALUATIONS = {
     "retrievers.none=x": "retrievers.none",
-    "query_encoders.dpr=x": "query_encoders.dpr",
     "questions.query=x": "questions.query is 'x'",
     "methods=[]": "methods is empty",
     "methods=[none,replug]": "retriever.path is missing",

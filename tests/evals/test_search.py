@@ -57,11 +57,11 @@ def written(folder: Path, said: str | None) -> str:
 @pytest.mark.parametrize(
     ("said", "asked", "warns"),
     [
-        (None, None, "similarities.lsr is not given, and .* cosine is used"),  # Contriever, DPR
+        (None, None, "retriever.similarity is not given, and .* cosine is used"),  # Contriever, DPR
         (None, Similarity.cosine, None),  # as REPLUG has Contriever
         (None, Similarity.dot, None),
         ("dot", None, None),
-        ("dot", Similarity.cosine, "similarities.lsr: cosine is used, but .* says dot"),
+        ("dot", Similarity.cosine, "retriever.similarity: cosine is used, but .* says dot"),
         ("cosine", Similarity.cosine, None),
     ],
 )
@@ -69,7 +69,7 @@ def test_a_similarity_that_nobody_said_or_that_the_folder_denies_is_named(
     said: str | None, asked: Similarity | None, warns: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = written(tmp_path, said)
-    warn_of_similarity(Encoder(path, asked.value if asked else None), path, asked, "similarities.lsr")
+    warn_of_similarity(Encoder(path, asked.value if asked else None), path, asked)
     lines = [record.getMessage() for record in caplog.records if record.name == "replug.evals.search"]
     assert len(lines) == (warns is not None)
     assert warns is None or re.match(warns, lines[0])
