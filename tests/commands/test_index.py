@@ -119,19 +119,3 @@ def test_other_documents_are_refused(index, folder, tmp_path, replug):
     ended = replug("prepare", CONFIG, "--index", f"run_dir={index.parent}", *overrides(folder, **changes))
     assert ended.status == 2 and ended.errors.startswith("replug: data.corpus (sha256) is ")
     assert f"the prepared set in {index}/corpus was made with" in ended.errors
-
-
-def test_a_kind_that_the_corpus_is_too_small_for_is_refused(index, folder, replug):
-    changes = {"index.kind": "IVF128,SQ8"}
-    ended = replug("prepare", CONFIG, "--index", f"run_dir={index.parent}", *overrides(folder, **changes))
-    says = "replug: index.kind is IVF128,SQ8, which needs 128 documents to be trained; the corpus has 90"
-    assert (ended.status, ended.errors.strip()) == (2, says)
-
-
-def test_a_run_directory_whose_index_was_moved_still_searches(index, tmp_path, replug):
-    shutil.copytree(index, tmp_path / "run" / "index")
-    before = replug("search", index, QUERY, "--json")
-    (tmp_path / "run").rename(tmp_path / "moved")
-    ended = replug("search", tmp_path / "moved", QUERY, "--json")
-    assert ended.status == 0
-    assert found(ended.output) == found(before.output)

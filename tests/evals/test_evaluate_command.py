@@ -216,19 +216,6 @@ def test_two_models_are_compared_by_questions_on_a_folder_of_texts(replug, tmp_p
     assert judged["results"]["lsr"]["Success@5 - replug"]["value"] < 0
 
 
-def test_a_first_try_that_measured_nothing_claims_nothing(evaluate, replug, tmp_path, corpus, questions):
-    out, given = tmp_path / "out", (f"data.corpus={corpus}", "methods=[random,bm25]")
-    twice = write_jsonl(tmp_path / "twice.jsonl", [{"id": "a", "text": "one"}] * 40)
-    other = write_jsonl(tmp_path / "other.jsonl", [{"question": "thing1", "gold": ["gone"]}])
-    for wrong in ((f"data.corpus={twice}", f"questions.path={questions}"), (f"questions.path={other}",)):
-        ended = replug(*typed("retrieval", f"out={out}", *given, *wrong))
-        assert ended.status == 2, ended.printed
-    results, _ = evaluate("retrieval", out, *given, f"questions.path={questions}")
-    assert results["bm25"]["Success@1"]["n"] == 30
-    ended = replug(*typed("retrieval", f"out={out}", *given, f"questions.path={other}"))
-    assert ended.status == 2 and "was made with" in ended.errors
-
-
 def test_what_a_first_try_found_is_removed_with_its_claim_and_an_index_stays_while_it_fits(tmp_path):
     folder = EvaluationFolder(tmp_path / "out")
     first, second = (EvaluationConfig("retrieval", str(tmp_path / "out"), k=k) for k in (20, 30))

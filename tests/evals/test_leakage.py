@@ -3,20 +3,16 @@
 import random
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import EvaluationConfig, PaperConfig
-from replug.config.methods import parse_methods
+from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
 from replug.evals.language_modelling import LanguageModelling, require_sources
 from replug.evals.leakage import find_overlaps, overlap_line, overlaps_with, write_leakage
 from replug.evals.loop import Item
-from replug.evals.results import compare
-from replug.evals.tables import result_blocks, to_markdown
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 
@@ -114,24 +110,6 @@ def test_what_was_found_is_kept_and_measured_again_for_other_texts(corpus, tmp_p
         overlaps_with(config, corpus, task_of(examples(3)), path)
     write_leakage(tmp_path / "leakage.json", first, ["w1", "w3"])
     assert '"share": 0.5' in (tmp_path / "leakage.json").read_text()
-
-
-def test_every_figure_is_given_with_and_without_what_the_corpus_holds():
-    task = task_of(examples())
-    numbers = [{"bits": bits, "bytes": 10.0, "tokens": 5.0, "words": 2.0} for bits in (1.0, 10.0, 20.0, 30.0)]
-    rows = [
-        {"id": f"w{i}", "methods": {name: {"numbers": of, "detail": {}} for name in ("none", "replug")}}
-        for i, of in enumerate(numbers)
-    ]
-    methods = parse_methods(["none", "replug"], 2, {"replug": ""})
-    results = compare(task, rows, methods, PaperConfig(), 100, 0, np.array([True, False, False, False]))
-    assert results["none"]["bpb"]["value"] == pytest.approx(61 / 40)
-    assert results["none"]["bpb/not in the corpus"]["value"] == pytest.approx(60 / 30)
-    assert results["none"]["bpb/in the corpus"] == {"value": 0.1, "n": 1, "interval": [0.1, 0.1]}
-    assert results["replug"]["bpb/not in the corpus - none"]["n"] == 3
-    assert {"token_perplexity/not in the corpus", "word_perplexity/not in the corpus"} <= results["none"].keys()
-    assert "| not in the corpus | 3 | 2.0000 | 2.0000 |" in to_markdown(result_blocks(results, "lm"))
-    assert "bpb/not in the corpus" not in compare(task, rows, [], PaperConfig(), 100, 0, np.ones(4, bool))["none"]
 
 
 def test_a_text_without_a_source_is_refused_where_its_own_documents_are_left_out():

@@ -93,15 +93,6 @@ def test_the_servers_answers_are_mixed_over_the_documents(root: Path, tokenizer:
         assert (chat.status_code, chat.json()["error"]["code"]) == (400, "no_chat_template")
 
 
-def test_completions_of_a_chat_lm_are_answers_to_a_message(root: Path, tokenizer: str) -> None:
-    async def test(client):
-        return await post(client, "/v1/completions", **COMPLETION)
-
-    with FaultServer(tokenizer=tokenizer) as server:
-        whole = ask_server(root, server, test, tokenizer, chat=True)
-    assert whole["choices"][0]["text"] == expected_answer(whole, "[user] {} [assistant]")
-
-
 def test_a_server_that_is_asked_in_chats_gets_no_chat_template_of_ours(root: Path, tokenizer: str) -> None:
     lm = LMConfig(url="http://127.0.0.1/v1", model=MODEL, tokenizer=tokenizer, api=ServerAPI.chat)
     source = SimpleNamespace(tokenizer=ServerSource(lm).tokenizer, open_here=StandInLM)
