@@ -25,10 +25,7 @@ from replug.web.records import Passage
 
 @dataclass(frozen=True, slots=True)
 class AnsweringOptions:
-    """How candidates are sampled, and which rerankers score them. `labels` are for classification only.
-
-    Raises ValueError for numbers out of range.
-    """
+    """How candidates are sampled, and which rerankers score them. `labels` are for classification only."""
 
     rerankers: tuple[str, ...] = ("direct", "rag", "noisy_channel", "poe")
     num_samples: int = 4  # of each passage
@@ -38,10 +35,6 @@ class AnsweringOptions:
     top_p: float = 0.8
     seed: int = 0
     labels: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for number in (self.num_samples, self.num_samples_alone):
-            self.sampling(number, "")  # which checks them all
 
     def sampling(self, num_samples: int, opening: str) -> GenerationOptions:
         return GenerationOptions(
