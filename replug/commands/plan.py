@@ -58,17 +58,12 @@ def plan(
         print(json.dumps(planned, indent=2))
         return
     name = config.relative_to(SHIPPED).with_suffix("") if config.is_relative_to(SHIPPED) else config
-    print_plan(f"{name} on {planned['devices']}", planned)
-
-
-def print_plan(title: str, plan: Plan) -> None:
-    """Print everything that the plan of a training or an evaluation has."""
-    console, is_training = Console(), "stages" in plan
-    console.print((_stages_table if is_training else _models_table)(title, plan))
-    for line in (_training_lines if is_training else _evaluation_lines)(plan):
+    title, is_training = f"{name} on {planned['devices']}", "stages" in planned
+    console = Console()
+    console.print((_stages_table if is_training else _models_table)(title, planned))
+    notes = [f"note: {note}" for note in planned.get("notes", ())]
+    for line in [*(_training_lines if is_training else _evaluation_lines)(planned), *notes]:
         console.print(line, highlight=False, soft_wrap=True)
-    for note in plan.get("notes", ()):
-        console.print(f"note: {note}", highlight=False, soft_wrap=True)
 
 
 def _training_lines(plan: Plan) -> list[str]:

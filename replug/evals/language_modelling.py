@@ -34,7 +34,7 @@ from replug.data.store import Corpus, PreparedSet
 from replug.evals.evidence import Evidence, EvidenceBook, texts_of
 from replug.evals.folder import EvaluationFolder
 from replug.evals.intervals import bits_of
-from replug.evals.kinds import MEASURES_TEXTS, EvalDataset, EvaluationKind, Finished, PromptedLM
+from replug.evals.kinds import MEASURES_TEXTS, EvalDataset, EvaluationKind, PromptedLM
 from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
 from replug.evals.results import Results
 from replug.evals.spans import (
@@ -48,7 +48,6 @@ from replug.evals.spans import (
     spans_of,
     unit_starts,
 )
-from replug.evals.tables import Block
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, common_read, reading
 from replug.models.ensemble import mix, mix_and_weigh, prior_log_weights
 from replug.models.prompt import PromptTemplate
@@ -376,10 +375,9 @@ def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterat
         yield "methods: long_context reads on in whole texts, and held-out ones have no more; expected texts.path"
 
 
-def add_headroom(finished: Finished) -> list[Block]:
-    """Return what oracles would gain as blocks of the table; the numbers are metrics already."""
-    lines = headroom_lines(finished.results)
-    return [lines] if lines else []
-
-
-EVALUATION = EvaluationKind(lm_dataset, MEASURES_TEXTS, text_problems, add_findings=add_headroom)
+EVALUATION = EvaluationKind(
+    lm_dataset,
+    MEASURES_TEXTS,
+    text_problems,
+    add_findings=lambda finished: list(filter(None, [headroom_lines(finished.results)])),
+)

@@ -25,18 +25,6 @@ def test_search_shows_what_the_tuned_retriever_finds(quiet_run, capsys):
     assert [doc["id"] for doc in answer["found"]] == [doc["id"] for doc in example["after"]]
 
 
-@pytest.mark.slow
-def test_two_retrievers_are_shown_side_by_side(quiet_run, finish, tmp_path, capsys):
-    finish(tmp_path / "base", "--index", command="prepare")
-    example = json.loads((quiet_run / "examples.json").read_text())[0]
-    search(tmp_path / "base", example["context"], k=3, against=quiet_run, as_json=True)
-    before, after = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    assert [doc["id"] for doc in before["found"]] == [doc["id"] for doc in example["before"]]
-    assert [doc["id"] for doc in after["found"]] == [doc["id"] for doc in example["after"]]
-    search(tmp_path / "base", example["context"], k=2, against=quiet_run)
-    assert before["found"][0]["id"] in capsys.readouterr().out
-
-
 def test_the_exported_retriever_is_the_one_that_made_the_last_index(quiet_run, tmp_path):
     export(quiet_run, tmp_path / "out")
     store = VersionStore(quiet_run / "index")

@@ -33,10 +33,9 @@ def test_plain_text_is_left_as_it_is():
 def test_a_document_is_shown_by_search_as_it_is_written(name, monkeypatch, capsys):
     documents = [Retrieved(f"begin {HOSTILE[name]} end", 0.5, HOSTILE[name], "s")]
     monkeypatch.setattr(library, "search", lambda *_: documents)
-    monkeypatch.setenv("COLUMNS", "300")
     search.search(search.Path("a[/b]"), "q", 1)
     shown = capsys.readouterr().out
-    assert f"begin {plain_text(HOSTILE[name])} end" in shown and "a[/b]" in shown and plain_text(shown) == shown
+    assert f"begin {plain_text(HOSTILE[name])} end" in shown and plain_text(shown) == shown
     search.search(search.Path("i"), "q", 1, as_json=True)
     line = capsys.readouterr().out.rstrip("\n")
     assert line.isprintable() and json.loads(line)["found"] == [asdict(document) for document in documents]
