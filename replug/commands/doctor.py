@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 GIB = 2**30
 KINDS = "an index, a prepared set, labels, an encoder, a run directory"
 SMALLER = "a smaller LM, index.kind=ivf_pq, lower resources, or more nodes: replug slurm"
-UNKNOWN_DOCUMENTS = 10**8  # no kind wants more to be trained
 
 
 class State(Enum):
@@ -150,21 +149,7 @@ def config_checks(path: Path, overrides: Sequence[str]) -> list[Check]:
         fix = "fix this first; its other checks did not run"
         return [Check("configuration", State.wrong, str(error), fix)]
     loaded = Check("configuration", State.ok, f"{path}: keys, types and rules are valid")
-    return [loaded, *((index(config), disk(config), *memory_and_layout(config)) if config else ())]
-
-
-def index(config: Config) -> Check:
-    """Check that FAISS can build and search the index kind."""
-    try:
-        from replug.index_workers.build import index_kind  # it imports FAISS
-        from replug.planning.memory import retriever_or_base, searched_width
-        from replug.planning.stages import known_documents
-
-        dim = searched_width(config, retriever_or_base(config).dim)
-        kind = index_kind(config, dim, known_documents(config) or UNKNOWN_DOCUMENTS)
-    except UserError as error:
-        return Check("index", State.wrong, str(error), "another index.kind")
-    return Check("index", State.ok, kind.factory or config.index.kind)
+    return [loaded, *((disk(config), *memory_and_layout(config)) if config else ())]
 
 
 def disk(config: Config) -> Check:

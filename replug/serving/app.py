@@ -137,8 +137,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         index.require_length(body.dimensions)
         side = index.require_side(body.input_type, "input_type")
         vectors, num_tokens, are_cut = await _within(service, request, service.embed(index, side, body.input))
-        is_base64, vectors = body.encoding_format == "base64", index.cut(vectors, body.dimensions)
-        content = embeddings_json(vectors, num_tokens, are_cut, is_base64, index.version)
+        content = embeddings_json(vectors, num_tokens, are_cut, body.encoding_format == "base64", index.version)
         return JSONResponse(content, headers=body.ignored_header())
 
     @app.post("/search")

@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from replug.config.load import load_stored_config
-from replug.config.paths import RUN_CONFIG
 from replug.data.folder import CHECKSUMS
-from replug.index_workers.build_plan import index_folder, missing_index
+from replug.index_workers.build_plan import missing_index
 from replug.index_workers.local_index import IndexRetriever, LocalIndex, query_encoder_folder
 from replug.index_workers.version_store import VersionStore
-from replug.models.encoder import first_numbers, require_finite_vectors
+from replug.models.encoder import require_finite_vectors
 from replug.models.ensemble_temperature import FILE as TEMPERATURE
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.hardware import available_cores
@@ -40,7 +37,6 @@ class ServedIndex:
     retriever: IndexRetriever
     temperature: float
     is_independent: bool  # the queries of one search do not change each other's documents
-    trained_lengths: tuple[int, ...] = ()  # prefixes of vectors that the loss was taken at (Matryoshka)
 
     @property
     def is_asymmetric(self) -> bool:
@@ -55,16 +51,9 @@ class ServedIndex:
         return side or QUERY
 
     def require_length(self, dimensions: int | None) -> None:
-        """Raise ApiError for a number of dimensions that the retriever was not trained for. None means all."""
-        encoder = self.retriever.encoder
-        expected = sorted({encoder.dim, *(length for length in self.trained_lengths if length < encoder.dim)})
-        if dimensions is not None and dimensions not in expected:
-            why = "" if len(expected) > 1 else " (retriever.dims trains shorter ones)"
-            raise refused("dimensions", f"{dimensions}; expected {' or '.join(map(str, expected))}{why}")
-
-    def cut(self, vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
-        """Return the first numbers of vectors [N, D], of length 1 again with cosine similarity."""
-        return first_numbers(torch.from_numpy(vectors), dimensions, self.retriever.encoder.similarity).numpy()
+        """Raise ApiError for vectors of another length than the index has; None means its own."""
+        if dimensions not in (None, self.retriever.encoder.dim):
+            raise refused("dimensions", f"{dimensions}; expected {self.retriever.encoder.dim} (index.dims sets it)")
 
     def embed(self, texts: list[str], side: Side) -> tuple[np.ndarray, list[int]]:
         """Return vectors [N, D] float32 and the tokens of each text, special ones included."""
@@ -85,17 +74,7 @@ def open_served_index(root: Path, temperature: float | None = None) -> ServedInd
     index = LocalIndex(root, available_cores())
     retriever = IndexRetriever(index)
     own = own_temperature(retriever).value if temperature is None else temperature
-    lengths = trained_lengths(root, index.plan.step)
-    return ServedIndex(state, index.plan.version, retriever, own, index.is_independent, lengths)
-
-
-def trained_lengths(root: Path, step: int) -> tuple[int, ...]:
-    """Return `retriever.dims` of the run that an index is of, if the run has trained what the index searches by."""
-    run = root.absolute().parent
-    if index_folder(run) != root.absolute() or not (run / RUN_CONFIG).is_file():
-        return ()
-    is_trained = step > 0 or query_encoder_folder(root) is not None
-    return tuple(load_stored_config(run / RUN_CONFIG).retriever.dims) if is_trained else ()
+    return ServedIndex(state, index.plan.version, retriever, own, index.is_independent)
 
 
 def state_of(root: Path) -> State:

@@ -29,7 +29,7 @@ def config(tmp_path):
 def test_the_debug_configuration_is_well_here(tmp_path: Path, replug: CommandLine) -> None:
     ended = replug("doctor", DEBUG, f"run_dir={tmp_path / 'run'}")
     assert ended.status == 0, ended.printed
-    names = ("CUDA", "Ray token", "shared memory", "configuration", "index", "disk", "memory", "layout")
+    names = ("CUDA", "Ray token", "shared memory", "configuration", "disk", "memory", "layout")
     assert all(f" {name} " in ended.output for name in names)
     assert not (tmp_path / "run").exists()
 

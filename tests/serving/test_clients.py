@@ -1,4 +1,4 @@
-"""OpenAI's client: shorter vectors, keys that change nothing, and the routes that the server describes."""
+"""OpenAI's client: vectors of either side, and keys that change nothing."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,12 +9,9 @@ import openai
 import pytest
 
 from replug.config.choices import TrainedSide
-from replug.config.paths import RUN_CONFIG
 from replug.config.schema import RetrieverConfig
 from replug.models.encoder import Encoder
-from replug.serving.index_holder import trained_lengths
 from replug.train.trained_weights import save_retriever
-from tests.support.command_line import ROOT
 from tests.support.dpr_folders import write_dpr_pair
 from tests.support.serving import TEXTS, ask, listening, service_of
 from tests.support.small_index import write_small_index
@@ -25,11 +22,7 @@ HEADER = "x-replug-ignored"
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The index of a run whose loss was taken at 8 and 16 of 32 numbers; as of a training's third step."""
-    run = tmp_path_factory.mktemp("run")
-    stored = (ROOT / "configs/debug.yaml").read_text()
-    (run / RUN_CONFIG).write_text(stored.replace("retriever:", "retriever:\n  dims: [32, 16, 8]"))
-    return write_small_index(run, TEXTS)
+    return write_small_index(tmp_path_factory.mktemp("run"), TEXTS)
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +31,12 @@ def url(root: Path) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="module")
-def vectors() -> np.ndarray:
-    """Return vectors of the query, then of TEXTS."""
-    return Encoder("stand_in").encode([QUERY, *TEXTS]).numpy()
-
-
-def first(vectors: np.ndarray, count: int) -> np.ndarray:
-    return vectors[:, :count] / np.linalg.norm(vectors[:, :count], axis=1, keepdims=True)
-
-
-def test_openais_client_gets_vectors_as_short_as_were_trained(url: str, vectors: np.ndarray) -> None:
+def test_openais_client_gets_vectors_as_long_as_the_index_has(url: str) -> None:
     client = openai.OpenAI(base_url=f"{url}/v1", api_key=TOKEN, max_retries=0)
-    for count in (8, 16, 32):
-        found = client.embeddings.create(model="retriever", input=TEXTS, dimensions=count)
-        np.testing.assert_allclose([row.embedding for row in found.data], first(vectors[1:], count), atol=1e-6)
-    with pytest.raises(openai.BadRequestError, match="dimensions: 12; expected 8 or 16 or 32"):
+    found = client.embeddings.create(model="retriever", input=TEXTS, dimensions=32)
+    vectors = Encoder("stand_in").encode(TEXTS).numpy()
+    np.testing.assert_allclose([row.embedding for row in found.data], vectors, atol=1e-6)
+    with pytest.raises(openai.BadRequestError, match="dimensions: 12; expected 32"):
         client.embeddings.create(model="retriever", input=TEXTS, dimensions=12)
 
 
@@ -70,11 +53,6 @@ def test_openais_client_is_told_which_keys_change_nothing(url: str) -> None:
     assert client.embeddings.with_raw_response.create(model="retriever", input="x", user="me").headers[HEADER] == "user"
     with pytest.raises(openai.BadRequestError, match="audio: unknown, or not supported"):
         client.completions.create(**chat, extra_body={"audio": {"voice": "x"}})
-
-
-@pytest.mark.parametrize("step", [0, 3])
-def test_vectors_of_weights_that_no_step_trained_are_whole(root: Path, step: int) -> None:
-    assert trained_lengths(root, step) == ((32, 16, 8) if step else ())
 
 
 # Queries and documents that are embedded apart ------------------------------------------------------------------------
