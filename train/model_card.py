@@ -136,7 +136,7 @@ def _encoders(folder: Path, retriever: RetrieverConfig, name: str) -> dict[str, 
         "checksum": f" (SHA-256 of its `model.safetensors`: `{file_sha256(weights)}`)" if weights else "",
         "document_prompt": None if retriever.document_prompt is None else repr(retriever.document_prompt),
         "drops_normalize": retriever.similarity is Similarity.dot and normalizes and not is_dot,
-        "encoder": f'"{base}", query_path="{name}"' if documents.path is None else encoder,
+        "encoder": f'"{base}", query_path="{name}"' if Path(documents.path).is_absolute() else encoder,
     }
 
 

@@ -183,19 +183,16 @@ def save_retriever(
     retriever: RetrieverConfig,
     documents: Encoder | None = None,
     source: Path | None = None,
-    for_hub: bool = False,
 ) -> None:
     """Write the tuned retriever: one encoder, a pair, or queries alone with the name of their documents' encoder.
 
     `documents` encodes documents, as it was, where one encoder had both sides and its queries alone were tuned.
     `source` is the folder that `encoder` was read from, whose adapters are kept. Queries tuned alone are marked: an
-    index that was made before holds the documents' vectors as they are, and they search it. `for_hub` names no folder
-    of this machine.
+    index that was made before holds the documents' vectors as they are, and they search it.
     """
     if documents is not None:
-        path: str | None = retriever.path
-        if Path(retriever.path).expanduser().exists():
-            path = None if for_hub else encoder_location(retriever.path)
+        is_here = Path(retriever.path).expanduser().exists()
+        path = encoder_location(retriever.path) if is_here else retriever.path
         encoder.save(folder, DocumentEncoder(path, documents.documents_sha256()))
     else:
         encoder.save(folder)

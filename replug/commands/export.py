@@ -1,4 +1,4 @@
-"""`replug export`: the tuned retriever as a model of sentence-transformers, in a folder or on the hub."""
+"""`replug export`: the tuned retriever as a model of sentence-transformers, in a folder."""
 
 import json
 import logging
@@ -25,16 +25,7 @@ log = logging.getLogger(__name__)
 def export(
     run_dir: Annotated[Path, typer.Argument(help="Run directory, finished or not.")],
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write the model to.")] = None,
-    push: Annotated[
-        str | None,
-        typer.Option(
-            "--push",
-            metavar="OWNER/NAME",
-            help="Hub repository to push to, by `hf auth login` or HF_TOKEN.",
-        ),
-    ] = None,
     harmed: Annotated[bool, typer.Option("--harmed", help="Export a retriever that the run made worse.")] = False,
-    public: Annotated[bool, typer.Option("--public", help="Make the pushed repository public.")] = False,
     index: Annotated[
         Path | None,
         typer.Option("--index", metavar="FILE", help="Write ids, texts and vectors of the index to a Parquet file."),
@@ -46,7 +37,7 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Export the tuned retriever as a sentence-transformers model, to a folder, the hub, or both; or its index.
+    """Export the tuned retriever as a sentence-transformers model, or its index.
 
     The model has the weights with the best development score, or the last weights without a development split. An
     unfinished run exports its newest checkpoint. The command prints which weights it took.
@@ -55,22 +46,15 @@ def export(
         from replug.index_workers.local_index import export_index
 
         print(f"index: {index}, {export_index(run_dir, index):,} documents")
-    if out is None and push is None:
+    if out is None:
         if index is not None:
             return
-        raise UserError("there is nowhere to write to; expected --out DIR, --push OWNER/NAME, or --index FILE")
-    if public and push is None:
-        raise UserError("--public says who sees what is pushed; expected --push OWNER/NAME beside it")
-    from replug.models.hub_push import push_folder, require_repository
-
-    if push is not None:
-        require_repository(push)
+        raise UserError("there is nowhere to write to; expected --out DIR, or --index FILE")
     from replug.train.run_dir import RunDirectory
 
-    if out is not None:
-        require_folder("--out", out)
-        if out.exists() and any(out.iterdir()):
-            raise UserError(f"{out} is not empty; give a new folder")
+    require_folder("--out", out)
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; give a new folder")
     run = RunDirectory(run_dir)
     if not (run.path / "config.yaml").is_file():
         raise UserError(f"{run_dir} is not a run directory (config.yaml is missing)")
@@ -84,28 +68,18 @@ def export(
     from replug.train.trained_weights import save_retriever
 
     encoder, weights, read_from = _tuned(config, run)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = out or Path(temporary) / "retriever"
-        # Written beside it and renamed: who finds the folder finds all of it, however many write it.
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".partial", dir=folder.parent))
-        with writing(partial):
-            documents = load_encoder(config.retriever) if config.retriever.train is TrainedSide.query else None
-            if documents is not None and documents.is_pair:
-                documents = None  # it had an encoder for each side, and stays a pair
-            save_retriever(partial, encoder, config.retriever, documents, read_from, for_hub=push is not None)
-            if push is not None and documents is not None and Path(config.retriever.path).expanduser().exists():
-                log.warning(
-                    f"documents are encoded by {config.retriever.path}, a folder of this machine: push that model too, "
-                    "and name it in the card"
-                )
-            name, made_by = push or f"./{folder.name}", run.provenance(is_public=True)
-            write_model_card(partial, config, weights, made_by, results, name, license_id)
-            partial.rename(folder)
-        if out is not None:
-            print(f"retriever: {out} (weights of {weights})")
-        if push is not None:
-            print(f"pushed: {push_folder(folder, push, public)} (weights of {weights})")
+    # Written beside it and renamed: who finds the folder finds all of it, however many write it.
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f"{out.name}.", suffix=".partial", dir=out.parent))
+    with writing(partial):
+        documents = load_encoder(config.retriever) if config.retriever.train is TrainedSide.query else None
+        if documents is not None and documents.is_pair:
+            documents = None  # it had an encoder for each side, and stays a pair
+        save_retriever(partial, encoder, config.retriever, documents, read_from)
+        made_by = run.provenance(is_public=True)
+        write_model_card(partial, config, weights, made_by, results, f"./{out.name}", license_id)
+        partial.rename(out)
+    print(f"retriever: {out} (weights of {weights})")
 
 
 def _require_unharmed(results: dict[str, Any] | None) -> None:

@@ -338,8 +338,6 @@ class Encoder(nn.Module):
     def _read_documents(self, path: str, known: DocumentEncoder, max_tokens: int | None) -> None:
         """Load the encoder of documents that the tuned queries of `path` belong to."""
         mend = f"give the one of the training as retriever.path=MODEL, and retriever.query_path={path}"
-        if known.path is None:
-            raise UserError(f"{KEY}: {path} holds tuned queries, and does not name its documents' encoder; {mend}")
         try:
             documents = Encoder(
                 known.path, self.similarity, max_tokens or self.max_tokens, document_prompt=self.prompt("document")
@@ -365,7 +363,7 @@ class Encoder(nn.Module):
         if self.documents_sha256() != expected:
             raise UserError(
                 f"{path} holds tuned queries whose documents are encoded by another encoder than this one (other "
-                f"weights, modules or prompt); expected {(known and known.path) or 'the one of their training'}"
+                f"weights, modules or prompt); expected {known.path if known else 'the one of their training'}"
             )
 
     def documents_sha256(self) -> str:

@@ -57,11 +57,10 @@ TOKEN_SETTINGS = ("query_length", "document_length", "query_expansion", "process
 class DocumentEncoder:
     """The encoder of documents that tuned queries belong to, which stays as it was.
 
-    `path` is as in `retriever.path`; None means a folder that only the machine of the training has. `sha256` is that of
-    `Encoder.documents_sha256`.
+    `path` is as in `retriever.path`, `sha256` that of `Encoder.documents_sha256`.
     """
 
-    path: str | None
+    path: str
     sha256: str
 
 

@@ -23,7 +23,7 @@ from replug.config.load import load_config
 from replug.config.schema import Config
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
-from replug.models.encoder_files import SETTINGS_FILE, document_encoder, has_tuned_queries
+from replug.models.encoder_files import document_encoder, has_tuned_queries
 from replug.models.ensemble_temperature import EnsembleTemperature
 from replug.train.model_card import QUERY, TEXTS, write_model_card
 from replug.train.trained_weights import choose_trained_weights, freeze_sides, save_retriever
@@ -293,16 +293,3 @@ def test_a_base_that_is_gone_or_another_now_is_refused_with_what_to_give_instead
         Encoder(str(folder))
     with pytest.raises(UserError, match="tuned queries whose documents are encoded by another encoder than this one"):
         Encoder("some/other", query_path=str(folder))
-
-
-def test_an_export_for_the_hub_names_no_folder_of_this_machine(local: tuple[Config, Path], tmp_path: Path) -> None:
-    config, _ = local
-    encoder, documents = tune(config)
-    save_retriever(tmp_path / "hub", encoder, config.retriever, documents, for_hub=True)
-    assert str(tmp_path) not in (tmp_path / "hub" / SETTINGS_FILE).read_text()
-    with pytest.raises(UserError, match="does not name its documents' encoder; give the one of the training"):
-        Encoder(str(tmp_path / "hub"))
-    pair = Encoder(config.retriever.path, query_path=str(tmp_path / "hub"))
-    np.testing.assert_array_equal(both_sides(pair)[0], both_sides(encoder, documents)[0])
-    write_model_card(tmp_path / "hub", config, "step 3", [], name="owner/hub")
-    assert 'Encoder("./base", query_path="owner/hub")' in (tmp_path / "hub/README.md").read_text()
