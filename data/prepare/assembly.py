@@ -27,7 +27,7 @@ from replug.data.prepare.disjoint import (
     write_overlap_filter,
 )
 from replug.data.prepare.reading import Cut
-from replug.data.prepare.work import Pool, WorkFolder, is_intact
+from replug.data.prepare.work import LocalPool, WorkFolder, is_intact
 from replug.data.progress import Progress
 from replug.data.records import Document, Example
 from replug.data.sampling import SPLITS, TEXT_SPLITS, key_ranges
@@ -235,7 +235,7 @@ def _common_ngrams(work: WorkFolder, cut: Cut, n: int | None) -> np.ndarray:
     return common
 
 
-def write_shards(work: WorkFolder, cut: Cut, pool: Pool) -> list[ShardReport]:
+def write_shards(work: WorkFolder, cut: Cut, pool: LocalPool) -> list[ShardReport]:
     """Write shards in the order of their keys until there are enough documents; cut the last to that number."""
     ranges, requested = _ranges(cut, "documents"), cut.requested["documents"]
     reports = [ShardReport(**json.loads(mark.read_text())) for mark in sorted(work.path.glob("shards/*.json"))]

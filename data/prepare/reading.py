@@ -16,7 +16,7 @@ import numpy as np
 from replug.config.errors import UserError
 from replug.data.files import replace_file, writing
 from replug.data.prepare.cutting import REGISTRY, SourceShardReport, cut_source_shard
-from replug.data.prepare.work import Pool, WorkFolder, is_intact
+from replug.data.prepare.work import LocalPool, WorkFolder, is_intact
 from replug.data.progress import Progress
 from replug.data.sampling import SPLITS, KeyCounts
 from replug.data.sources.records import EXAMPLES, Reason, Rejected, SourceShard, readable_name
@@ -78,7 +78,7 @@ class Cut:
 
 
 def cut_source(
-    work: WorkFolder, source_shards: Sequence[SourceShard], requested: Requested, pool: Pool, max_rejected: float
+    work: WorkFolder, source_shards: Sequence[SourceShard], requested: Requested, pool: LocalPool, max_rejected: float
 ) -> Cut:
     """Cut every source shard, apart from those that an interrupted run cut.
 

@@ -29,7 +29,7 @@ from replug.data.prepare.assembly import (
 from replug.data.prepare.cutting import Rules, Tokenizers
 from replug.data.prepare.disjoint import DisjointProof, OverlapFilter, prove_disjoint, prove_shard, require_disjoint
 from replug.data.prepare.reading import Cut, cut_source
-from replug.data.prepare.work import Pool, WorkFolder, preparing
+from replug.data.prepare.work import LocalPool, WorkFolder, preparing
 from replug.data.progress import Progress
 from replug.data.records import Document, Example
 from replug.data.row_files import SPLIT_OF_BEIR, rows_sha256
@@ -87,7 +87,7 @@ def prepare_raw(
     tokenizers: Tokenizers,
     out: Path,
     inputs: Inputs,
-    pool: Pool,
+    pool: LocalPool,
     rows: Mapping[str, str | Path] | None = None,
 ) -> None:
     """Cut `data.source` into a prepared set under `out`, or go on with it; `inputs` is what the set is made from.
@@ -133,7 +133,7 @@ def _make_splits(
     config: DataConfig,
     source_shards: list[SourceShard],
     seed: int,
-    pool: Pool,
+    pool: LocalPool,
     token_ids: TokenIds | None,
     own: Mapping[str, list[Example]] | None,
 ) -> Splits:
@@ -170,7 +170,7 @@ def _require_some(source: str, splits: Splits) -> None:
         log.info(f"{further} pieces held more tokens of the LM than it has room for, and were cut further")
 
 
-def _prove(work: WorkFolder, splits: Splits, seed: int, pool: Pool) -> DisjointProof:
+def _prove(work: WorkFolder, splits: Splits, seed: int, pool: LocalPool) -> DisjointProof:
     """Compare the files as they were written; raises UserError where they overlap."""
     sources, texts = (list(overlaps) for overlaps in splits.proof)
     paths = [work.documents / f"{report.number:05d}.arrow" for report in splits.shards]
@@ -220,7 +220,7 @@ def prepare_rows(
     heldout: str | Path,
     out: Path,
     inputs: Inputs,
-    pool: Pool,
+    pool: LocalPool,
     token_ids: TokenIds | None = None,
     dev: str | Path | None = None,
     fields: Mapping[str, str] | None = None,

@@ -6,10 +6,9 @@ OUT/work/shards/00000.json                a shard of the corpus that is written
 OUT/work/margin.json                      pieces that are kept for each requested one, where not the usual number
 OUT/work/duplicates.npy                   ids of texts that occur twice, and the version that is kept
 OUT/work/overlap_filters/                 hashes of queries and held-out texts
-
-`LocalPool` prepares in processes of this machine; on a cluster Ray takes its place (`cluster/ray_cluster.py`).
 """
 
+import itertools
 import json
 import logging
 import os
@@ -22,7 +21,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from replug.config.errors import RunError
 from replug.data.files import write_json
@@ -110,17 +109,8 @@ def is_intact(folder: Path, files: Mapping[str, FileSum]) -> bool:
 # Processes ----------------------------------------------------------------------------------------------------------
 
 
-Job = tuple[Any, ...]
-
-
-class Pool(Protocol):
-    """Runs a function over jobs; results come as they are ready. Jobs are drawn one by one, when there is room."""
-
-    def run(self, function: Callable, jobs: Iterable[Job]) -> Iterator[Any]: ...
-
-
 class LocalPool:
-    """`num_workers` processes that end with the block, or this one alone."""
+    """Runs a function over jobs, in `num_workers` processes that end with the block, or in this one alone."""
 
     def __init__(self, num_workers: int = 1) -> None:
         self._num_workers = num_workers
@@ -135,32 +125,28 @@ class LocalPool:
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def run(self, function: Callable, jobs: Iterable[Job]) -> Iterator[Any]:
-        """Yield results as they are ready. Raises RunError if a process was killed; what was finished is kept."""
+    def run(self, function: Callable, jobs: Iterable[tuple]) -> Iterator[Any]:
+        """Yield results as they are ready; jobs are drawn one by one, when there is room.
+
+        Raises RunError if a process was killed; what was finished is kept.
+        """
         if self._executor is None:
             yield from (function(*job) for job in jobs)
             return
-        executor = self._executor
+        drawn, running = iter(jobs), set[Future]()
         try:
-            yield from in_flight(lambda job: executor.submit(function, *job), jobs, self._num_workers + 1)
+            while True:
+                for job in itertools.islice(drawn, self._num_workers + 1 - len(running)):
+                    running.add(self._executor.submit(function, *job))
+                if not running:
+                    return
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done)
         except BrokenProcessPool as error:
             raise RunError(
                 "a process of data.num_workers was killed, perhaps for want of memory; what it had finished is kept: "
                 "run the same command again, with fewer data.num_workers if it comes back"
             ) from error
-
-
-def in_flight(submit: Callable[[Job], Future], jobs: Iterable[Job], number: int) -> Iterator[Any]:
-    """Yield the results of jobs as they are ready, with at most `number` submitted at a time."""
-    drawn, running = iter(jobs), set[Future]()
-    while True:
-        while len(running) < number and (job := next(drawn, None)) is not None:
-            running.add(submit(job))
-        if not running:
-            return
-        done, running = wait(running, return_when=FIRST_COMPLETED)
-        for future in done:
-            yield future.result()
 
 
 def _begin(parent: int) -> None:

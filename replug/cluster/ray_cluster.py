@@ -14,7 +14,7 @@ import shlex
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,6 @@ from replug.cluster.layout import Layout, NoRoom
 from replug.cluster.packing import Node
 from replug.config.errors import RunError, UserError
 from replug.config.schema import Config
-from replug.data.prepare.work import Job, in_flight
 
 log = logging.getLogger(__name__)
 
@@ -110,19 +109,17 @@ def ray_cluster(
     roles: Collection[str] = ROLES,
     interruption: Interruption | None = None,
     sizes: Sizes = layout.UNKNOWN,
-    num_tasks: int = 0,
 ) -> Iterator[Config]:
     """Ray while the block runs. A cluster started here ends with it; one that was joined goes on.
 
     Where this process has a Ray already, that one is used, and stays. Yields the configuration as it is laid out on the
     cluster, whose GPUs are held for the actors of the roles. A signal ends the process at once, unless the interruption
-    is deferred; the same command resumes. A cluster that is started here has a core for each of `num_tasks` beside
-    those of the actors.
+    is deferred; the same command resumes.
     """
     interruption, stays = interruption or Interruption(), ray.is_initialized()
     with interruption.installed(), nullcontext() if stays else own_ray(config.ray.address is None):
         try:
-            laid_out = _connect(config, roles, sizes, num_tasks)
+            laid_out = _connect(config, roles, sizes)
             interruption.install()  # Ray's own handler raises wherever the process stands
             places.reserve(laid_out)
             for note in laid_out.notes:
@@ -215,7 +212,7 @@ def _read_authentication() -> None:
     AuthenticationTokenLoader.instance().reset_cache()
 
 
-def _connect(config: Config, roles: Collection[str], sizes: Sizes, num_tasks: int = 0) -> Layout:
+def _connect(config: Config, roles: Collection[str], sizes: Sizes) -> Layout:
     if ray.is_initialized():
         here = ray.get_runtime_context().gcs_address
         if config.ray.address not in (None, "auto", here):
@@ -225,17 +222,17 @@ def _connect(config: Config, roles: Collection[str], sizes: Sizes, num_tasks: in
             )
         return _lay_out_on_nodes(config, roles, sizes)
     if config.ray.address is None:
-        return _start(config, roles, sizes, num_tasks)
+        return _start(config, roles, sizes)
     return _join(config, roles, sizes)
 
 
-def _start(config: Config, roles: Collection[str], sizes: Sizes, num_tasks: int) -> Layout:
-    """Logical CPUs are made for as many actors and tasks as there are; GPUs are those that torch sees."""
+def _start(config: Config, roles: Collection[str], sizes: Sizes) -> Layout:
+    """Logical CPUs are made for as many actors as there are; GPUs are those that torch sees."""
     here = this_node()
     laid_out = _lay_out("ray", config, [here], sizes, roles)
     _init_patiently(
         address="local",  # None would join whatever cluster somebody has started on this machine
-        num_cpus=max(1, len(laid_out.actors) + num_tasks),
+        num_cpus=max(1, len(laid_out.actors)),
         num_gpus=int(here.gpus),
         include_dashboard=False,
         log_to_driver=False,
@@ -353,31 +350,3 @@ def _require_answer(address: str) -> None:
             return grpc.channel_ready_future(channel).result(timeout=ANSWER_SECONDS)
         except grpc.FutureTimeoutError as error:
             raise OSError(f"what listens there is no Ray ({ANSWER_SECONDS:g} s without an answer)") from error
-
-
-class RayPool:
-    """Prepare on a cluster, as `data.prepare.work.LocalPool` does it here: `num_workers` tasks at a time, a core each.
-
-    A task whose node is lost runs again elsewhere. Any node that sees the same files takes part.
-    """
-
-    def __init__(self, config: Config, num_workers: int) -> None:
-        self._cluster = ray_cluster(config, roles=(), num_tasks=num_workers)
-        self._num_workers = num_workers
-
-    def __enter__(self) -> "RayPool":
-        self._cluster.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._cluster.__exit__(*error)
-
-    def run(self, function: Callable, jobs: Iterable[Job]) -> Iterator[Any]:
-        here = Path.cwd()
-
-        def in_folder(*job: Any) -> Any:  # paths without a folder are of this one; a worker runs elsewhere
-            with contextlib.chdir(here):
-                return function(*job)
-
-        task = ray.remote(num_cpus=1, max_retries=5)(in_folder).options(name=function.__name__)
-        yield from in_flight(lambda job: task.remote(*job).future(), jobs, self._num_workers)

@@ -194,7 +194,7 @@ def _layout(config: Config, job: str, options: Mapping[str, str]) -> Layout:
 def _memory_gib(layout: Layout, job: str, num_nodes: int) -> int:
     """Return the host memory that a node needs: its processes, what they hold beside GPUs, and those that prepare."""
     config = layout.config
-    workers = 0 if config.data.prepared else math.ceil(config.data.num_workers / num_nodes)
+    workers = 0 if config.data.prepared else config.data.num_workers
     needed = PROCESS_GIB + WORKER_GIB * workers
     if job == "prepare":
         return needed

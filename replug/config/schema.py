@@ -73,7 +73,7 @@ class DataConfig:
     ngram_overlap: int | None = key(
         None, "Drop texts that share this many consecutive words with another split (usual: 13).", ABOVE_0
     )
-    num_workers: int = key(1, "Number of preparing processes; with ray.address, of concurrent Ray tasks.", ABOVE_0)
+    num_workers: int = key(1, "Number of preparing processes, on the machine of the command.", ABOVE_0)
 
 
 @dataclass

@@ -7,7 +7,6 @@ import logging
 import shutil
 from pathlib import Path
 
-from replug.cluster.ray_cluster import RayPool
 from replug.config.choices import TooLong
 from replug.config.errors import UserError
 from replug.config.paths import check_paths
@@ -51,18 +50,13 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     if (folder := prepared_folder(out)).is_finished:
         folder.check(inputs)
         return PreparedSet(out)
-    with _pool(config) as pool:
+    with LocalPool(config.data.num_workers) as pool:
         if data.source:
             rows = _row_sources(config) if data.train else None
             prepare_raw(data, config.seed, _tokenizers(config), out, inputs, pool, rows)
             return PreparedSet(out)
         rows, token_ids = _row_sources(config), _token_ids(config)
         return prepare_rows(**rows, out=out, inputs=inputs, pool=pool, token_ids=token_ids, fields=data.fields)
-
-
-def _pool(config: Config) -> LocalPool | RayPool:
-    workers = config.data.num_workers
-    return LocalPool(workers) if config.ray.address is None else RayPool(config, workers)
 
 
 def _make_way(folder: Folder, inputs: Inputs) -> None:
@@ -129,7 +123,7 @@ def corpus_to_index(config: Config, default_out: Path, index_root: Path) -> Corp
         if (folder := prepared_folder(out)).is_finished:
             folder.check(inputs)
             return Corpus(out)
-        with _pool(config) as pool:
+        with LocalPool(config.data.num_workers) as pool:
             prepare_raw(data, config.seed, _tokenizers(config), out, inputs, pool, rows={})
         return Corpus(out)
     return prepared_set(config, default_out)

@@ -12,7 +12,7 @@ from replug.config.load import load_config
 from replug.config.schema import DataConfig
 from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.sets import prepare_raw
-from replug.data.prepare.work import LocalPool, Pool
+from replug.data.prepare.work import LocalPool
 from replug.data.sampling import Shares, split_of
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import TokenIds, word_tokenizer
@@ -32,7 +32,7 @@ def debug_set(folder: Path, *overrides: str) -> PreparedSet:
 def prepare(
     out: Path,
     source: object,
-    pool: Pool | None = None,
+    pool: LocalPool | None = None,
     seed: int = 0,
     tokenizer: str = WORDS,
     token_ids: TokenIds | None = None,
