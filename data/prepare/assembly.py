@@ -179,7 +179,9 @@ def write_texts(
         write_examples(made, choose_examples(work, cut, split, overlap_filter, dropped))
         if not path.is_file() or file_sha256(path) != file_sha256(made):  # an equal file stays
             made.replace(path)
-        for known, more in zip(proof, prove_examples(read_examples_of(path), overlap_filter, seed, split), strict=True):
+        for known, more in zip(
+            proof, prove_examples(read_examples_of(path), overlap_filter, seed, PIECE_NAMES[split]), strict=True
+        ):
             known += more
         so_far = [paths[before] for before in splits[: number + 1]]
         is_last = number == len(splits) - 1
@@ -204,7 +206,7 @@ def write_own_texts(
     proof: tuple[list[str], list[str]] = ([], [])
     for number, (split, examples) in enumerate(own.items()):
         write_examples(work.out / f"{split}.arrow", examples, {name for of in examples for name in of.own_columns})
-        for known, more in zip(proof, prove_examples(examples, overlap_filter, seed, split), strict=True):
+        for known, more in zip(proof, prove_examples(examples, overlap_filter, seed, PIECE_NAMES[split]), strict=True):
             known += more
         so_far = [example for of in list(own.values())[: number + 1] for example in of]
         is_last = number == len(own) - 1

@@ -8,7 +8,7 @@ and case aside). All workers map what a split must not overlap, in sorted files 
     FILTER/ngrams.u64    their n-grams of words, if compared, without the ones that most sources share
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from replug.config.errors import UserError
 from replug.data.files import replace_file, writing
-from replug.data.records import Document, Example
+from replug.data.records import Example
 from replug.data.sampling import piece_key
 from replug.data.shards import read_documents_of
 from replug.data.words import content_hash, hash64, ngram_hashes, overlaps, without_common
@@ -153,52 +153,20 @@ class DisjointProof:
         )
 
 
-def prove_disjoint(
-    documents: Iterable[Document], queries: Sequence[Example], heldout: Sequence[Example], dev: Sequence[Example] = ()
-) -> DisjointProof:
-    """Compare every split with every other; documents are iterated once."""
-    shared, equal = [], []
-    sources: dict[str, tuple[str, str]] = {}  # what the splits before this one hold, with the split's name and the id
-    texts: dict[int, tuple[str, str]] = {}
-    continuations: dict[int, tuple[str, str]] = {}
-    for name, examples in (("query", queries), ("held-out text", heldout), ("development text", dev)):
-        for example in examples:
-            if example.source in sources:
-                other = " ".join(sources[example.source])
-                shared.append(f"{other} and {name} {example.id} both come from source {example.source}")
-            if (key := example_keys(example)[0]) in texts:
-                equal.append(f"{' '.join(texts[key])} equals {name} {example.id}")
-        for example in examples:
-            whole, tail = example_keys(example)
-            texts[whole] = continuations[tail] = name, example.id
-            if example.source:
-                sources[example.source] = name, example.id
-    count = 0
-    for doc in documents:
-        count += 1
-        if doc.source in sources:
-            shared.append(f"document {doc.id} and text {sources[doc.source][1]} both come from source {doc.source}")
-        key = piece_key(content_hash(doc.text))
-        if (known := texts.get(key) or continuations.get(key)) is not None:
-            equal.append(f"document {doc.id} equals text {known[1]} or its continuation")
-    return DisjointProof(count, len(queries), len(heldout), tuple(shared), tuple(equal), len(dev))
-
-
 def prove_examples(
-    examples: Iterable[Example], before: OverlapFilter, seed: int, split: str = "queries"
+    examples: Iterable[Example], before: OverlapFilter, seed: int, name: str
 ) -> tuple[list[str], list[str]]:
-    """Return shared sources and equal texts of a split and of those chosen before it, which the filter knows."""
-    name = {"queries": "query"}.get(split, f"{split} text")
+    """Return shared sources and equal texts of a split and of those before it. `name` is that of one of its texts."""
     texts = (
         (
             f"{name} {example.id}",
             example.source or "",
-            example_keys(example, seed),
+            example_keys(example, seed)[:1],  # texts of two splits may have one continuation, such as yes
             example.context + example.continuation,
         )
         for example in examples
     )
-    return _overlaps(before, "a held-out or development text", texts)
+    return _overlaps(before, texts)
 
 
 def prove_shard(shard: Path, filter_folder: Path, seed: int) -> tuple[list[str], list[str]]:
@@ -207,21 +175,21 @@ def prove_shard(shard: Path, filter_folder: Path, seed: int) -> tuple[list[str],
         (f"document {doc.id}", doc.source, (piece_key(content_hash(doc.text, seed)),), doc.text)
         for doc in read_documents_of(shard)
     )
-    return _overlaps(OverlapFilter.load(filter_folder), "a query or held-out text", texts)
+    return _overlaps(OverlapFilter.load(filter_folder), texts)
 
 
 def _overlaps(
-    known: OverlapFilter, other: str, texts: Iterable[tuple[str, str, tuple[int, ...], str]]
+    known: OverlapFilter, texts: Iterable[tuple[str, str, tuple[int, ...], str]]
 ) -> tuple[list[str], list[str]]:
     """Compare texts, each with its name, source and keys."""
     shared, equal = [], []
     for name, source, keys, text in texts:
         if source and overlaps(np.array([hash64(source)], np.uint64), known.sources):
-            shared.append(f"{name} and {other} both come from source {source}")
+            shared.append(f"{name} and a text of another split both come from source {source}")
         if known.knows_text(*keys):
-            equal.append(f"{name} equals {other} or its continuation")
+            equal.append(f"{name} equals a text of another split or its continuation")
         if known.knows_ngram(text):
-            equal.append(f"{name} shares {known.n} words with {other}")
+            equal.append(f"{name} shares {known.n} words with a text of another split")
     return shared, equal
 
 

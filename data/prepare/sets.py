@@ -9,7 +9,7 @@ The user's own rows are never changed: an overlap there is refused.
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from replug.data.prepare.assembly import (
     write_texts,
 )
 from replug.data.prepare.cutting import Rules, Tokenizers
-from replug.data.prepare.disjoint import DisjointProof, OverlapFilter, prove_disjoint, prove_shard, require_disjoint
+from replug.data.prepare.disjoint import DisjointProof, OverlapFilter, prove_shard, require_disjoint
 from replug.data.prepare.reading import Cut, cut_source
 from replug.data.prepare.work import LocalPool, WorkFolder, preparing
 from replug.data.progress import Progress
@@ -40,7 +40,6 @@ from replug.data.shards import (
     read_documents_of,
     shard_paths,
     write_documents,
-    write_examples,
     write_token_rules,
 )
 from replug.data.sources.records import SourceShard
@@ -124,7 +123,8 @@ def prepare_raw(
         for split, wanted in splits.cut.requested.items():
             if wanted is not None and (count := splits.counts[split]) < wanted:
                 log.info(f"data.num_{split} is {wanted:,}, and the source gives {count:,}, which are all taken")
-        proof = _prove(work, splits, seed, pool) if len(splits.counts) > 1 else None
+        paths = [work.documents / f"{report.number:05d}.arrow" for report in splits.shards]
+        proof = _prove(work, paths, splits.counts, splits.proof, seed, pool) if len(splits.counts) > 1 else None
         _finish(work, plan, splits, proof)
 
 
@@ -170,10 +170,16 @@ def _require_some(source: str, splits: Splits) -> None:
         log.info(f"{further} pieces held more tokens of the LM than it has room for, and were cut further")
 
 
-def _prove(work: WorkFolder, splits: Splits, seed: int, pool: LocalPool) -> DisjointProof:
-    """Compare the files as they were written; raises UserError where they overlap."""
-    sources, texts = (list(overlaps) for overlaps in splits.proof)
-    paths = [work.documents / f"{report.number:05d}.arrow" for report in splits.shards]
+def _prove(
+    work: WorkFolder,
+    paths: Sequence[Path],
+    counts: Mapping[str, int],
+    of_texts: tuple[list[str], list[str]],
+    seed: int,
+    pool: LocalPool,
+) -> DisjointProof:
+    """Compare the files of documents as they were written; raises UserError where they overlap texts, or these do."""
+    sources, texts = map(list, of_texts)
     overlap_filter = work.overlap_filters / "examples"
     progress = Progress("proving that no text is in two splits", len(paths))
     for shared, equal in pool.run(prove_shard, ((path, overlap_filter, seed) for path in paths)):
@@ -181,7 +187,7 @@ def _prove(work: WorkFolder, splits: Splits, seed: int, pool: LocalPool) -> Disj
         texts += equal
         progress.advance()
     overlaps = tuple(sorted(sources)), tuple(sorted(texts))
-    counts, ngram = splits.counts, OverlapFilter.load(overlap_filter).n
+    ngram = OverlapFilter.load(overlap_filter).n
     numbers = (counts["documents"], counts["queries"], counts["heldout"])
     proof = DisjointProof(*numbers, *overlaps, counts.get("dev", 0), ngram)
     log.info(str(proof))
@@ -230,19 +236,16 @@ def prepare_rows(
         given = {"train": train, "heldout": heldout, **({"dev": dev} if dev else {})}
         examples = _own_examples(given, fields)
         num_documents = import_documents(work.documents, corpus, fields)
-        for split, rows in examples.items():
-            write_examples(out / f"{split}.arrow", rows, {name for example in rows for name in example.own_columns})
+        domains, overlaps = write_own_texts(work, examples, seed=0)
         shards = [] if names_store(str(corpus)) else shard_paths(work.documents)
-        proof = prove_disjoint(_documents_of(shards), **examples)
-        log.info(str(proof))
-        require_disjoint(proof)
+        counts = {"documents": num_documents, **{split: len(rows) for split, rows in examples.items()}}
+        proof = _prove(work, shards, {**counts, "documents": num_documents if shards else 0}, overlaps, 0, pool)
         if shards and token_ids is not None:
             for _ in pool.run(write_ids_of_shard, ((shard, token_ids) for shard in shards)):
                 pass
             write_token_rules(work.documents, token_ids.fingerprint)
-        domains = {split: dict(Counter(example.domain for example in rows)) for split, rows in examples.items()}
         content = {
-            "counts": {"documents": num_documents, **{split: len(rows) for split, rows in examples.items()}},
+            "counts": counts,
             "domains": {"documents": dict(Counter(doc.domain for doc in _documents_of(shards))), **domains},
             "dropped": {},
             "rejected": {},

@@ -6,7 +6,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.data.prepare.disjoint import (
-    prove_disjoint,
+    DisjointProof,
     prove_examples,
     prove_shard,
     require_disjoint,
@@ -28,73 +28,55 @@ def example(context: str = "some other", continuation: str = " words", source: s
     return Example("planted", context, continuation, "all", source)
 
 
-def prove_files(folder: Path, documents: list, queries: list, heldout: list, n: int | None = None) -> tuple:
-    """Shared sources and equal texts by the proof that needs no more memory for more texts, over written files."""
-    examples = write_overlap_filter(folder / "examples", [*queries, *heldout], n, seed=0)
+def prove(folder: Path, documents: list, queries: list, heldout: list) -> DisjointProof:
+    """Compare written files, queries with held-out texts and documents with both."""
+    examples = write_overlap_filter(folder / "examples", [*queries, *heldout], None, seed=0)
     assert len(examples.sources) == len({example.source or "" for example in [*queries, *heldout]})
-    between = prove_examples(queries, write_overlap_filter(folder / "heldout", heldout, n, seed=0), seed=0)
+    of_heldout = write_overlap_filter(folder / "heldout", heldout, None, seed=0)
+    between = prove_examples(queries, of_heldout, 0, "query")
     write_documents(folder / "documents", documents)
     within = prove_shard(folder / "documents" / "00000.arrow", folder / "examples", seed=0)
-    return between[0] + within[0], between[1] + within[1]
+    overlaps = (tuple(a + b) for a, b in zip(between, within, strict=True))
+    return DisjointProof(len(documents), len(queries), len(heldout), *overlaps)
 
 
-def test_the_proof_of_a_clean_set_holds_and_counts_what_was_compared():
-    proof = prove_disjoint(iter(DOCUMENTS), QUERIES, HELDOUT)
-    assert proof.holds
-    assert (proof.num_documents, proof.num_queries, proof.num_heldout) == (2, 2, 1)
-    require_disjoint(proof)
+def test_the_proof_of_a_clean_set_holds(tmp_path):
+    require_disjoint(prove(tmp_path, DOCUMENTS, QUERIES, HELDOUT))
 
 
-PLANTED = {
-    "document and query of one source": ([document(source="s3")], [], [], "planted and text q1"),
-    "document and held-out text of one source": ([document(source="s5")], [], [], "planted and text h1"),
-    "query and held-out text of one source": ([], [example(source="s5")], [], "planted and held-out text h1"),
+SHARED = {
+    "document and query of one source": ([document(source="s3")], [], []),
+    "document and held-out text of one source": ([document(source="s5")], [], []),
+    "query and held-out text of one source": ([], [example(source="s5")], []),
 }
-
-
-@pytest.mark.parametrize(("documents", "queries", "heldout", "says"), PLANTED.values(), ids=PLANTED)
-def test_a_shared_source_is_found(documents, queries, heldout, says, tmp_path):
-    splits = DOCUMENTS + documents, QUERIES + queries, HELDOUT + heldout
-    proof = prove_disjoint(*splits)
-    assert not proof.holds
-    assert (len(proof.shared_sources), proof.equal_texts) == (1, ())
-    assert says in proof.shared_sources[0]
-    shared, equal = prove_files(tmp_path, *splits)
-    assert (len(shared), equal) == (1, [])
-    assert shared[0].split()[1] == says.split()[0]
-
-
 EQUAL = {
-    "document equal to a query": ([document("one two three four")], [], [], "planted equals text q1"),
-    "white space and case aside": ([document("\tONE  two\n\nThree four ")], [], [], "planted equals text q1"),
-    "document equal to a query's continuation": ([document("seven eight")], [], [], "planted equals text q2"),
-    "document equal to a held-out text": ([document("nine ten eleven twelve")], [], [], "planted equals text h1"),
-    "document equal to a held-out continuation": ([document("Eleven  Twelve")], [], [], "planted equals text h1"),
-    "query equal to a held-out text": ([], [example("nine ten", " eleven twelve")], [], "planted equals held-out"),
-    "held-out text equal to a query": ([], [], [example("ONE", " two three  four")], "q1 equals held-out text planted"),
+    "document equal to a query": ([document("one two three four")], [], []),
+    "white space and case aside": ([document("\tONE  two\n\nThree four ")], [], []),
+    "document equal to a query's continuation": ([document("seven eight")], [], []),
+    "document equal to a held-out text": ([document("nine ten eleven twelve")], [], []),
+    "document equal to a held-out continuation": ([document("Eleven  Twelve")], [], []),
+    "query equal to a held-out text": ([], [example("nine ten", " eleven twelve")], []),
+    "held-out text equal to a query": ([], [], [example("ONE", " two three  four")]),
 }
 
 
-@pytest.mark.parametrize(("documents", "queries", "heldout", "says"), EQUAL.values(), ids=EQUAL)
-def test_an_equal_text_is_found(documents, queries, heldout, says, tmp_path):
-    splits = DOCUMENTS + documents, QUERIES + queries, HELDOUT + heldout
-    proof = prove_disjoint(*splits)
-    assert not proof.holds
-    assert (proof.shared_sources, len(proof.equal_texts)) == ((), 1)
-    assert says in proof.equal_texts[0]
-    shared, equal = prove_files(tmp_path, *splits)
-    assert (shared, len(equal)) == ([], 1)
-    assert equal[0].split()[1] == says.split()[0]
+@pytest.mark.parametrize("kind", [*SHARED, *EQUAL])
+def test_a_planted_overlap_is_found_and_named(kind, tmp_path):
+    documents, queries, heldout = {**SHARED, **EQUAL}[kind]
+    proof = prove(tmp_path, DOCUMENTS + documents, QUERIES + queries, HELDOUT + heldout)
+    assert (len(proof.shared_sources), len(proof.equal_texts)) == ((1, 0) if kind in SHARED else (0, 1))
+    [overlap] = [*proof.shared_sources, *proof.equal_texts]
+    assert overlap.split()[1] == ("q1" if heldout else "planted")
 
 
-def test_a_document_may_equal_a_context_for_it_tells_nothing_of_the_continuation():
-    assert prove_disjoint([document("one two")], QUERIES, HELDOUT).holds
+def test_a_document_may_equal_a_context_and_texts_may_have_one_continuation(tmp_path):
+    same_answer = example("another question", " three four", "s8")
+    assert prove(tmp_path, [document("one two")], QUERIES, [*HELDOUT, same_answer]).holds
 
 
-def test_every_overlap_is_listed_and_the_first_three_are_named():
+def test_every_overlap_is_listed_and_the_first_three_are_named(tmp_path):
     copies = [Document(f"copy{i}", "one two three four", "all", f"c{i}") for i in range(4)]
-    proof = prove_disjoint(copies, QUERIES, HELDOUT)
-    assert len(proof.equal_texts) == 4
+    proof = prove(tmp_path, copies, QUERIES, HELDOUT)
     with pytest.raises(UserError, match="overlap in 4 places") as caught:
         require_disjoint(proof)
     assert [f"copy{i}" in str(caught.value) for i in range(4)] == [True, True, True, False]

@@ -113,7 +113,7 @@ def test_the_users_rows_come_back_as_they_were_with_titles_before_the_text(tmp_p
 
 def test_a_refused_overlap_leaves_no_set_and_the_mended_rows_go_there(tmp_path):
     leak = [{"id": "copy", "text": "ONE two"}]
-    with pytest.raises(UserError, match="document copy equals text 0"):
+    with pytest.raises(UserError, match="document copy equals"):
         prepare_own(tmp_path, ROWS | {"corpus": leak})
     with pytest.raises(UserError, match="holds no finished prepared set"):
         PreparedSet(tmp_path / "set")
@@ -215,9 +215,9 @@ def test_own_development_rows_are_imported_and_an_overlap_is_refused(tmp_path):
     made = prepare_rows(**own_rows(tmp_path, "s3"), out=tmp_path / "set", inputs={}, pool=LocalPool(1))
     assert [example.id for example in made.require_dev().examples()] == ["v"]
     assert json.loads((tmp_path / "set/manifest.json").read_text())["counts"]["dev"] == 1
-    with pytest.raises(UserError, match="query q and development text v both come from source s1"):
+    with pytest.raises(UserError, match=r"development text v and .* both come from source s1"):
         prepare_rows(**own_rows(tmp_path, "s1"), out=tmp_path / "leak", inputs={}, pool=LocalPool(1))
-    with pytest.raises(UserError, match="document d and text v both come from source s0"):
+    with pytest.raises(UserError, match=r"document d and .* both come from source s0"):
         prepare_rows(**own_rows(tmp_path, "s0"), out=tmp_path / "leak", inputs={}, pool=LocalPool(1))
 
 
