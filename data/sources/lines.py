@@ -25,7 +25,7 @@ SUFFIXES = {
     "tsv": (".tsv",),
     "parquet": (".parquet",),
     "text": (".txt", ".text", ".tokens", ".raw"),
-    "markup": (".md", ".markdown", ".mdx", ".rst", ".org", ".adoc", ".asciidoc"),
+    "markup": (".md", ".markdown", ".mdx", ".rst", ".adoc", ".asciidoc"),
     "HTML": (".html", ".htm", ".xhtml"),
     "CSV": (".csv",),
 }

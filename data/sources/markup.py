@@ -1,4 +1,4 @@
-"""Read files of markup as Markdown: without comments and front matter, from AsciiDoc, Org and HTML.
+"""Read files of markup as Markdown: without comments and front matter, from AsciiDoc and HTML.
 
 HTML is read by what `replug ask` reads pages with, which comes with the extra `web`: a page here is as hostile.
 """
@@ -31,10 +31,6 @@ ASCIIDOC_UNREAD = re.compile(
 ASCIIDOC_LINK = re.compile(
     r"(?:link|xref|mailto|linkgit):([^\s\[\]]{1,500})\[([^\]\n]{0,500})\]|<<[^,<>\n]{1,200},([^<>\n]{1,500})>>"
 )
-ORG_HEADING = re.compile(r"(\*{1,6})[ \t]+(?:TODO[ \t]+|DONE[ \t]+)?(\S.*?)(?:[ \t]+:[\w:@]+:)?[ \t]*\Z")
-ORG_TITLE = re.compile(r"#\+title:[ \t]*(\S.*)", re.IGNORECASE)
-ORG_BLOCK = re.compile(r"[ \t]*#\+(begin|end)_(src|example)\b", re.IGNORECASE)
-ORG_UNREAD = re.compile(r"[ \t]*(?:#\+|:[\w-]+:)|#[ \t]")
 
 MainTexts = Callable[[bytes], str | None]  # None for a page without a main text, or one that keeps the parser busy
 
@@ -46,8 +42,6 @@ def plain_markup(text: str, suffix: str) -> str:
     """
     if suffix in ASCIIDOC or (suffix in PLAIN and ASCIIDOC_MARK.search(text)):
         return asciidoc_as_markdown(text)
-    if suffix == ".org":
-        return org_as_markdown(text)
     if suffix in PLAIN:
         return text
     text = _without_comments(text)
@@ -90,25 +84,6 @@ def _underlined_level(title: str, underline: str) -> int:
     is_line = len(underline) > 1 and underline[0] in ASCIIDOC_UNDERLINES and set(underline) == {underline[0]}
     is_title = is_line and title[:1].isalnum() and abs(len(title) - len(underline)) <= NEARLY
     return ASCIIDOC_UNDERLINES.index(underline[0]) + 1 if is_title else 0
-
-
-def org_as_markdown(text: str) -> str:
-    """Return Org with Markdown's headings and blocks of code, without keywords, drawers' keys and comments."""
-    kept = []
-    is_code = False
-    for line in text.split("\n"):
-        if block := ORG_BLOCK.match(line):
-            is_code = block[1].lower() == "begin"
-            kept.append("```")
-        elif is_code:
-            kept.append(line)
-        elif heading := ORG_HEADING.match(line):
-            kept.append(f"{'#' * len(heading[1])} {heading[2]}")
-        elif title := ORG_TITLE.match(line):
-            kept.append(f"# {title[1]}")
-        elif not ORG_UNREAD.match(line):
-            kept.append(line)
-    return "\n".join(kept)
 
 
 def _without_comments(text: str) -> str:
