@@ -22,7 +22,6 @@ from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 
 from replug.cluster.environment import VARIABLES
-from replug.cluster.gpu_shares import trains_on_gpu
 from replug.cluster.interruption import Interruption, ignore_signals
 from replug.cluster.layout import num_ranks
 from replug.config.choices import Examples, LMScore
@@ -148,7 +147,7 @@ def started_ranks(
         data.folder.absolute(),
         newest.path.absolute() if newest else None,
     )
-    gpus = 1.0 if trains_on_gpu(config, torch.cuda.is_available()) else 0.0
+    gpus = float(torch.cuda.is_available())
     return other_ranks(fit_other, num_ranks(config), gpus, available_cores())
 
 
@@ -219,7 +218,7 @@ def lightning_trainer(
 ) -> pl.Trainer:
     """Return a trainer of one rank, on the GPU of its environment or on the processor."""
     train, ranks = config.train, environment.world_size()
-    on_gpu = trains_on_gpu(config, torch.cuda.is_available())
+    on_gpu = torch.cuda.is_available()
     strategy: str | DDPStrategy = "auto"
     if ranks > 1:
         strategy = _OwnStoreDDP(

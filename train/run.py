@@ -20,7 +20,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
-from replug.config.choices import Accelerator, Examples, Teacher, TrainedSide
+from replug.config.choices import Examples, Teacher, TrainedSide
 from replug.config.errors import UserError
 from replug.config.rules import BY_LM, FIT, OWN_LABELS, chooses_by_dev, is_live, require_logprobs
 from replug.config.schema import Config
@@ -109,8 +109,7 @@ def train(config: Config, callbacks: Sequence[pl.Callback] = (), loggers: Sequen
                 _require_same_files(config, run)
                 log.info(f"{run.path} holds a finished run; give another run_dir to train again")
             else:
-                if config.train.accelerator is not Accelerator.cpu:
-                    check_gpus()
+                check_gpus()
                 interruption = Interruption()
                 with interruption.installed():
                     _Run(config, run, labels, stages, interruption, callbacks, loggers).train()

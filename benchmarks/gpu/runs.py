@@ -65,7 +65,7 @@ def _compare(kit: Kit, ways: Mapping[str, Mapping[str, object]], on_cpu: Mapping
     expected = kit.folder / "run-cpu"
     if not expected.is_dir() or on_cpu:
         expected = kit.folder / ("run-cpu-ranks" if on_cpu else "run-cpu")
-        _train(kit, expected, {**SHORT, **FLOAT32, **(on_cpu or {}), "train.accelerator": "cpu"}, hides_gpus=True)
+        _train(kit, expected, {**SHORT, **FLOAT32, **(on_cpu or {})}, hides_gpus=True)
     losses = _losses(expected)
     for name, keys in ways.items():
         run = kit.folder / f"run-{name.replace(' ', '-')}"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from replug.cluster.packing import USABLE, Node
-from replug.config.choices import Accelerator
 from replug.config.errors import UserError
 from replug.config.schema import Config, LMConfig
 
@@ -49,15 +48,6 @@ class Shares:
         if role == "train" or (self.are_shared and self.num_gpus == 1):
             return 0
         return self.train if role == "index" or self.are_shared else self.train + self.index
-
-
-def trains_on_gpu(config: Config, has_gpu: bool) -> bool:
-    """Return whether the trainer runs on a GPU. Raises UserError if it must and there is none."""
-    if config.train.accelerator is Accelerator.cpu:
-        return False
-    if config.train.accelerator is Accelerator.gpu and not has_gpu:
-        raise UserError("train.accelerator is gpu, but torch finds no GPU on this machine; expected auto or cpu")
-    return has_gpu
 
 
 def gpus_by_role(config: Config, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str]) -> Shares:
@@ -99,12 +89,12 @@ def _takes_gpus(config: Config, role: str, nodes: Sequence[Node]) -> bool:
     if role == "index":
         return has_gpus
     here = next(node for node in nodes if node.is_driver)
-    if has_gpus and not here.gpus and config.train.accelerator is not Accelerator.cpu:
+    if has_gpus and not here.gpus:
         raise UserError(
             f"the command runs on {here.where}, where rank 0 trains, and that has no GPU, but the cluster has "
-            f"{sum(node.gpus for node in nodes):g}: start it on a node with a GPU, or set train.accelerator=cpu"
+            f"{sum(node.gpus for node in nodes):g}: start it on a node with a GPU"
         )
-    return trains_on_gpu(config, here.gpus > 0)
+    return here.gpus > 0
 
 
 def _score_and_index(

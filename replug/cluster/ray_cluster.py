@@ -34,7 +34,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from replug.cluster import gpus, layout, places
 from replug.cluster.background import wait_for_ray_threads
 from replug.cluster.environment import private_folder
-from replug.cluster.gpu_shares import ROLES, Sizes, trains_on_gpu
+from replug.cluster.gpu_shares import ROLES, Sizes
 from replug.cluster.interruption import EXIT_STATUS, Interruption, kill, ray_children
 from replug.cluster.layout import Layout, NoRoom
 from replug.cluster.packing import Node
@@ -296,7 +296,7 @@ def _lay_out_on_nodes(config: Config, roles: Collection[str], sizes: Sizes) -> L
     states = places.gpu_states(nodes)
     nodes = [_with_state(node, states.get(node.name)) for node in nodes]
     laid_out = _lay_out("ray.address", config, nodes, sizes, roles)
-    _require_same_gpus(laid_out, config, roles, torch.cuda.device_count())
+    _require_same_gpus(laid_out, roles, torch.cuda.device_count())
     return laid_out
 
 
@@ -307,19 +307,19 @@ def _lay_out(key: str, config: Config, nodes: Sequence[Node], sizes: Sizes, role
         raise UserError(f"{key}: {error}") from error
 
 
-def _require_same_gpus(laid_out: Layout, config: Config, roles: Collection[str], visible: int) -> None:
+def _require_same_gpus(laid_out: Layout, roles: Collection[str], visible: int) -> None:
     """Rank 0 is this process: what Ray counts here, torch must see, and the other way round."""
-    if "train" not in roles or laid_out.trains_on_gpu == trains_on_gpu(config, visible > 0):
+    if "train" not in roles or laid_out.trains_on_gpu == (visible > 0):
         return
     if visible:
         raise UserError(
             f"ray.address: torch sees {visible} GPUs on this machine, but Ray was started here without any; expected "
-            "`ray start` with --num-gpus, or train.accelerator=cpu"
+            "`ray start` with --num-gpus, or CUDA_VISIBLE_DEVICES= to train on the CPU"
         )
     raise UserError(
         "ray.address: Ray counts GPUs on this machine, but torch sees none in this command; expected a torch for the "
-        f"driver that is here, CUDA_VISIBLE_DEVICES as Ray was started with (it is "
-        f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}), or train.accelerator=cpu"
+        f"driver that is here, or CUDA_VISIBLE_DEVICES as Ray was started with; it is "
+        f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}"
     )
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from omegaconf import MISSING
 
 from replug.config.choices import (
-    Accelerator,
     Direction,
     DType,
     Examples,
@@ -271,7 +270,6 @@ class TrainConfig:
         None, "Padded tokens per gradient-cache chunk, each encoded twice, to save memory. Default: no chunks.", ABOVE_0
     )
     pipeline_depth: int = key(1, "Batches retrieved and scored ahead. 0: strictly sequential.", FROM_0)
-    accelerator: Accelerator = key(Accelerator.auto, "Device of the trainer: cpu or gpu. auto: a GPU if available.")
     labels: str | None = key(
         None,
         "Folder from `prepare --labels`, or auto (RUN_DIR/labels). Default: the LM scores during training.",

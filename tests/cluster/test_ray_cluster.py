@@ -89,7 +89,6 @@ ALL = ["searcher 0", "builder 0", "scorer 0"]
         ("resources.index=2 index.num_shards=1", 8, [["trainer rank 0"], ALL[:2], ["builder 1"], ["scorer 0"]]),
         ("resources.index=1 index.kind=SQ8", 2, [["trainer rank 0"], ["builder 0", "scorer 0"]]),
         ("lm.gpus_per_replica=3", 8, [["trainer rank 0"], ALL[:2], ["scorer 0"], ["scorer 1"]]),
-        ("train.accelerator=cpu", 1, [ALL]),
     ],
 )
 def test_roles_have_whole_gpus_or_share_them(keys, count, first):
@@ -128,18 +127,16 @@ def test_a_command_without_a_gpu_does_not_train_on_its_processor_beside_a_cluste
     nodes = [Node("login", 64, 0, is_driver=True, address="10.0.0.1"), Node("worker", 64, 8)]
     reason = refused(configured(), nodes)
     assert "runs on 10.0.0.1, where rank 0 trains, and that has no GPU, but the cluster has 8" in reason
-    assert "train.accelerator=cpu" in reason
-    assert TRAINER not in by_key(lay_out(configured("train.accelerator=cpu"), nodes))
 
 
 def test_what_ray_counts_on_the_commands_node_torch_must_see(monkeypatch):
     config = configured()
     with pytest.raises(UserError, match="Ray counts GPUs on this machine, but torch sees none"):
-        _require_same_gpus(lay_out(config, gpus(2)), config, ROLES, visible=0)
+        _require_same_gpus(lay_out(config, gpus(2)), ROLES, visible=0)
     with pytest.raises(UserError, match="torch sees 2 GPUs on this machine, but Ray was started here without any"):
-        _require_same_gpus(lay_out(config, cpus(9)), config, ROLES, visible=2)
-    _require_same_gpus(lay_out(config, gpus(2)), config, ROLES, visible=2)
-    _require_same_gpus(lay_out(config, gpus(2), roles=["index"]), config, ["index"], visible=0)
+        _require_same_gpus(lay_out(config, cpus(9)), ROLES, visible=2)
+    _require_same_gpus(lay_out(config, gpus(2)), ROLES, visible=2)
+    _require_same_gpus(lay_out(config, gpus(2), roles=["index"]), ["index"], visible=0)
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -241,5 +238,3 @@ def test_gpus_that_take_one_process_are_refused_before_two_are_put_there(two_gpu
     reason = refused(configured(), [two_gpus(both)])
     assert "compute mode Exclusive_Process" in reason and "builder 0 and scorer 0 on one" in reason
     assert "nvidia-smi -c DEFAULT" in reason
-    apart = configured("train.accelerator=cpu", "resources.score=1", "resources.index=1")
-    assert on_gpus(lay_out(apart, [two_gpus(both)])) == [["builder 0"], ["scorer 0"]]
