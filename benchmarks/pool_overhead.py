@@ -24,7 +24,6 @@ import ray
 
 from benchmarks.machine import describe_machine
 from replug.cluster.actor_pool import ActorPool
-from replug.cluster.gpus import Busy
 from replug.cluster.ray_cluster import own_ray
 from replug.data.records import Example
 from replug.index_workers.service import SearcherGroup
@@ -64,7 +63,7 @@ class InstantLM:
 
 def _answer(pairs: int) -> TimedScores:
     scores = [(-float(TOKENS), TOKENS)] * pairs
-    return TimedScores(scores, 0, 0.0, 0.0, pairs * TOKENS, pairs * TOKENS, 0, {}, ("0:0",))
+    return TimedScores(scores, 0, 0.0, 0.0, pairs * TOKENS, pairs * TOKENS, 0, {})
 
 
 class Replica:
@@ -91,11 +90,8 @@ class Handles(ActorPool):
 class Shard:
     """Stands in for a `Searcher`."""
 
-    def __init__(self, busy: bytes) -> None:
-        self._busy = Pickled(busy)
-
-    def search_timed(self, version: int, queries: np.ndarray, k: int) -> tuple[tuple[np.ndarray, np.ndarray], Pickled]:
-        return (np.zeros((len(queries), k), np.int64), np.zeros((len(queries), k), np.float32)), self._busy
+    def search(self, version: int, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros((len(queries), k), np.int64), np.zeros((len(queries), k), np.float32)
 
 
 def milliseconds(steps: int, step: Callable[[int], object]) -> float:
@@ -129,8 +125,8 @@ def scoring(lm: CachingLM, pairs: int, steps: int) -> float:
 
 def searched(arguments: argparse.Namespace, shards: int) -> dict[int, float]:
     """Return the milliseconds of searching every shard, by pairs."""
-    actor, busy = ray.remote(num_cpus=0)(Shard), pickle.dumps(Busy(0.0, ("0:0",)))
-    processes = [actor.remote(busy) for _ in range(PROCESSES)]
+    actor = ray.remote(num_cpus=0)(Shard)
+    processes = [actor.remote() for _ in range(PROCESSES)]
     with closing(SearcherGroup(lambda shard: processes[shard % PROCESSES], shards, 300)) as group:
         found = {}
         for pairs in arguments.pairs:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from replug.cluster.gpus import Busy, keep_to_memory_bound, own_devices
+from replug.cluster.gpus import keep_to_memory_bound
 from replug.config.errors import UserError
 from replug.data.store import CorpusStore, open_corpus
 from replug.index_workers import faiss_index
@@ -47,11 +47,10 @@ class Builder:
         torch.set_num_threads(threads)
         self._store = VersionStore(root)
         self._loaded: _Loaded | None = None
-        self._devices = own_devices()
         self._loading, self._tokenizing, self._computing = threading.Lock(), threading.Lock(), threading.Lock()
 
-    def embed_file(self, plan: BuildPlan, file: int) -> Busy:
-        """Embed, check and write one file of vectors; returns what computing them took.
+    def embed_file(self, plan: BuildPlan, file: int) -> float:
+        """Embed, check and write one file of vectors; returns the seconds that computing them took.
 
         Raises UserError where encoder or corpus are not those of the plan.
         """
@@ -66,7 +65,7 @@ class Builder:
             seconds = time.monotonic() - began
         _check_finite(plan, loaded.corpus, vectors, rows)
         self._store.write_vectors(plan.version, file, vectors)
-        return Busy(seconds, self._devices)
+        return seconds
 
     def encode(self, plan: BuildPlan, texts: Sequence[str]) -> np.ndarray:
         """Return vectors [N, D] float32 of queries, by the encoder of a version."""

@@ -6,7 +6,6 @@ again by itself, from the published files.
 
 import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from replug.cluster.gpus import Busy, keep_to_memory_bound, own_devices
+from replug.cluster.gpus import keep_to_memory_bound
 from replug.config.errors import UserError
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.exact_search import ExactShard
@@ -47,25 +46,15 @@ class Searcher:
         torch.set_num_threads(threads)
         self._store = VersionStore(root)
         self._shard, self._num_shards, self._device = shard, num_shards, device
-        self._devices = own_devices()
         self._versions: dict[int, tuple[Shard, str]] = {}  # with the fingerprint of the version's files
         self._loading = threading.Lock()
         self._searching = ThreadPoolExecutor(1)  # one, since each thread that multiplies keeps buffers of its own
 
     def search(self, version: int, queries: np.ndarray, k: int) -> Found:
         """Return rows and similarities [B, <=k] of the nearest documents of this shard in one version."""
-        return self.search_timed(version, queries, k)[0]
-
-    def search_timed(self, version: int, queries: np.ndarray, k: int) -> tuple[Found, Busy]:
-        """Return the same as `search`, with what it took."""
         loaded = self._versions.get(version)
         shard = loaded[0] if loaded else self._load_once(version)
-        return self._searching.submit(self._answer, shard, queries, k).result()
-
-    def _answer(self, shard: Shard, queries: np.ndarray, k: int) -> tuple[Found, Busy]:
-        began = time.monotonic()
-        results = shard.search(np.ascontiguousarray(queries, dtype=np.float32), k)
-        return results, Busy(time.monotonic() - began, self._devices)
+        return self._searching.submit(shard.search, np.ascontiguousarray(queries, dtype=np.float32), k).result()
 
     def load(self, version: int) -> int:
         """Load a version beside those already held; returns the number of documents of this shard.

@@ -20,7 +20,6 @@ import ray
 
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.background import in_background
-from replug.cluster.gpus import USE, Busy
 from replug.cluster.layout import IndexActors
 from replug.cluster.packing import BUILDER, SEARCHER
 from replug.cluster.places import index_actors, place
@@ -82,10 +81,7 @@ class SearcherGroup:
     def search(self, version: int, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return rows and similarities [B, k], best first, merged from every shard."""
         shipped = ray.put(queries)  # once: an array among the arguments is copied for every shard
-        parts = self._ask("search_timed", version, shipped, k)
-        for _, busy in parts:
-            USE.note("search", busy)
-        return merge_top_k([results for results, _ in parts], k)
+        return merge_top_k(self._ask("search", version, shipped, k), k)
 
     def release(self, keep: list[int]) -> None:
         """Free the memory of the other versions."""
@@ -241,12 +237,10 @@ class IndexService:
         """
         total = sum(len(plan.rows_of_file(file)) for file in files)
         progress = Progress(f"embedding index v{plan.version}", total, work=("documents", 1))
-        calls: list[Future[Busy]] = [self.builders.submit("embed_file", plan, file) for file in files]
+        calls: list[Future[float]] = [self.builders.submit("embed_file", plan, file) for file in files]
         try:
             for file, call in zip(files, calls, strict=True):
-                busy = call.result()
-                USE.note("embed", busy)
-                progress.advance(len(plan.rows_of_file(file)), seconds=busy.seconds / self._actors.num_builders)
+                progress.advance(len(plan.rows_of_file(file)), seconds=call.result() / self._actors.num_builders)
         finally:
             wait([call for call in calls if not call.cancel()])
         return total

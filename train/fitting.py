@@ -40,7 +40,7 @@ from replug.train.module import Batches, LSRModule, Queries
 from replug.train.ranks import COLLECTIVE_PATIENCE, BatchChannel, OtherRanks, RankEnvironment, other_ranks
 from replug.train.run_dir import CheckpointMark, RunDirectory
 from replug.train.sources import BatchSource, uses_bf16
-from replug.train.step_metrics import DeviceShares, StepClock
+from replug.train.step_metrics import StepClock
 from replug.train.trained_weights import FrozenDocuments, prepare_encoder
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,6 @@ class Fit:
             OwnSettings(self.interruption.install, available_cores()),
             StepBoundary(source, self.clock, check, pairs),
             self.watch,
-            *([DeviceShares(run.device_use, train.max_steps, others.devices)] if others else []),
             *([] if train.examples is Examples.questions else [TemperatureCheck(self._config.loss)]),
             *self._callbacks,
             Checkpointer(writer, source, self._config.checkpoint.every_steps, self.clock),

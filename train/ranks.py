@@ -28,7 +28,7 @@ from torch.distributed import TCPStore
 
 from replug.cluster.actor_pool import thread_env
 from replug.cluster.environment import use_interface_of
-from replug.cluster.gpus import devices_of, keep_to_memory_bound, own_devices
+from replug.cluster.gpus import keep_to_memory_bound
 from replug.cluster.packing import TRAINER
 from replug.cluster.places import device_of, gpu_of_rank_0, memory_bound, place
 from replug.config.errors import RunError
@@ -102,9 +102,6 @@ class RankEnvironment(ClusterEnvironment):
 class TrainerRank:
     """Runs one of the other ranks, as an actor."""
 
-    def devices(self) -> tuple[str, ...]:
-        return own_devices()
-
     def run(self, fit: Callable[[RankEnvironment], None], environment: RankEnvironment) -> None:
         keep_to_memory_bound()
         use_interface_of(ray.util.get_node_ip_address())
@@ -128,9 +125,6 @@ class OtherRanks:
         self._actors: list[Any] = [
             actor.options(**place(TRAINER, rank, gpus, env)).remote() for rank in range(1, ranks)
         ]
-        self._own_devices = devices_of(address, [seen[0]] if seen else [])
-        # Asked before `run`, which lasts as long as the run.
-        self._devices_of_others = [actor.devices.remote().future() for actor in self._actors]
         environments = [RankEnvironment(rank, ranks, address, store.port) for rank in range(1, ranks)]
         self._fits = {
             rank.run.remote(fit, environment): environment.global_rank()
@@ -140,11 +134,6 @@ class OtherRanks:
         self._watcher = threading.Thread(target=self._watch, daemon=True, name="ranks")
         if self._fits:
             self._watcher.start()
-
-    def devices(self) -> list[tuple[str, ...]]:
-        """Return the devices of each rank that is up, rank 0's first."""
-        up = [asked for asked in self._devices_of_others if asked.done() and asked.exception() is None]
-        return [self._own_devices, *(asked.result() for asked in up)]
 
     def check(self) -> None:
         """Raise RuntimeError where one has ended by an error: the newest checkpoint is what counts."""

@@ -16,7 +16,6 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from replug.cluster.gpus import ROLES
 from replug.config.methods import POSTERIOR, RANDOM
 from replug.data.files import replace_file
 from replug.evals.charts import bars, draw_document_weights, lines, to_svg, write_png
@@ -98,11 +97,6 @@ INDEX_NOTE = (
     "version before found for the same queries. Drift: 1 − mean cosine of a document's vectors in both. "
     "Waited: how long training stood still for the refresh."
 )
-DEVICES_NOTE = (
-    "Shares of the time of all steps in which a device worked for each role; a node's cpu is all of its processors. "
-    "Processes that take turns on a device are each busy until their work is done, so shares may add up above 1. "
-    "What came before the first step and after the last does not count."
-)
 
 
 def write_report(
@@ -110,7 +104,6 @@ def write_report(
     results: Mapping[str, Any],
     *,
     metrics: Rows,
-    device_use: Rows = (),
     examples_path: Path,
     questions_path: Path,
     config_path: Path,
@@ -119,13 +112,12 @@ def write_report(
 ) -> None:
     """Write the page; it loads nothing from elsewhere.
 
-    `metrics` and `device_use` are the rows of these files. `made_by` are lines that say how the run was made.
+    `metrics` are the rows of that file. `made_by` are lines that say how the run was made.
     `document_weights` says how the weights of documents follow one text (`train.evaluation`).
     """
     paths = (examples_path, questions_path)
     examples, questions = (json.loads(path.read_text()) if path.exists() else [] for path in paths)
     config = Html("<details><summary>resolved</summary><pre>{}</pre></details>").format(config_path.read_text())
-    shares = [[name, *(f"{share:.1%}" for share in of.values())] for name, of in device_shares(device_use).items()]
     heldout = results.get(LANGUAGE_MODELLING)
     sections: dict[str, Sequence[Block]] = {
         "": [*_verdict_blocks(results), *weights_lines(results)],
@@ -135,7 +127,6 @@ def write_report(
         "How weights follow a text": _picture_blocks(document_weights) if document_weights else [],
         "Gold documents": result_blocks(results[RETRIEVAL], RETRIEVAL) if RETRIEVAL in results else [],
         "Training": _training_blocks(metrics, is_online=any("index/live_version" in row for row in metrics)),
-        "Devices": [DEVICES_NOTE, Table(["device", *ROLES, "idle"], shares)] if device_use else [],
         "The index": _index_blocks(metrics),
         "What each retriever finds first": _example_blocks(examples),
         "How this was made": list(made_by),
@@ -324,18 +315,6 @@ def _throughput_line(metrics: Rows) -> str:
         f"{len(metrics)} logged steps in {seconds:.0f} s ({60 * len(metrics) / seconds:.1f} a minute), "
         f"{waited / seconds:.0%} of it waiting for LM scores; {swaps} hot swaps of the index."
     )
-
-
-def device_shares(rows: Rows) -> dict[str, dict[str, float]]:
-    """Return shares of the time of all steps, by device and role; `idle` is what they leave of it, at least."""
-    seconds = sum(row["seconds"] for row in rows)
-    names = {name for row in rows for name in row["busy"]}
-    by_device: dict[str, dict[str, float]] = {}
-    for device in sorted(names, key=lambda name: (name.rpartition(":")[0], name.rpartition(":")[2].zfill(9))):
-        busy = {role: sum(row["busy"].get(device, {}).get(role, 0.0) for row in rows) for role in ROLES}
-        shares = {role: busy[role] / seconds for role in ROLES}
-        by_device[device] = {**shares, "idle": max(0.0, 1.0 - sum(shares.values()))}
-    return by_device
 
 
 def _index_blocks(metrics: Rows) -> list[Block]:

@@ -451,7 +451,6 @@ def show_results(run: RunDirectory) -> dict:
         results,
         document_weights=weights,
         metrics=run.read_metrics(),
-        device_use=run.read_device_use(),
         examples_path=run.examples,
         questions_path=run.question_examples,
         config_path=run.path / "config.yaml",

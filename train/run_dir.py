@@ -12,7 +12,6 @@ best_weights/      the weights that do best on development texts, with their res
 questions/         about the documents, where data.questions asks for some (`train/questions.py`)
 labels/            of train.labels=auto, what `replug prepare --labels` writes
 metrics.jsonl      one object for every logged step
-device_use.jsonl   seconds that each device was busy, by role; one object for some steps
 scores.sqlite      the cache of LM scores
 lm_spent.json      requests and tokens that a server was sent
 fitted.json        training has ended: the first development result, and that of the tuned weights
@@ -92,7 +91,6 @@ class RunDirectory:
         self.index = path / "index"
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
-        self.device_use = path / "device_use.jsonl"
         self.scores = path / "scores.sqlite"
         self.budget_file = path / "lm_spent.json"
         self.evaluation = path / "evaluation"
@@ -170,7 +168,7 @@ class RunDirectory:
         """Write results.json and the manifest, which ends the run; remove what only an unfinished run needs."""
         write_json(self.results, results)
         names = ("config.yaml", "environment.json", "fitted.json")
-        files = [*(self.path / name for name in names), self.metrics, self.device_use, self.examples, self.results]
+        files = [*(self.path / name for name in names), self.metrics, self.examples, self.results]
         files += [self.document_weights, self.question_examples]
         self.folder.finish([path.name for path in files if path.is_file()])
         for folder in (self.checkpoints, self.best_weights):
@@ -238,16 +236,12 @@ class RunDirectory:
         for mark in self.checkpoint_marks():
             if mark.step > step:
                 self.unmark(mark.step)
-        for path in (self.metrics, self.device_use):
-            if path.exists():
-                kept = [line for line in path.read_text().splitlines() if _logged_step(line, step) < step]
-                replace_file(path, "".join(f"{line}\n" for line in kept).encode())
+        if self.metrics.exists():
+            kept = [line for line in self.metrics.read_text().splitlines() if _logged_step(line, step) < step]
+            replace_file(self.metrics, "".join(f"{line}\n" for line in kept).encode())
 
     def read_metrics(self) -> list[dict]:
         return _read_rows(self.metrics)
-
-    def read_device_use(self) -> list[dict]:
-        return _read_rows(self.device_use)
 
     def provenance(self, is_public: bool = False) -> list[str]:
         """Return lines that say how the run was made, `is_public` for readers elsewhere."""

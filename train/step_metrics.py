@@ -1,31 +1,26 @@
-"""Log the steps of a run: their time by cause, the work of each device, the rows of metrics.jsonl, and trackers."""
+"""Log the steps of a run: their time by cause, the rows of metrics.jsonl, and trackers."""
 
 import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 from pytorch_lightning.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
-from replug.cluster.gpus import USE, Busy, BusySeconds, DeviceUse, add_seconds
 from replug.config.choices import LoggerName, WandbMode
 from replug.config.errors import RunError, UserError, require_extra
 from replug.config.load import flatten
 from replug.config.schema import Config
 from replug.config.wandb_login import wandb_login
-from replug.data.datamodule import Position
 from replug.data.files import write_json
 from replug.train.run_dir import RunDirectory
 
-ROWS = 100  # of a run's device_use.jsonl, at least: few enough to look at, and small where there are many devices
 CAUSES = ("retrieve", "wait_scores", "wait_index", "refresh", "checkpoint")  # of the main thread; the rest is training
 
 
@@ -52,60 +47,6 @@ class StepClock:
         causes = {cause: seconds.get(cause, 0.0) for cause in CAUSES}
         causes |= {"train": max(0.0, whole - sum(causes.values())), "step": whole}
         return {f"time/{cause}_seconds": value for cause, value in causes.items()}
-
-
-class DeviceShares(pl.Callback):
-    """Writes what each device did meanwhile to `device_use.jsonl`, and the metrics `devices/...`. Rank 0's.
-
-    A row of the file covers some steps: the last one, their seconds, and the busy seconds by device and role. Work
-    counts in the steps in which its result arrived. Roles that take turns on a GPU may add up above 1. All ranks count
-    as working while rank 0 trains. `ranks` gives the devices of each rank, rank 0's first.
-    """
-
-    def __init__(
-        self, path: Path, max_steps: int, ranks: Callable[[], Sequence[tuple[str, ...]]], use: DeviceUse = USE
-    ) -> None:
-        self._path, self._ranks, self._use = path, ranks, use
-        self._every = max(1, max_steps // ROWS)
-        self._seconds = 0.0
-        self._busy: BusySeconds = {}
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._use.take()  # of before the first step
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
-    ) -> None:
-        if not batch.is_last:
-            return
-        times = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("time/")}
-        for rank, devices in enumerate(self._ranks()):
-            encoded = times["time/retrieve_seconds"] if rank == 0 else 0.0
-            self._use.note("train", Busy(times["time/train_seconds"] + encoded, devices))
-        self._seconds += times["time/step_seconds"]
-        for device, role, seconds in _flat(self._use.take()):
-            add_seconds(self._busy, device, role, seconds)
-        if (batch.step + 1) % self._every == 0 or batch.step + 1 == trainer.max_steps:
-            self._write(trainer, batch.step)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return a copy, since a checkpoint is written while the next steps go on."""
-        return {"seconds": self._seconds, "busy": deepcopy(self._busy)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._seconds, self._busy = state_dict["seconds"], deepcopy(state_dict["busy"])
-
-    def _write(self, trainer: pl.Trainer, step: int) -> None:
-        append_row(self._path, {"step": step, "seconds": self._seconds, "busy": self._busy})
-        shares = {f"devices/{device}/{role}": busy / self._seconds for device, role, busy in _flat(self._busy)}
-        for logger in trainer.loggers:
-            if not isinstance(logger, JsonLinesLogger):  # whose rows are of one step each
-                logger.log_metrics(shares, step)
-        self._seconds, self._busy = 0.0, {}
-
-
-def _flat(busy: BusySeconds) -> Iterable[tuple[str, str, float]]:
-    return [(device, role, seconds) for device, roles in busy.items() for role, seconds in roles.items()]
 
 
 class JsonLinesLogger(Logger):

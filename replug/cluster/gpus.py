@@ -1,18 +1,12 @@
-"""The GPUs of this machine, and how long each role worked on them.
+"""The memory of this machine's GPUs that is free, and the part of it that a process may take.
 
 `nvidia-smi` says what is free of a GPU's memory and whether several processes may use it; it makes no context there.
-
-Actors say with their results how many seconds they worked. A device is a GPU, `NODE:NUMBER` by Ray's number of it, or
-the processors of a node, `NODE:cpu`.
 """
 
 import math
 import os
 import shutil
 import subprocess
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -58,59 +52,3 @@ def keep_to_memory_bound(num_bytes: float | None = None, device: int = 0) -> Non
     if num_bytes and torch.cuda.is_available():
         whole = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / whole), device)
-
-
-# Busy seconds --------------------------------------------------------------------------------------------------------
-
-ROLES = ("score", "embed", "search", "train")
-BusySeconds = dict[str, dict[str, float]]  # by device and role
-
-
-@dataclass(frozen=True, slots=True)
-class Busy:
-    """The seconds that one result took on each device of its process."""
-
-    seconds: float
-    devices: tuple[str, ...]
-
-
-class DeviceUse:
-    """Add up seconds of work since the last `take`; threads may note at once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._busy: BusySeconds = {}
-
-    def note(self, role: str, busy: Busy) -> None:
-        with self._lock:
-            for device in busy.devices:
-                add_seconds(self._busy, device, role, busy.seconds)
-
-    def take(self) -> BusySeconds:
-        """Return them and begin anew."""
-        with self._lock:
-            taken, self._busy = self._busy, {}
-        return taken
-
-
-USE = DeviceUse()  # Ray is one for each process, and so are its devices
-
-
-def add_seconds(busy: BusySeconds, device: str, role: str, seconds: float) -> None:
-    of_device = busy.setdefault(device, {})
-    of_device[role] = of_device.get(role, 0.0) + seconds
-
-
-def own_devices() -> tuple[str, ...]:
-    """Return the devices of this actor; none in a process that is not an actor."""
-    import ray  # for who searches in this process it is not there
-
-    context = ray.get_runtime_context() if ray.is_initialized() else None
-    if context is None or context.get_actor_id() is None:
-        return ()
-    return devices_of(ray.util.get_node_ip_address(), context.get_accelerator_ids()["GPU"])
-
-
-def devices_of(node: str, gpus: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of a process's devices."""
-    return tuple(f"{node}:{gpu}" for gpu in gpus) or (f"{node}:cpu",)

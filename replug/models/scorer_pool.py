@@ -22,7 +22,7 @@ import torch
 
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.background import InlineExecutor
-from replug.cluster.gpus import USE, Busy, keep_to_memory_bound, own_devices
+from replug.cluster.gpus import keep_to_memory_bound
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
 from replug.messages import CollectedWarnings
@@ -66,7 +66,6 @@ class TimedScores:
     padded_tokens: int
     halved_passes: int
     warnings: dict[str, str]  # new ones, by their places in the code
-    devices: tuple[str, ...] = ()
 
 
 class Scorer:
@@ -86,7 +85,7 @@ class Scorer:
         self._tokenizer, self._clock = threading.Lock(), threading.Lock()
         self._free_at = 0.0  # when the device had done all that is fetched
         self._loaders, self._spread = [lm, *([second] if second else [])], spread
-        self._number, self._devices = number, own_devices()
+        self._number = number
         self._warnings = CollectedWarnings()
         logging.getLogger("replug").addHandler(self._warnings)
 
@@ -124,9 +123,7 @@ class Scorer:
                 self._free_at = max(self._free_at, ended)
             results = list(map(sum_of, scores)) if call.sums_only else scores
             warnings = self._warnings.take()
-            return TimedScores(
-                results, self._number, began, ended - began, tokens, padded, halved, warnings, self._devices
-            )
+            return TimedScores(results, self._number, began, ended - began, tokens, padded, halved, warnings)
 
         return answer
 
@@ -234,7 +231,6 @@ class ScorerPool(AsyncLM):
 
     def _note(self, answer: TimedScores) -> list[ContinuationScore] | list[Sum]:
         self._meter.add(tokens=answer.tokens, padded_tokens=answer.padded_tokens, busy_seconds=answer.seconds)
-        USE.note("score", Busy(answer.seconds, answer.devices))
         self._totals.halved += answer.halved_passes
         for source, warning in answer.warnings.items():
             if source not in self._warned:

@@ -63,9 +63,7 @@ PICTURE = {
 }
 
 
-def write(
-    folder: Path, results: dict, metrics: list[dict], examples: list[dict] | None, device_use: list[dict] | None = None
-) -> str:
+def write(folder: Path, results: dict, metrics: list[dict], examples: list[dict] | None) -> str:
     path = folder / "report.html"
     (folder / "config.yaml").write_text(f"name: {ATTACK}\n")
     if examples is not None:
@@ -74,7 +72,6 @@ def write(
         path,
         results,
         metrics=metrics,
-        device_use=device_use or [],
         examples_path=folder / "examples.json",
         questions_path=folder / "question_examples.json",
         config_path=folder / "config.yaml",
@@ -125,13 +122,6 @@ def test_how_weights_follow_a_text_is_told_and_drawn(tmp_path: Path, page: str) 
     with warnings.catch_warnings(action="error"):  # of letters that the font lacks
         write_picture(tmp_path / "weights.png", PICTURE | {"tokens": ["日", "本", "$", "\0"]})
     assert (tmp_path / "weights.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_each_device_has_a_row_of_its_shares(tmp_path: Path) -> None:
-    rows = [{"step": 1, "seconds": 4.0, "busy": {"a:0": {"score": 3.0}, "b:cpu": {"train": 1.0, "embed": 4.0}}}]
-    page = write(tmp_path, RESULTS, METRICS, None, rows)
-    assert "<tr><td>a:0</td><td>75.0%</td><td>0.0%</td><td>0.0%</td><td>0.0%</td><td>25.0%</td></tr>" in page
-    assert "<tr><td>b:cpu</td><td>0.0%</td><td>100.0%</td><td>0.0%</td><td>25.0%</td><td>0.0%</td></tr>" in page
 
 
 LOOK = {"step": 0, "bpb": 0.92, "kl": 1.0, "temperature": 0.1, "scored_share": 0.91}

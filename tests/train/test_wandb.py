@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from replug.train.report import device_shares
-from replug.train.run_dir import RunDirectory
 from tests.support.runs import metrics
 
 
@@ -34,13 +32,6 @@ def test_a_resumed_run_of_two_ranks_is_one_run_with_every_metric_the_table_and_t
     assert [name for name in measured if value_of(last, name) is None] == []
     assert value_of(last, "train/loss") == pytest.approx(metrics(run)[-1]["train/loss"])
     assert value_of(last, "loss.beta") is not None
-    devices = device_shares(RunDirectory(run).read_device_use())
-    assert {role for shares in devices.values() for role, share in shares.items() if share} >= {
-        "score",
-        "embed",
-        "train",
-    }
-    assert all(value_of(last, f"devices/{device}/score") is not None for device in devices), "as the report has them"
     results = json.loads((run / "results.json").read_text())["language_modelling"]["lsr"]
     for metric in ("bpb", "bpb - replug"):
         assert value_of(last, f"results/lsr/{metric}") == pytest.approx(results[metric]["value"])
