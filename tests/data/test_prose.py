@@ -232,12 +232,6 @@ def test_asciidoc_is_read_by_its_suffix_or_its_own_marks():
     assert plain_markup("a\n----\n```x\n", ".adoc") == "a\n"  # blocks that nothing closes
 
 
-def test_org_is_read_with_its_headings_and_blocks():
-    text = "#+TITLE: Bees\n#+OPTIONS: toc:nil\n* TODO Hives :work:\n:PROPERTIES:\n:END:\n# a comment\nText.\n"
-    text += "#+begin_src sh\n# code\n* code\n#+end_src\n** Honey\n"
-    assert plain_markup(text, ".org") == "# Bees\n# Hives\nText.\n```\n# code\n* code\n```\n## Honey\n"
-
-
 HEADINGS = {
     "a command between two rules": (f"Title\n-----\n\n{'-' * 48}\n$ git help clone\n{'-' * 48}\n\nText.\n", ["Title"]),
     "rules of reStructuredText": ("=====\nTitle\n=====\n\n-------\nSection\n-------\n\nText.\n", ["Title", "Section"]),
