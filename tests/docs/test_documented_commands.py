@@ -21,7 +21,7 @@ from replug.config.load import (
 from replug.config.paths import find_config
 from replug.evals.kinds import check_evaluation
 
-FENCE = re.compile(r"^```(?:bash)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(replug [a-z]+ [^`]*)`")
 ASSIGNED = re.compile(r"^([A-Z_]+)=(.*)$")
 LOOP = re.compile(r"^for (\w+) in (\S+)")
@@ -48,9 +48,11 @@ def of_shell(block: str) -> Iterator[list[str]]:
 
 def of_page(path: Path) -> Iterator[list[str]]:
     text = path.read_text()
-    yield from of_shell("".join(FENCE.findall(text)))  # a page's blocks are typed one after the other
+    blocks = [block for language, block in FENCE.findall(text) if language in ("", "bash")]
+    yield from of_shell("".join(blocks))  # a page's blocks are typed one after the other
     for code in INLINE.findall(FENCE.sub("", text)):
-        yield shlex.split(" ".join(code.split()))[1:]
+        if "=" in code or " --" in code:  # a whole command, not the name of one
+            yield shlex.split(" ".join(code.split()))[1:]
 
 
 ROOT = Path(__file__).parents[2]
