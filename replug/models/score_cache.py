@@ -15,7 +15,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,11 +56,6 @@ ADD_SERVED = """
 INSERT INTO models (identity, fingerprint) VALUES (?, ?)
 ON CONFLICT (identity) DO UPDATE SET fingerprint = excluded.fingerprint
 """
-USES = """
-SELECT identity, count(*) FILTER (WHERE kind = 0), count(content) FILTER (WHERE kind = 0),
-    count(*) FILTER (WHERE kind = 1), count(*) FILTER (WHERE kind = 2), min(created), max(created)
-FROM models LEFT JOIN cached ON cached.model = models.id GROUP BY models.id ORDER BY models.id
-"""
 KEYS_PER_QUERY = 500
 SQLITE_HEADER = b"SQLite format 3\0"  # what every file of SQLite begins with
 SECONDS_TO_WAIT_FOR_WRITERS = 60.0
@@ -70,22 +65,6 @@ DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 # A server's log-probs of the same text differ in their last bits from day to day; two models differ by more.
 MAX_FINGERPRINT_NATS = 0.25
 MEAN_FINGERPRINT_NATS = 0.03
-
-
-@dataclass(frozen=True, slots=True)
-class ModelUse:
-    """Counts of one LM's scores, answers, and prompts with samples in the file.
-
-    Times are unix seconds, None where nothing is stored.
-    """
-
-    identity: str
-    rows: int
-    rows_with_tokens: int
-    generations: int
-    samples: int
-    oldest: int | None
-    newest: int | None
 
 
 def pair_keys(identity: str, prefixes: Sequence[str], continuations: Sequence[str], read: int = 0) -> list[Key]:
@@ -196,19 +175,9 @@ class ScoreCache:
             self._database.execute(ADD_SERVED, (identity, now.tobytes()))
         return identity
 
-    def models(self) -> list[ModelUse]:
-        """Return the use of every LM in the file, in the order in which they came."""
-        with self._explained():
-            return [ModelUse(*use) for use in self._database.execute(USES)]
-
     def num_rows(self) -> int:
         with self._explained():
             return self._database.execute("SELECT count(*) FROM cached").fetchone()[0]
-
-    def num_bytes(self) -> int:
-        """Return the size on disk, with the write-ahead log."""
-        parts = (self.path, self.path.with_name(self.path.name + "-wal"))
-        return sum(part.stat().st_size for part in parts if part.exists())
 
     def damage(self) -> str | None:
         """Return what SQLite finds wrong with the file itself, or None."""

@@ -4,13 +4,12 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from replug.models.score_cache import ScoreCache
+from tests.support.cached_scores import num_cached
 from tests.support.command_line import ROOT, CommandLine, start_process
 from tests.support.evaluating import wait_for_lines
 from tests.support.preparing import write_jsonl
@@ -110,8 +109,7 @@ def test_without_a_corpus_the_lm_answers_alone_or_from_its_own_document(evaluate
 
 def num_answers(out: Path) -> int:
     """Count the answers that the cache holds."""
-    with closing(ScoreCache(out / "scores.sqlite")) as cache:
-        return sum(use.generations for use in cache.models())
+    return num_cached(out / "scores.sqlite")["answers"]
 
 
 @pytest.mark.nightly

@@ -30,6 +30,7 @@ from replug.models.lm_source import InProcessLM
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.score_cache import ScoreCache, pair_keys
+from tests.support.cached_scores import num_cached
 from tests.support.lm_answers import mixed
 from tests.support.tiny_lms import load, write_llama
 
@@ -93,10 +94,8 @@ def sums(scores: list[ContinuationScore]) -> list[list[float]]:
 
 def rows_with_tokens(path: Path) -> tuple[int, int]:
     """Rows in the file, and those that hold their tokens, as another process sees them."""
-    cache = ScoreCache(path)
-    (use,) = cache.models()
-    cache.close()
-    return use.rows, use.rows_with_tokens
+    counts = num_cached(path)
+    return counts["scores"], counts["with tokens"]
 
 
 @pytest.fixture
@@ -409,9 +408,7 @@ def test_an_equal_call_is_not_asked_twice_nor_after_the_file_was_opened_again(pa
     again.submit_answer(Mixture(PROMPTS, WEIGHTS, Weighting(0.05)), OPTIONS).result()
     assert len(lm.calls) == 4
     again.close()
-    scores = ScoreCache(path)
-    assert [(use.rows, use.generations) for use in scores.models()] == [(0, 4)]
-    scores.close()
+    assert num_cached(path) == {"answers": 4}
 
 
 # Behind real backends -----------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from replug.models import score_cache
 from replug.models.black_box_lm import ContinuationScore, GenerateCall, Mixture, ScoreCall, sum_of
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.score_cache import ScoreCache, Stored, call_keys, pair_keys
+from tests.support.cached_scores import num_cached
 from tests.support.processes import PROCESSES
 
 UNIT = 20
@@ -127,8 +128,7 @@ def test_answers_and_samples_come_back_bit_for_bit_and_are_never_replaced(cache:
     assert {key: bits(found.pop(key)) for key in keys} == dict(zip(keys, map(bits, ANSWERS), strict=True))
     assert [bits(answer) for answer in found.pop(b"samples")] == [bits(answer) for answer in ANSWERS]
     assert not found
-    [use] = cache.models()
-    assert (use.rows, use.rows_with_tokens, use.generations, use.samples) == (0, 0, 5, 1)
+    assert num_cached(cache.path) == {"answers": 5, "samples": 1}
 
 
 def test_an_answer_with_numbers_that_are_not_finite_is_not_stored(cache: ScoreCache) -> None:
@@ -324,8 +324,8 @@ def test_processes_may_make_and_fill_a_file_at_the_same_moment_and_lose_nothing(
     assert [writer.exitcode for writer in writers] == [0] * 3
     for number in range(8):
         cache = ScoreCache(tmp_path / f"{number}.sqlite")
-        [use] = cache.models()
-        assert use.rows == use.rows_with_tokens == 8 * UNIT  # the writers with tokens cover all, whoever came first
+        counts = num_cached(cache.path)
+        assert counts["scores"] == counts["with tokens"] == 8 * UNIT  # those with tokens cover all
         assert cache.damage() is None
         cache.close()
 
