@@ -113,7 +113,7 @@ def train(config: Config, callbacks: Sequence[pl.Callback] = (), loggers: Sequen
                 interruption = Interruption()
                 with interruption.installed():
                     _Run(config, run, labels, stages, interruption, callbacks, loggers).train()
-        return show_results(run)
+        return write_results(run)
 
 
 def _labels(config: Config, run: RunDirectory, stages: RunStages) -> Labels | None:
@@ -439,8 +439,8 @@ def _evaluate(config: Config, run: RunDirectory) -> dict:
     return results
 
 
-def show_results(run: RunDirectory) -> dict:
-    """Write the report, print the verdict, the table, where things are, and what to do next."""
+def write_results(run: RunDirectory) -> dict:
+    """Write the report of a finished run; returns what `results.json` holds."""
     run.folder.require()
     results = json.loads(run.results.read_text())
     weights = read_json(run.document_weights, MEND) if run.document_weights.is_file() else None
@@ -456,6 +456,11 @@ def show_results(run: RunDirectory) -> dict:
         config_path=run.path / "config.yaml",
         made_by=run.provenance(),
     )
+    return results
+
+
+def print_summary(run: RunDirectory, results: Mapping[str, Any]) -> None:
+    """Print the verdict, the table, where things are, and what to do next."""
     print_results(results)
     print(f"tuned retriever: {run.retriever}")
     print(f"report: {run.report}")
@@ -464,4 +469,3 @@ def show_results(run: RunDirectory) -> dict:
         print("next: train again with other keys, in another run_dir")
     else:
         print(f"next: replug export {shlex.quote(str(run.path))} --out DIR, a model for sentence-transformers")
-    return results

@@ -1,5 +1,7 @@
 """`replug train`: tune a retriever."""
 
+from pathlib import Path
+
 from replug.commands.command import LM, ConfigFile, Overrides, Retriever, Source, with_short_keys
 from replug.library import LSRTrainer
 
@@ -14,4 +16,9 @@ def train(
 
     replug train own_data --source docs/ --retriever sentence-transformers/all-MiniLM-L6-v2 --lm gpt2
     """
-    LSRTrainer(config=config, overrides=with_short_keys(overrides, source, retriever, lm)).train()
+    trainer = LSRTrainer(config=config, overrides=with_short_keys(overrides, source, retriever, lm))
+    results = trainer.train()
+    from replug.train.run import print_summary
+    from replug.train.run_dir import RunDirectory
+
+    print_summary(RunDirectory(Path(trainer.config.run_dir).expanduser()), results)
