@@ -25,6 +25,7 @@ import psutil
 import ray
 import torch
 from ray._private import ray_constants
+from ray._private import worker as ray_worker
 from ray._private.services import find_gcs_addresses  # what ray.init itself looks for `auto` by
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from ray._raylet import Config as RayConfig  # type: ignore[attr-defined]
@@ -172,7 +173,9 @@ def own_ray(starts: bool) -> Iterator[None]:
     """
     environment = dict(os.environ)
     others = ray_children()  # of clusters that this process made before and may still use
-    is_cluster = ray_constants.ENABLE_RAY_CLUSTER
+    is_cluster, prints = ray_constants.ENABLE_RAY_CLUSTER, ray_worker.print_to_stdstream
+    # What Ray prints to stdout, where --json stands, is that a worker died; the pool says of which role, and goes on.
+    ray_worker.print_to_stdstream = lambda *_, **__: None
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"
@@ -190,7 +193,7 @@ def own_ray(starts: bool) -> Iterator[None]:
         _is_over.set()
         ray.shutdown()
         kill(started)
-        ray_constants.ENABLE_RAY_CLUSTER = is_cluster
+        ray_constants.ENABLE_RAY_CLUSTER, ray_worker.print_to_stdstream = is_cluster, prints
         for name in [name for name in os.environ if name.startswith("RAY_") or name == "PYTHONBREAKPOINT"]:
             if name in environment:
                 os.environ[name] = environment[name]
