@@ -135,7 +135,7 @@ def test_objects_give_in_a_thread_what_the_command_gives_of_files_and_leave_the_
     for name, rows in ROWS.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     files = [f"data.{name}={tmp_path / name}.jsonl" for name in ("corpus", "train", "heldout")]
-    keys = [f"{key}={value}" for key, value in SMALL.items()]
+    keys = [f"{key}={'null' if value is None else value}" for key, value in SMALL.items()]
     models = ["retriever.path=stand_in", "lm.path=stand_in"]
     ended = replug("train", "own_data_online", *files, *models, *keys, f"run_dir={tmp_path / 'files'}")
     assert ended.status == 0, ended.printed
