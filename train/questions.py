@@ -32,7 +32,7 @@ from replug.data.folder import Folder
 from replug.data.questions import Question, questions_of
 from replug.data.records import Document
 from replug.data.row_files import rows_sha256
-from replug.data.rows import ASKED, question_prompt, question_rows
+from replug.data.rows import ASKED, one_line, question_prompt, question_rows
 from replug.data.sampling import QuerySampler
 from replug.data.store import CorpusStore, ExampleStore, PreparedSet
 from replug.data.words import hash64
@@ -102,6 +102,13 @@ def make_questions(
     folder.claim({**inputs, **wanted, "train": config.train.batch_size * config.train.max_steps if training else 0})
     if not folder.is_finished:
         splits = _own(kind, wanted) if kind not in (RULE, BY_LM) else {}
+        trained = {one_line(of.example.query).lower() for of in training}
+        for of in (of for judging in splits.values() for of in judging):
+            if one_line(of.example.query).lower() in trained:
+                raise UserError(
+                    f"data.questions: question {of.example.id} of {kind} is trained on too (data.train), so it would "
+                    "judge what was learned by heart; remove it from one of the two"
+                )
         if not splits and (own := _own_rows(config, config.data.heldout, data.heldout)):
             splits = {"heldout": own}
         missing = {split: count for split, count in wanted.items() if split not in splits}

@@ -142,6 +142,9 @@ def test_own_training_rows_are_trained_on_and_own_heldout_rows_judge(
     made = make_questions(config, data, tmp_path / "questions", training)
     assert [(of.example.query, of.answers) for of in made.heldout] == [("when?", ("never", "1503"))]
     assert {"s7", "s11"}.isdisjoint(of.example.source for of in made.dev) and made.dev
+    config = load_config(DEBUG, ["run_dir=x", *ON_QUESTIONS, *own, f"data.questions={tmp_path}/train.jsonl"])
+    with pytest.raises(UserError, match=r"question a .* is trained on too"):
+        make_questions(config, data, tmp_path / "others", training)
 
 
 @pytest.mark.parametrize(
