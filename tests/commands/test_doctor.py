@@ -1,4 +1,4 @@
-"""What `replug doctor` finds of a machine and for a configuration, and that no check starts anything."""
+"""`replug doctor` on machines and configurations; its checks start nothing."""
 
 import subprocess
 import sys

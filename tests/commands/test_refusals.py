@@ -221,6 +221,21 @@ def import_rows(paths: list[Path], out: Path) -> PreparedSet:
         return prepare_rows(*paths, out, {}, pool)
 
 
+OVERLAPS = [
+    ({"corpus": {"source": "s"}, "queries": {"source": "s"}}, "document d", "source s"),
+    ({"corpus": {"text": "ONE\n  two"}}, "document d"),
+    ({"heldout": {"context": "one", "continuation": " two"}}, "held-out text h"),
+]
+
+
+@pytest.mark.parametrize("case", OVERLAPS, ids=lambda case: str(case[0]))
+def test_an_overlap_of_own_rows_is_refused_with_its_id(tmp_path, case) -> None:
+    changes, *named = case
+    paths = write_three(tmp_path, changes)
+    assert_names(lambda: import_rows(paths, tmp_path / "set"), *named)
+    assert not (tmp_path / "set" / "manifest.json").exists()
+
+
 def test_a_set_made_from_a_raw_file_that_has_changed_since_is_refused(debug_config, tmp_path) -> None:
     raw = tmp_path / "raw.jsonl"
     texts = [" ".join(f"word{i}.{j}" for j in range(9)) for i in range(50)]
