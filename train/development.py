@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DevResult:
-    """What development texts or questions say of the weights of `step`.
+    """A measurement of the weights of `step` on development texts or questions.
 
     Texts give bits per byte of the ensemble at `temperature`. Labelled candidates give two more numbers. `kl` is the
     training loss. `scored_share` is the share of the `k` nearest candidates of all development texts that the LM has

@@ -1,4 +1,4 @@
-"""What a cache of an LM's results holds, as another program reads the file."""
+"""Counts of a cache of an LM's results, as another program reads the file."""
 
 import sqlite3
 from collections import Counter
