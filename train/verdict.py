@@ -2,16 +2,18 @@
 
 It compares the tuned retriever with the untuned one in two ways. On held-out texts it compares their ensembles in bits
 per byte (lsr − replug, with the paper's weights), on held-out questions at which rank they find what answers them.
-Each is tested alone at 5%, and a verdict is what its 95% interval says: a retriever may predict texts better and find
-answers worse. Weights that follow the text are a further sentence, corrected as in the table.
+Each is tested alone at 5%, and a verdict is what its 95% interval over six sources or more says: a retriever may
+predict texts better and find answers worse. Weights that follow the text are a further sentence, corrected as in the
+table.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from replug.config.methods import POSTERIOR
-from replug.evals.intervals import FEW_CLUSTERS, LEVEL
+from replug.evals.intervals import FEW_CLUSTERS, FEWEST_CLUSTERS, LEVEL, sign_shown
 from replug.evals.results import Entry
+from replug.evals.tables import NO_DIFFERENCE, num_clusters
 from replug.train.evaluation import LANGUAGE_MODELLING, QUESTION, QUESTIONS
 
 HELPED, HARMED, NOT_SHOWN = "HELPED", "HARMED", "NO DIFFERENCE SHOWN"
@@ -64,8 +66,7 @@ def _outcome(entry: Entry | None, better: int) -> str | None:
     """Return what an interval says, where values of the sign `better` are gains; None without one."""
     if entry is None:
         return None
-    low, high = sorted(better * end for end in entry["interval"])
-    return HELPED if low > 0 else HARMED if high < 0 else NOT_SHOWN
+    return {1: HELPED, -1: HARMED, 0: NOT_SHOWN}[better * sign_shown(*entry["interval"], num_clusters(entry))]
 
 
 def _sentence(outcome: str | None, text: str) -> str:
@@ -98,15 +99,16 @@ def _posterior_sentence(heldout: Mapping[str, Mapping[str, Entry]]) -> list[str]
     entry = heldout.get(after, {}).get(f"bpb - {before}")
     if entry is None:
         return []
-    low, high = entry["interval"]
-    is_shown = not low <= 0 <= high and entry.get("p_holm", 0.0) < LEVEL
-    unsure = "" if is_shown else ": no difference shown"
+    is_shown = sign_shown(*entry["interval"], num_clusters(entry)) and entry.get("p_holm", 0.0) < LEVEL
+    unsure = "" if is_shown else f": {NO_DIFFERENCE}"
     return [f"With weights that follow the text: {difference_words(entry)}{unsure}."]
 
 
 def _caveats(results: Mapping[str, Any], entry: Entry, outcome: str) -> list[str]:
-    num, what = (entry["clusters"], "sources") if "clusters" in entry else (entry["n"], "texts")
+    num, what = num_clusters(entry), "sources" if "clusters" in entry else "texts"
     lines = [f"The texts are of {num} {what} only, so the interval is too narrow."] if num < FEW_CLUSTERS else []
+    if num < FEWEST_CLUSTERS:
+        lines = [f"The texts are of {num} {what} only; fewer than {FEWEST_CLUSTERS} show no difference."]
     if (results.get("weights") or {}).get("step") == 0:
         return [*lines, AS_IT_WAS]
     return lines + {HELPED: [], HARMED: [AFTER_HARM], NOT_SHOWN: [AFTER_NOTHING]}[outcome]

@@ -5,7 +5,7 @@ of a difference draws the same examples for both methods.
 
 Examples of one text are alike, so texts are drawn and not examples (`tests/evals/test_intervals.py`). Subjects, as
 MMLU's, are strata: each keeps its number of clusters in every draw. With fewer than FEW_CLUSTERS the percentiles of a
-bootstrap are too narrow (Cameron, Gelbach and Miller 2008).
+bootstrap are too narrow (Cameron, Gelbach and Miller 2008), and with fewer than FEWEST_CLUSTERS nothing is shown.
 """
 
 import math
@@ -18,6 +18,8 @@ Transform = Callable[[np.ndarray], np.ndarray]
 NORMAL_QUANTILE = 1.959963984540054  # 97.5% of a standard normal distribution lie below
 CHUNK_COUNTS = 1 << 18  # numbers of a matrix of counts: 2 MiB each, so that they stay in the cache
 FEW_CLUSTERS = 20
+FEWEST_CLUSTERS = 6  # the differences of fewer have one sign by chance more than 1 time in 20: 2 / 2^5
+DIGITS = 5  # a difference that is printed as 0.00000 is one of rounding
 LEVEL = 0.05
 
 
@@ -88,9 +90,11 @@ class Interval:
     high: float
 
 
-def verdict(low: float, high: float) -> str:
-    """Return what the interval of a difference allows one to say."""
-    return "lower" if high < 0 else "higher" if low > 0 else "no difference shown"
+def sign_shown(low: float, high: float, num_clusters: int) -> int:
+    """Return the sign of the difference that an interval over so many clusters shows, 0 where it shows none."""
+    if num_clusters < FEWEST_CLUSTERS:
+        return 0
+    return int(round(low, DIGITS) > 0) - int(round(high, DIGITS) < 0)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -150,12 +154,13 @@ def difference_and_p(
 ) -> tuple[Interval, float]:
     """Return the metric of a minus that of b with its interval, and the two-sided p-value of no difference.
 
-    The p-value is 1 where there is one cluster alone.
+    The p-value is 1 where there are fewer than FEWEST_CLUSTERS.
     """
     both = _resampled([a, b], num_resamples, seed, clusters)
     value, resampled = value_of(a) - value_of(b), both[:, 0] - both[:, 1]
-    is_one = (len(a.numerators) if clusters is None else len(clusters)) == 1
-    return percentile_interval(value, resampled), 1.0 if is_one else p_value(value, resampled)
+    num_clusters = len(a.numerators) if clusters is None else len(clusters)
+    p = p_value(value, resampled) if num_clusters >= FEWEST_CLUSTERS else 1.0
+    return percentile_interval(value, resampled), p
 
 
 def percentile_interval(value: float, resampled: np.ndarray) -> Interval:

@@ -17,11 +17,12 @@ from rich.markdown import Markdown
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import NONE
 from replug.config.plain_text import plain_line
-from replug.evals.intervals import FEW_CLUSTERS, LEVEL, verdict
+from replug.evals.intervals import FEW_CLUSTERS, FEWEST_CLUSTERS, LEVEL, sign_shown
 from replug.evals.results import Entry, Results, correct_for_many, main_metric, paper_metric
 
 MARKUP = re.compile(r"[\\`*\[\]<>|~&!]|(?<!\w)_|_(?!\w)")  # of Markdown; an underscore within a word is none
 MOST_DIFFERENCES = 20  # up to here all are listed; of more, only those that show a difference
+NO_DIFFERENCE = "no difference shown"
 LOWER_IS_BETTER = ("bpb", "token_perplexity", "word_perplexity")
 PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
     Path(__file__).with_name("page.html.j2").read_text()
@@ -181,6 +182,11 @@ def size_text(entry: Entry) -> str:
     return f"n = {entry['n']}" + (f" of {entry['clusters']} sources" if "clusters" in entry else "")
 
 
+def num_clusters(entry: Entry) -> int:
+    """Return the number of sources of an entry, or of examples where each stands alone."""
+    return entry.get("clusters", entry["n"])
+
+
 def interval_text(entry: Entry) -> str:
     """Return the 95% interval of an entry; nothing where it has none."""
     return "{:.4f} to {:.4f}".format(*entry["interval"]) if "interval" in entry else ""
@@ -189,9 +195,9 @@ def interval_text(entry: Entry) -> str:
 def difference_text(entry: Entry) -> str:
     """Return a difference with its interval, and what that allows one to say among all comparisons of the table."""
     low, high = entry["interval"]
-    alone = verdict(low, high)
-    is_shown = entry.get("p_holm", 0.0) < LEVEL
-    says = alone if is_shown or alone == verdict(0, 0) else f"{alone} if it were the only comparison"
+    sign = sign_shown(low, high, num_clusters(entry))
+    says = {-1: "lower", 0: NO_DIFFERENCE, 1: "higher"}[sign]
+    says += " if it were the only comparison" if sign and entry.get("p_holm", 0.0) >= LEVEL else ""
     return f"{entry['value']:+.4f} ({low:+.4f} to {high:+.4f}: {says})"
 
 
@@ -217,13 +223,15 @@ def reading_line(num_comparisons: int, entry: Entry, tested_alone: str | None = 
 
     `tested_alone` is the comparison that the table was made for.
     """
-    num, what = (entry["clusters"], "sources") if "clusters" in entry else (entry["n"], "examples")
+    num, what = num_clusters(entry), "sources" if "clusters" in entry else "examples"
     lines = [f"Intervals: 95%, each by itself, over {num} {what}."]
     if num_comparisons > 1:
         of = f"{num_comparisons} others" if tested_alone else f"{num_comparisons} comparisons"
         first = f"{tested_alone} is tested alone; " if tested_alone else ""
         lines.append(f"Verdicts: {first}p < {LEVEL} after Holm's correction for {of}.")
-    if num < FEW_CLUSTERS:
+    if num < FEWEST_CLUSTERS:
+        lines.append(f"Fewer than {FEWEST_CLUSTERS} {what} show no difference.")
+    elif num < FEW_CLUSTERS:
         lines.append(f"Of fewer than {FEW_CLUSTERS} {what}, intervals are too narrow.")
     return " ".join(lines)
 
@@ -240,7 +248,7 @@ def _difference_lines(results: Results) -> list[str]:
     for method, of in results.items():
         for other, entry in differences_of(of, metric):
             text = difference_text(entry)
-            lines[f"{metric} of {method} − {other}: {text}"] = verdict(0, 0) not in text
+            lines[f"{metric} of {method} − {other}: {text}"] = NO_DIFFERENCE not in text
     if len(lines) <= MOST_DIFFERENCES or all(lines.values()):
         return list(lines)
     hidden = len(lines) - sum(lines.values())

@@ -71,7 +71,8 @@ def test_the_table_shows_differences_groups_and_the_papers_figures():
     results = results_of(paper=paper)
     table = to_markdown(result_blocks(results, "lengths", paper))
     assert "paper, table 9" in table and "| 1.5 |" in table
-    assert "length of replug − none: +7.5000 (+7.0000 to +8.0000: higher)" in table
+    assert "length of replug − none: +7.5000 (+7.0000 to +8.0000: no difference shown)" in table
+    assert "Fewer than 6 examples show no difference." in table
     assert "| left | 1 | 0.0000 | 8.0000 |" in table
     assert "left − " not in table, "differences of groups are in results.json alone"
     assert results["replug"]["length/left"]["paper"] == 2.5 and "law" not in table

@@ -34,6 +34,21 @@ def test_harm_is_said_in_capitals_first_with_what_to_try() -> None:
     assert "train.lr" in told["more"][0]
 
 
+@pytest.mark.parametrize(
+    ("interval", "clusters", "verdict"),
+    [
+        ((0.01, 0.03), 6, HARMED),
+        ((0.01, 0.03), 5, NOT_SHOWN),
+        ((1e-9, 4e-6), 40, NOT_SHOWN),
+        ((6e-6, 2e-5), 40, HARMED),
+    ],
+)
+def test_few_sources_and_differences_of_rounding_show_nothing(interval, clusters: int, verdict: str) -> None:
+    told = verdict_of(results(sum(interval) / 2, *interval, clusters=clusters))
+    assert told is not None and told["verdict"] == verdict
+    assert ("fewer than 6 show no difference" in " ".join(told["more"])) is (clusters == 5)
+
+
 def test_weights_of_step_0_are_named_as_the_reason_that_nothing_changed() -> None:
     told = verdict_of(results(0.0, 0.0, 0.0, step=0))
     assert told is not None and told["verdict"] == NOT_SHOWN and "weights of step 0" in told["more"][0]
@@ -43,7 +58,7 @@ def test_weights_of_step_0_are_named_as_the_reason_that_nothing_changed() -> Non
 @pytest.mark.parametrize(("p_holm", "is_shown"), [(0.2, False), (0.01, True)])
 def test_posterior_weights_are_a_second_sentence_corrected_as_in_the_table(p_holm: float, is_shown: bool) -> None:
     found = results(-0.034, -0.072, -0.009, clusters=12)
-    posterior = {"value": -0.00002, "interval": [-0.00003, -0.00001], "p_holm": p_holm}
+    posterior = {"value": -0.00002, "interval": [-0.00003, -0.00001], "n": 12, "p_holm": p_holm}
     found["language_modelling"]["lsr/posterior"] = {"bpb - replug/posterior": posterior}
     told = verdict_of(found)
     assert told is not None and "12 sources only" in told["more"][1]
