@@ -46,7 +46,7 @@ from replug.train.trained_weights import FrozenDocuments, embedded
 SPLITS = ("train", "dev", "heldout")
 SHARE = 10  # one in so many sources has development questions, one held-out ones
 MOST_JUDGED = {RULE: 200, BY_LM: 80}  # development questions, and as many held-out ones; the LM's cost tokens
-WRITTEN_FOR_ONE = 2  # questions that the LM writes for one that is wanted
+WRITTEN_FOR_ONE = {"dev": 4, "heldout": 2}  # that the LM writes: of four it keeps one, and dev chooses the weights
 PER_DOCUMENT, MOST_PER_DOCUMENT = 2, 8  # training questions; and questions of any split where documents are few
 FEW_SOURCES, SAMPLED = 10 * SHARE, 5000  # in as many documents: below it, these are dealt to the splits one by one
 OWN_BOTH = 60  # questions of the user's: with as many, every second one develops
@@ -210,8 +210,7 @@ def _from_documents(
 
     None is made of the documents `taken`, or of their sources.
     """
-    factor = WRITTEN_FOR_ONE if write is not None else 1
-    most = {split: factor * count for split, count in wanted.items()}
+    most = {split: count * (WRITTEN_FOR_ONE[split] if write else 1) for split, count in wanted.items()}
     made: dict[str, list[tuple[OpenQuestion, Document]]] = {split: [] for split in wanted}
     order = corpus.sample(np.random.default_rng([config.seed, 4]))
     by_source = len(set(corpus.sources(order[:SAMPLED]))) >= FEW_SOURCES

@@ -25,7 +25,7 @@ from replug.models.ensemble import can_fit
 INDEX, LABELS, TRAINING, TUNED, HELDOUT = "index", "labels", "training", "tuned retriever's search", "held-out texts"
 QUESTIONS_MADE = "questions"
 ROW_SPLITS = {"queries": "train", "heldout": "heldout", "dev": "dev"}  # with the keys of `data` that name their rows
-WRITING_CALLS = 2 * 160 + 4 * 160  # at most: development and held-out questions are written, and scored twice
+WRITING_CALLS = 320 + 160 + 4 * 160  # at most: development and held-out questions are written, and scored twice
 BYTES_PER_TOKEN = 4.0  # of English prose; program code has about 3
 SPECIAL_TOKENS = 2  # the retriever's, round a text's own
 LONGEST = 512  # tokens that most encoders read
