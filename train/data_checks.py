@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from replug.config.choices import Teacher, TooLong
+from replug.config.choices import Examples, Teacher, TooLong
 from replug.config.errors import UserError
 from replug.config.schema import Config
 from replug.data.store import PreparedSet
@@ -39,7 +39,8 @@ def check_texts(config: Config, data: PreparedSet) -> None:
         raise UserError(
             f"retrieve.k or evaluate.k asks for {wanted} documents, but the corpus holds {len(data.corpus)}"
         )
-    if config.train.batch_size > (number := len(data.queries)):
+    reads_texts = config.train.examples is not Examples.questions
+    if reads_texts and config.train.batch_size > (number := len(data.queries)):
         log.warning(
             f"train.batch_size is {config.train.batch_size:,}, more than the {number:,} training queries: a step reads "
             "some of them several times"

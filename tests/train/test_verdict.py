@@ -90,3 +90,5 @@ def asked(value: float, low: float, high: float) -> dict[str, Any]:
 def test_questions_have_a_sentence_and_harm_by_either_is_harm(texts, questions, verdict, words) -> None:
     told = verdict_of({**(results(*texts) if texts else {}), **asked(*questions)})
     assert told is not None and told["verdict"] == verdict and words in told["sentence"]
+    advice = {HELPED: "", NOT_SHOWN: "data.num_queries" if texts else "data.heldout", HARMED: "train.lr"}[verdict]
+    assert advice in " ".join(told["more"])
