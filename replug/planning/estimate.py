@@ -25,6 +25,7 @@ from replug.planning.memory import disk_bytes, host_bytes, run_sizes, searched_w
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
 from replug.planning.stages import (
     BYTES_PER_TOKEN,
+    PREPARING,
     TRAINING,
     Counts,
     Lengths,
@@ -32,6 +33,7 @@ from replug.planning.stages import (
     count_texts,
     lengths,
     num_candidates,
+    preparing_stage,
     refreshes,
     run_stages,
     trains_documents,
@@ -42,6 +44,8 @@ from replug.planning.stages import (
 RECOMPUTED, CHUNKED, PRODUCT = 1.9, 3.3, 2.1e-10
 # Of a builder for a document, whatever its encoder: to read ids, and to check, hash and write a vector of 256 numbers.
 HANDLING = 1.7e-5
+# A process that prepares a set cuts so many bytes in a second, and compares and writes so many documents.
+CUT_BYTES, KEPT_DOCUMENTS = 2.9e6, 1.6e4
 CORE_FLOP = 7e10  # of one core in an exact search, measured on a Xeon with AVX512 (docs/benchmarks.md)
 HOST_CORES = 64  # of a node that searches on its processors
 RING_WITHIN, RING_BETWEEN = 1e11, 1e10  # bytes a second of gradients: within a node (NVLink), between nodes (100 Gbit)
@@ -80,6 +84,8 @@ def plan_training(
             "expected a smaller lm.path, fewer documents, index.kind=ivf_pq, or GPUs (--gpus 8xA100)"
         )
     units, stages = seconds_of(config, counts, layout, devices, retriever, lm), run_stages(config, counts)
+    preparing = None if is_exact or devices.model else preparing_stage(config, counts)
+    stages = [preparing, *stages] if preparing else stages
     seconds = [stage_seconds(stage, config, counts, layout, units) for stage in stages]
     known = [second for second in seconds if second is not None]
     hours = sum(known) / 3600 if len(known) == len(seconds) else None
@@ -158,6 +164,8 @@ def _search_seconds(config: Config, counts: Counts, layout: Layout, dim: int) ->
 
 def stage_seconds(stage: Stage, config: Config, counts: Counts, layout: Layout, units: Seconds) -> float | None:
     """Return the seconds of a stage; None where the LM's speed is not known."""
+    if stage.name == PREPARING:
+        return (stage.num_bytes / CUT_BYTES + counts.documents / KEPT_DOCUMENTS) / config.data.num_workers
     if stage.pairs and units.pair is None:
         return None
     pair, devices = (units.pair or 0.0) / units.devices["score"], units.devices
@@ -230,4 +238,5 @@ def _notes(config: Config, is_exact: bool, devices: Devices) -> Iterator[str]:
         yield f"no file or folder {source} is here: it is taken for a dataset of the hub"
     if config.lm.url:
         yield "the server's speed is not known: LM calls and tokens are counted, the hours of their stages are not"
-    yield "start-up, saving and filling a lossy index are not counted"
+    prepared = "preparing on processors, " if devices.model and not is_exact else ""
+    yield f"start-up, {prepared}saving and filling a lossy index are not counted"

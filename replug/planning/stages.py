@@ -22,6 +22,7 @@ from replug.data.vector_stores import open_source
 from replug.models.batching import padded_length
 from replug.models.ensemble import can_fit
 
+PREPARING = "prepared set"
 INDEX, LABELS, TRAINING, TUNED, HELDOUT = "index", "labels", "training", "tuned retriever's search", "held-out texts"
 QUESTIONS_MADE = "questions"
 ROW_SPLITS = {"queries": "train", "heldout": "heldout", "dev": "dev"}  # with the keys of `data` that name their rows
@@ -47,7 +48,7 @@ class Stage:
     """A stage of a run: what it does, and the most of each kind of work that it takes.
 
     The LM scores `pairs`, builders embed `documents`, and a training on labels takes `steps`; a live one is timed by
-    its pairs.
+    its pairs. Preparing cuts `num_bytes` of text.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Stage:
     pairs: int = 0
     documents: int = 0
     steps: int = 0
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,16 @@ def _stages_of_texts(config: Config, counts: Counts) -> list[Stage]:
     if config.train.labels == OWN_LABELS:
         return [index, *labels, *measuring]
     return [*labels, *([index] if measuring else []), *measuring]
+
+
+def preparing_stage(config: Config, counts: Counts) -> Stage | None:
+    """Return the stage that cuts a source of known size; None where there is none, or nothing tells its bytes."""
+    if (
+        not config.data.source
+        or (num_bytes := source_bytes(config.data.source, FieldMap.of(config.data.fields))) is None
+    ):
+        return None
+    return Stage(PREPARING, f"cut {num_bytes / 1e9:.2g} GB into {counts.documents:,} documents", num_bytes=num_bytes)
 
 
 def num_pairs(config: Config, counts: Counts) -> int:
