@@ -131,10 +131,10 @@ def make_questions(
             _write_rows(path / f"{split}.jsonl", questions)
         counts = {split: len(questions) for split, questions in splits.items()}
         log.info("questions about the documents: " + ", ".join(f"{count:,} {split}" for split, count in counts.items()))
-        if 0 < (few := counts.get("dev", 0)) < FEW_DEV:
+        if 0 < (num_dev := counts.get("dev", 0)) < FEW_DEV:
             other = ", or an LM that writes the documents' language" if kind == BY_LM else ""
             log.warning(
-                f"{few} development questions choose the weights, and chance with them; expected {OWN_BOTH} or more of "
+                f"{num_dev} development questions choose the weights, and chance with them; expected {OWN_BOTH} or more of "
                 f"your own (data.questions=FILE){other}"
             )
         folder.finish([f"{split}.jsonl" for split in splits], {"counts": counts})

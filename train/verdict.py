@@ -80,7 +80,8 @@ def _outcome(entry: Entry | None, better: int) -> str | None:
     """Return what an interval says, where values of the sign `better` are gains; None without one."""
     if entry is None:
         return None
-    return {1: HELPED, -1: HARMED, 0: NOT_SHOWN}[better * sign_shown(*entry["interval"], num_clusters(entry))]
+    low, high = entry["interval"]
+    return {1: HELPED, -1: HARMED, 0: NOT_SHOWN}[better * sign_shown(low, high, num_clusters(entry))]
 
 
 def _sentence(outcome: str | None, text: str) -> str:
@@ -113,7 +114,8 @@ def _posterior_sentence(heldout: Mapping[str, Mapping[str, Entry]]) -> list[str]
     entry = heldout.get(after, {}).get(f"bpb - {before}")
     if entry is None:
         return []
-    is_shown = sign_shown(*entry["interval"], num_clusters(entry)) and entry.get("p_holm", 0.0) < LEVEL
+    low, high = entry["interval"]
+    is_shown = sign_shown(low, high, num_clusters(entry)) and entry.get("p_holm", 0.0) < LEVEL
     unsure = "" if is_shown else f": {NO_DIFFERENCE}"
     return [f"With weights that follow the text: {difference_words(entry)}{unsure}."]
 
