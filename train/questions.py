@@ -134,8 +134,8 @@ def make_questions(
         if 0 < (num_dev := counts.get("dev", 0)) < FEW_DEV:
             other = ", or an LM that writes the documents' language" if kind == BY_LM else ""
             log.warning(
-                f"{num_dev} development questions choose the weights, and chance with them; expected {OWN_BOTH} or more of "
-                f"your own (data.questions=FILE){other}"
+                f"{num_dev} development questions choose the weights, and chance with them; expected {OWN_BOTH} or "
+                f"more of your own (data.questions=FILE){other}"
             )
         folder.finish([f"{split}.jsonl" for split in splits], {"counts": counts})
     return Questions(path)

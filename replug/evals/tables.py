@@ -184,7 +184,7 @@ def size_text(entry: Entry) -> str:
 
 def num_clusters(entry: Entry) -> int:
     """Return the number of sources of an entry, or of examples where each stands alone."""
-    return int(entry.get("clusters", entry["n"]))
+    return entry["clusters"] if "clusters" in entry else entry["n"]
 
 
 def interval_text(entry: Entry) -> str:
