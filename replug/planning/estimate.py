@@ -44,8 +44,9 @@ from replug.planning.stages import (
 RECOMPUTED, CHUNKED, PRODUCT = 1.9, 3.3, 2.1e-10
 # Of a builder for a document, whatever its encoder: to read ids, and to check, hash and write a vector of 256 numbers.
 HANDLING = 1.7e-5
-# A process that prepares a set cuts so many bytes in a second, and compares and writes so many documents.
-CUT_BYTES, KEPT_DOCUMENTS = 2.9e6, 1.6e4
+# A process that prepares a set cuts so many bytes in a second, and compares, writes and proves so many documents
+# (docs/benchmarks.md).
+CUT_BYTES, KEPT_DOCUMENTS = 2.7e6, 1.3e4
 CORE_FLOP = 7e10  # of one core in an exact search, measured on a Xeon with AVX512 (docs/benchmarks.md)
 HOST_CORES = 64  # of a node that searches on its processors
 RING_WITHIN, RING_BETWEEN = 1e11, 1e10  # bytes a second of gradients: within a node (NVLink), between nodes (100 Gbit)

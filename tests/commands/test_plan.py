@@ -9,6 +9,7 @@ import pytest
 
 from replug.commands.plan import plan
 from replug.config.errors import UserError
+from replug.planning.estimate import CUT_BYTES, KEPT_DOCUMENTS
 from tests.support.command_line import ROOT
 
 PAPER, EVALUATION = ROOT / "configs/paper.yaml", ROOT / "configs/eval_lm.yaml"
@@ -49,7 +50,7 @@ def test_a_plan_of_own_files_counts_the_lms_calls_and_takes_this_machine(tmp_pat
     assert found["texts"] == {"documents": 225, "queries": 37, "heldout": 37, "dev": 37}
     pairs = [0, 0, 37 * 13 + 37 * 14, 0, 0, 37 * 21]  # of 37 development texts no temperature is fitted
     assert [stage["pairs"] for stage in found["stages"]] == pairs and found["lm_calls"] == sum(pairs)
-    assert found["stages"][0]["seconds"] == pytest.approx(40 * 400 * 12 / 2.9e6 + 225 / 1.6e4)
+    assert found["stages"][0]["seconds"] == pytest.approx(40 * 400 * 12 / CUT_BYTES + 225 / KEPT_DOCUMENTS)
     assert found["devices"] == "this machine" and found["wall_hours"] > 0 and found["disk_gb"]["total"] > 0.1
     on_gpu = planned(capsys, ROOT / "configs/own_data.yaml", asked, gpus="1xA100", price=2.0)
     assert on_gpu["dollars"] == pytest.approx(2 * on_gpu["wall_hours"])
