@@ -49,7 +49,6 @@ MOST_JUDGED = {RULE: 200, BY_LM: 80}  # development questions, and as many held-
 WRITTEN_FOR_ONE = {"dev": 4, "heldout": 2}  # that the LM writes: of four it keeps one, and dev chooses the weights
 PER_DOCUMENT, MOST_PER_DOCUMENT = 2, 8  # training questions; and questions of any split where documents are few
 FEW_SOURCES, SAMPLED = 10 * SHARE, 5000  # in as many documents: below it, these are dealt to the splits one by one
-FEW_DEV = 40
 OWN_BOTH = 60  # questions of the user's: with as many, every second one develops
 ROWS_AT_A_TIME = 512
 SHARES = (1.0, 0.75, 0.5, 0.25)  # of the way from the untuned weights
@@ -131,7 +130,7 @@ def make_questions(
             _write_rows(path / f"{split}.jsonl", questions)
         counts = {split: len(questions) for split, questions in splits.items()}
         log.info("questions about the documents: " + ", ".join(f"{count:,} {split}" for split, count in counts.items()))
-        if 0 < (num_dev := counts.get("dev", 0)) < FEW_DEV:
+        if 0 < (num_dev := counts.get("dev", 0)) < OWN_BOTH // 2:
             other = ", or an LM that writes the documents' language" if kind == BY_LM else ""
             log.warning(
                 f"{num_dev} development questions choose the weights, and chance with them; expected {OWN_BOTH} or "

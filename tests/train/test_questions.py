@@ -301,10 +301,16 @@ def test_documents_without_sentences_judge_by_texts_alone_and_are_refused_for_tr
         training_questions(load_config(DEBUG, [*keys, *ON_QUESTIONS]), data)
 
 
-def test_questions_are_made_once_and_others_are_refused_in_their_place(trained: Path, tmp_path: Path, caplog) -> None:
+def test_few_development_questions_are_a_warning(trained: Path, tmp_path: Path, caplog, monkeypatch) -> None:
+    monkeypatch.setattr("replug.train.questions.OWN_BOTH", 62)
+    config = load_config(DEBUG, ["run_dir=x", *ON_QUESTIONS])
+    made = make_questions(config, PreparedSet(trained / "data"), tmp_path / "questions")
+    assert f"{len(made.dev)} development questions choose the weights, and chance" in caplog.text
+
+
+def test_questions_are_made_once_and_others_are_refused_in_their_place(trained: Path, tmp_path: Path) -> None:
     data, keys = PreparedSet(trained / "data"), ["run_dir=x", *ON_QUESTIONS]
     made = make_questions(load_config(DEBUG, keys), data, tmp_path / "questions")
-    assert f"{len(made.dev)} development questions choose the weights, and chance" in caplog.text
     assert [of.example.id for of in made.dev] == [row["id"] for row in read(trained, "dev")]
     with pytest.raises(UserError, match="seed"):
         make_questions(load_config(DEBUG, [*keys, "seed=7"]), data, tmp_path / "questions")
