@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from replug.config.methods import POSTERIOR
-from replug.evals.intervals import FEW_CLUSTERS, FEWEST_CLUSTERS, LEVEL, sign_shown
-from replug.evals.results import Entry
-from replug.evals.tables import NO_DIFFERENCE, num_clusters
+from replug.evals.intervals import FEW_CLUSTERS, FEWEST_CLUSTERS, LEVEL, NO_DIFFERENCE, sign_shown
+from replug.evals.results import Entry, num_clusters
 from replug.train.evaluation import LANGUAGE_MODELLING, QUESTION, QUESTIONS
 
 HELPED, HARMED, NOT_SHOWN = "HELPED", "HARMED", "NO DIFFERENCE SHOWN"
@@ -21,28 +20,18 @@ EXIT_STATUSES = {HELPED: 0, NOT_SHOWN: 3, HARMED: 4}  # of `replug compare --exi
 UNIT = "bits per byte"
 MRR = "MRR@20"
 FEW_QUESTIONS = 50
-AFTER = {  # what to try, where texts were measured
-    HELPED: [],
-    HARMED: [
-        "Keep the retriever as it was. Try a smaller train.lr or fewer steps, more training texts, or development "
-        "texts (data.num_dev), which choose the weights that do best."
-    ],
-    NOT_SHOWN: [
-        "Try more training texts or steps (data.num_queries, train.max_steps, train.epochs) for a larger difference, "
-        "more held-out texts (data.num_heldout, evaluate.max_examples) for a narrower interval."
-    ],
-}
-AFTER_QUESTIONS = {
-    HELPED: [],
-    HARMED: [
-        "Keep the retriever as it was. Try a smaller train.lr or fewer steps, or more questions of your own "
-        "(data.questions), half of which choose the weights."
-    ],
-    NOT_SHOWN: [
-        "Try more steps (train.max_steps) or training questions (data.train) for a larger difference, more questions "
-        "of your own (data.questions, data.heldout) for a narrower interval."
-    ],
-}
+AFTER_HARM = (
+    "Keep the retriever as it was. Try a smaller train.lr or fewer steps, more to train on, or more questions or texts "
+    "that choose the weights (data.questions, data.num_dev)."
+)
+AFTER_NOTHING = (
+    "Try more training texts or steps (data.num_queries, train.max_steps, train.epochs) for a larger difference, more "
+    "held-out texts (data.num_heldout, evaluate.max_examples) for a narrower interval."
+)
+AFTER_NOTHING_ASKED = (
+    "Try more steps (train.max_steps) or training questions (data.train) for a larger difference, more questions of "
+    "your own (data.questions, data.heldout) for a narrower interval."
+)
 AS_IT_WAS = "The development split chose the weights of step 0: the tuned retriever is the one as it was."
 
 
@@ -70,7 +59,7 @@ def verdict_of(results: Mapping[str, Any]) -> dict[str, Any] | None:
         "texts": texts,
         "questions": questions,
         "sentence": " ".join(sentences),
-        "more": [*more, *_few(entry, "texts" if by_texts else "questions"), *_advice(results, outcome, bool(by_texts))],
+        "more": [*more, *_caveats(results, entry, outcome, bool(by_texts))],
         "value": entry["value"],
         "interval": entry["interval"],
     }
@@ -120,18 +109,16 @@ def _posterior_sentence(heldout: Mapping[str, Mapping[str, Entry]]) -> list[str]
     return [f"With weights that follow the text: {difference_words(entry)}{unsure}."]
 
 
-def _few(entry: Entry, what: str) -> list[str]:
-    """Say how little a few sources, or examples that stand alone, can show."""
-    num, of = num_clusters(entry), "sources" if "clusters" in entry else what
+def _caveats(results: Mapping[str, Any], entry: Entry, outcome: str, by_texts: bool) -> list[str]:
+    """Say how little a few sources, or examples that stand alone, can show, and what to try."""
+    num, what = num_clusters(entry), "sources" if "clusters" in entry else "texts" if by_texts else "questions"
+    lines = [f"There are {num} {what} only, so the interval is too narrow."] if num < FEW_CLUSTERS else []
     if num < FEWEST_CLUSTERS:
-        return [f"There are {num} {of} only; fewer than {FEWEST_CLUSTERS} show no difference."]
-    return [f"There are {num} {of} only, so the interval is too narrow."] if num < FEW_CLUSTERS else []
-
-
-def _advice(results: Mapping[str, Any], outcome: str, by_texts: bool) -> list[str]:
+        lines = [f"There are {num} {what} only; fewer than {FEWEST_CLUSTERS} show no difference."]
     if (results.get("weights") or {}).get("step") == 0:
-        return [AS_IT_WAS]
-    return (AFTER if by_texts else AFTER_QUESTIONS)[outcome]
+        return [*lines, AS_IT_WAS]
+    nothing = AFTER_NOTHING if by_texts else AFTER_NOTHING_ASKED
+    return lines + {HELPED: [], HARMED: [AFTER_HARM], NOT_SHOWN: [nothing]}[outcome]
 
 
 def difference_words(entry: Entry, than: str = "") -> str:

@@ -21,6 +21,7 @@ FEW_CLUSTERS = 20
 FEWEST_CLUSTERS = 6  # the differences of fewer have one sign by chance more than 1 time in 20: 2 / 2^5
 DIGITS = 5  # a difference that is printed as 0.00000 is one of rounding
 LEVEL = 0.05
+NO_DIFFERENCE = "no difference shown"
 
 
 def bits_of(token_logprobs: np.ndarray) -> float:

@@ -182,6 +182,11 @@ def _entry(interval: Interval, clusters: Clusters) -> Entry:
     return entry if len(clusters) == n else {**entry, "clusters": len(clusters)}
 
 
+def num_clusters(entry: Entry) -> int:
+    """Return the number of sources of an entry, or of examples where each stands alone."""
+    return entry["clusters"] if "clusters" in entry else entry["n"]
+
+
 def add_temperatures(results: Results, book: EvidenceBook, num_examples: int) -> None:
     """Give weighted methods the entry `temperature`, where one is not the paper's."""
     temperatures = {method.name: book.temperature(method) for method in book.methods if method.is_weighted}

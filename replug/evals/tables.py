@@ -17,12 +17,11 @@ from rich.markdown import Markdown
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import NONE
 from replug.config.plain_text import plain_line
-from replug.evals.intervals import FEW_CLUSTERS, FEWEST_CLUSTERS, LEVEL, sign_shown
-from replug.evals.results import Entry, Results, correct_for_many, main_metric, paper_metric
+from replug.evals.intervals import FEW_CLUSTERS, FEWEST_CLUSTERS, LEVEL, NO_DIFFERENCE, sign_shown
+from replug.evals.results import Entry, Results, correct_for_many, main_metric, num_clusters, paper_metric
 
 MARKUP = re.compile(r"[\\`*\[\]<>|~&!]|(?<!\w)_|_(?!\w)")  # of Markdown; an underscore within a word is none
 MOST_DIFFERENCES = 20  # up to here all are listed; of more, only those that show a difference
-NO_DIFFERENCE = "no difference shown"
 LOWER_IS_BETTER = ("bpb", "token_perplexity", "word_perplexity")
 PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
     Path(__file__).with_name("page.html.j2").read_text()
@@ -180,11 +179,6 @@ def _gain(values: Mapping[str, float], method: str, main: str) -> str:
 def size_text(entry: Entry) -> str:
     """Return the number of examples, and the number of sources where several examples are of one."""
     return f"n = {entry['n']}" + (f" of {entry['clusters']} sources" if "clusters" in entry else "")
-
-
-def num_clusters(entry: Entry) -> int:
-    """Return the number of sources of an entry, or of examples where each stands alone."""
-    return entry["clusters"] if "clusters" in entry else entry["n"]
 
 
 def interval_text(entry: Entry) -> str:
