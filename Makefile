@@ -6,7 +6,9 @@
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # Processes of the tests, each with a Ray of its own; files stay whole, since their tests share what was made once.
+# A process that crashes fails its test: a new one in its place would wait for ever (pytest-xdist 3.8).
 TEST_PROCESSES ?= 2
+IN_PROCESSES = --numprocesses $(TEST_PROCESSES) --dist loadfile --max-worker-restart=0
 PYTEST := .venv/bin/python -m pytest
 BIN := .venv/bin
 # Compiling every module takes as long as all else: Python compiles those that it imports, at the first import.
@@ -50,13 +52,13 @@ quickstart: .venv/.installed
 
 # Every promise once, by the real thing where that can be waited for.
 test: .venv/.installed-dev
-	@$(PYTEST) --numprocesses $(TEST_PROCESSES) --dist loadfile -m "not slow and not nightly"
+	@$(PYTEST) $(IN_PROCESSES) -m "not slow and not nightly"
 
 # Tests that take minutes: storms, ranks, SLURM, real servers. Most wait for processes to start, so two files at a time.
 test-slow: test-together test-alone
 
 test-together: .venv/.installed-dev
-	@$(PYTEST) --numprocesses $(TEST_PROCESSES) --dist loadfile -m "slow and not nightly and not alone"
+	@$(PYTEST) $(IN_PROCESSES) -m "slow and not nightly and not alone"
 
 test-alone: .venv/.installed-dev
 	@$(PYTEST) -m "slow and alone and not nightly"
@@ -73,7 +75,7 @@ test-all: test test-slow test-nightly
 
 # The fast tests with the lowest versions that pyproject.toml allows, and with the newest, without constraints.txt.
 test-lowest test-newest: test-%: .venv-%/.installed
-	@.venv-$*/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile -m "not slow and not nightly" \
+	@.venv-$*/bin/python -m pytest $(IN_PROCESSES) -m "not slow and not nightly" \
 		$(addprefix tests/,cluster commands config data evals index_workers models planning train) \
 		$(foreach of,evals/test_internet commands/test_ask commands/test_serve,--ignore-glob='tests/$(of)*') --deselect $(FAMILIES)
 
