@@ -255,9 +255,11 @@ def write_shards(work: WorkFolder, cut: Cut, pool: LocalPool) -> list[ShardRepor
 
     for report in pool.run(write_shard, jobs()):
         done[report.number] = report
-        if not _enough(done, requested):  # more was dropped than expected
-            progress.total = max(progress.total, min(len(ranges), len(done) + 1))
-        progress.advance(note=f"{sum(report.kept for report in done.values()):,} documents")
+        kept = sum(report.kept for report in done.values())
+        if requested is not None and kept:  # a share of the pieces is dropped: the rest is taken to be alike
+            expected = -(-requested * len(done) // kept)
+            progress.total = min(len(ranges), max(len(done) + (not _enough(done, requested)), expected))
+        progress.advance(note=f"{kept:,} documents")
     shards = _trimmed(work, done, ranges, requested)
     names = {name for report in shards for name in report.files} | {TOKEN_RULES}
     for path in work.documents.iterdir():
