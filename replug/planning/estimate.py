@@ -49,6 +49,8 @@ HANDLING = 1.7e-5
 CUT_BYTES, KEPT_DOCUMENTS = 2.7e6, 1.3e4
 CORE_FLOP = 7e10  # of one core in an exact search, measured on a Xeon with AVX512 (docs/benchmarks.md)
 HOST_CORES = 64  # of a node that searches on its processors
+# Of rank 0's interpreter in a live step, for each of its pairs, and for each scorer (benchmarks/pool_overhead.py).
+OWN_STEP, OWN_PAIR, OWN_SCORER = 3.2e-3, 2.7e-5, 4.4e-4
 RING_WITHIN, RING_BETWEEN = 1e11, 1e10  # bytes a second of gradients: within a node (NVLink), between nodes (100 Gbit)
 ROLES = {SCORER: "score", BUILDER: "embed", SEARCHER: "search", TRAINER: "train"}
 
@@ -187,9 +189,10 @@ def stage_seconds(stage: Stage, config: Config, counts: Counts, layout: Layout, 
 
 
 def live_step_seconds(config: Config, layout: Layout, units: Seconds) -> float:
-    """Return the seconds of a live step: those of the busiest GPU, or of the search in host memory."""
+    """Return the seconds of a live step: those of the busiest GPU, the search in host memory, or rank 0's calls."""
+    pairs = config.train.batch_size * config.retrieve.k
     work = {
-        "score": config.train.batch_size * config.retrieve.k * (units.pair or 0.0) / units.devices["score"],
+        "score": pairs * (units.pair or 0.0) / units.devices["score"],
         "train": units.step / units.devices["train"] + units.exchange,
         "search": units.search / units.devices["search"],
         "embed": 0.0,
@@ -197,7 +200,8 @@ def live_step_seconds(config: Config, layout: Layout, units: Seconds) -> float:
     if not layout.gpus:
         return sum(work.values())
     groups = {_roles_on(gpu) for gpu in layout.gpus} | (set() if _searches_on_gpu(layout) else {frozenset(["search"])})
-    return max(sum(work[role] for role in roles) for roles in groups)
+    calls = OWN_STEP + pairs * OWN_PAIR + units.devices["score"] * OWN_SCORER
+    return max(calls, *(sum(work[role] for role in roles) for roles in groups))
 
 
 def _roles_on(gpu: PlannedGPU) -> frozenset[str]:
