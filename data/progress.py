@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 log = logging.getLogger(__name__)
 
-FIRST_LINE, MOST_BETWEEN = 15.0, 60.0  # seconds between lines of a log, at first and later
+FIRST_LINE, MOST_BETWEEN = 15.0, 50.0  # seconds between lines of a log, at first and later
 REWRITE = 0.2  # seconds between two changes of a terminal's line
 # Seconds and units of work before its pace is told. The first unit, which loads what it needs, does not count.
 SETTLED, ENOUGH = 10.0, 2
