@@ -53,7 +53,8 @@ class Stages:
         self._planned: Sequence[tuple[str, Mapping[str, int]]] = ()
         self._at = -1
         self._seconds: dict[str, float] = {}  # of a unit of each kind of work, as last measured
-        self.leader: Progress | None = None  # began first in the stage and is not done; others beside it are silent
+        self.leader: Progress | None = None  # began first in the stage and is not done; it speaks, others if it waits
+        self.last_line = 0.0  # when any of them spoke
         self.num_advances = 0  # of all progress in the stages
 
     @property
@@ -72,7 +73,7 @@ class Stages:
         if not following:
             yield
             return
-        self._at, self.leader = following[0], None
+        self._at, self.leader, self.last_line = following[0], None, time.monotonic()
         log.info(self.title)
         before, _stages = _stages, self
         is_over = threading.Event()
@@ -135,19 +136,26 @@ class Progress:
         """Count finished units, which took `seconds` of work where that is known; says so when it is time."""
         self.done += units
         self._worked += seconds
+        now = time.monotonic()
         if self._stages is not None:
             self._stages.num_advances += 1
             if self._stages.leader is not self:
+                if now - self._stages.last_line >= MOST_BETWEEN:
+                    self._show(self._line(None, note), now)
                 return
-        now = time.monotonic()
         elapsed = now - self._start
         pace = self._pace(now)
         between = max(FIRST_LINE, min(MOST_BETWEEN, elapsed / 4)) if _rewrite is None else REWRITE
         if self.is_done:
             self._end(elapsed, note)
         elif elapsed >= 1 and now - self._last >= between:
-            self._last = now
-            (_rewrite or log.info)(self._line(pace, note))
+            self._show(self._line(pace, note), now)
+
+    def _show(self, line: str, now: float) -> None:
+        self._last = now
+        if self._stages is not None:
+            self._stages.last_line = now
+        (_rewrite or log.info)(line)
 
     def _pace(self, now: float) -> float | None:
         """Return the seconds of a unit, and tell the stages; None before enough was timed."""

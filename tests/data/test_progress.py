@@ -85,6 +85,17 @@ def test_a_run_speaks_of_the_whole_only_where_all_that_is_left_was_timed(
     assert lines[-1] == "stage 2 of 3, training: part 6/10 · 0:16 left of this stage"
 
 
+def test_work_beside_the_first_speaks_while_that_one_waits(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    stages = Stages()
+    stages.plan([("training", {"steps": 30})])
+    with stages.stage("training"):
+        steps, index = Progress("step", 30), Progress("embedding index v1", 50)
+        work(clock, steps, (1, 1), (15, 1))
+        work(clock, index, (20, 10), (20, 10), (20, 10), (20, 10))  # step 3 waits for it
+    lines = capsys.readouterr().err.splitlines()[1:]
+    assert lines == ["stage 1 of 1, training: step 2/30", "stage 1 of 1, training: embedding index v1 30/50"]
+
+
 def test_short_work_times_its_kind_by_the_whole(clock: Clock, shown: list[str]) -> None:
     stages = Stages()
     stages.plan([("index", {"documents": 10}), ("training", {"steps": 9}), ("tuned", {"documents": 50})])
