@@ -83,9 +83,12 @@ def buckets(keys: np.ndarray) -> np.ndarray:
 class KeyCounts:
     """How many pieces of one split have been seen in each bucket of keys."""
 
-    def __init__(self, requested: int | None, margin: int) -> None:
-        """`margin` pieces are kept for each requested one, since repeated and overlapping ones are dropped later."""
-        self._wanted = None if requested is None else margin * requested
+    def __init__(self, requested: int | None, margin: int, least: int = 0) -> None:
+        """`margin` pieces are kept for each requested one, since repeated and overlapping ones are dropped later.
+
+        Of a split that is requested at all, `least` are kept.
+        """
+        self._wanted = requested and max(margin * requested, least)
         self._counts = np.zeros(66 * BUCKETS_PER_OCTAVE, np.int64)
 
     def add(self, counts: dict[int, int]) -> None:

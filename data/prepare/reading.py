@@ -18,13 +18,14 @@ from replug.data.files import replace_file, writing
 from replug.data.prepare.cutting import REGISTRY, SourceShardReport, cut_source_shard
 from replug.data.prepare.work import LocalPool, WorkFolder, is_intact
 from replug.data.progress import Progress
-from replug.data.sampling import SPLITS, KeyCounts
+from replug.data.sampling import SPLITS, TEXT_SPLITS, KeyCounts
 from replug.data.sources.records import EXAMPLES, Reason, Rejected, SourceShard, readable_name
 
 log = logging.getLogger(__name__)
 
 ENOUGH_ROWS = 10_000  # rows after which the share is judged while the source is still being read
 NOTHING_TO_READ = (Reason.no_main_text, Reason.empty_file)  # pages of links, `__init__.py`: no damage
+LEAST_TEXTS = 1 << 14  # pieces that are kept of a split of texts: most of a few may repeat one another
 SHOWN = 3  # texts in a warning; rejected.jsonl has more
 Requested = dict[str, int | None]  # requested pieces by split; None means all. Other splits are not made.
 
@@ -35,7 +36,9 @@ class Cut:
     def __init__(self, source_shards: Sequence[SourceShard], requested: Requested, margin: int) -> None:
         self.source_shards, self.requested = source_shards, requested
         self.reports: dict[int, SourceShardReport] = {}  # without their counts of keys, of which only the sums are kept
-        self.counts = {split: KeyCounts(requested.get(split, 0), margin) for split in SPLITS}
+        self.counts = {
+            split: KeyCounts(requested.get(split, 0), margin, LEAST_TEXTS * (split in TEXT_SPLITS)) for split in SPLITS
+        }
         self.domains: dict[str, Counter] = {split: Counter() for split in SPLITS}
         self.dropped, self.rejected = Counter[str](), Counter[str]()
         self.texts = self.tokens = self.cut_further = 0

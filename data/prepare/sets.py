@@ -73,11 +73,12 @@ class Splits:
 
     def fall_short(self) -> bool:
         """Return whether a split has fewer pieces than requested, although the source may have more."""
-        counts = self.counts
-        return any(
-            number is not None and counts[split] < number and self.cut.left_out(split)
-            for split, number in self.cut.requested.items()
-        )
+        return _fall_short(self.cut, self.counts)
+
+
+def _fall_short(cut: Cut, counts: Mapping[str, int]) -> bool:
+    wanted = {split: cut.requested.get(split) or 0 for split in counts}
+    return any(counts[split] < number and cut.left_out(split) for split, number in wanted.items())
 
 
 def prepare_raw(
@@ -148,7 +149,8 @@ def _make_splits(
         domains, proof = write_texts(work, cut, dropped, config.ngram_overlap, seed)
     else:
         domains, proof = write_own_texts(work, own, seed)
-    shards = write_shards(work, cut, pool)
+    are_enough = not _fall_short(cut, {split: sum(count.values()) for split, count in domains.items()})
+    shards = write_shards(work, cut, pool) if are_enough else []  # of which there may be thousands, in vain
     for report in shards:
         dropped.update(report.dropped)
     return Splits(cut, domains, proof, shards, dropped)
