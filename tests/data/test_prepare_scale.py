@@ -262,3 +262,13 @@ def test_each_split_has_exactly_the_number_requested(small, tmp_path):
     whole = texts_of(prepare(tmp_path / "whole", source, num_queries=10**6, num_heldout=10**6))
     for split, texts in texts_of(prepared).items():
         assert texts == whole[split][: len(texts)]
+
+
+def test_texts_that_mostly_repeat_are_cut_once(small, tmp_path, capsys):
+    """The licence at the head of all files, say, of which most of the first held-out pieces are made."""
+    texts = [*[words("licence", 12)] * 120, *(words(f"other{i}_", 12) for i in range(4))]
+    ids = [*ids_on("heldout", len(texts)), *ids_on("queries", 40), *ids_on("documents", 100)]
+    texts += [row["text"] for row in ROWS[:140]]
+    source = write_jsonl(tmp_path / "raw.jsonl", ({"id": i, "text": text} for i, text in zip(ids, texts, strict=True)))
+    prepared = prepare(tmp_path / "set", source, num_documents=20, num_queries=5, num_heldout=5)
+    assert len(prepared.heldout) == 5 and "cutting again" not in capsys.readouterr().err
