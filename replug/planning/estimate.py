@@ -42,12 +42,13 @@ from replug.planning.stages import (
 # Measured on one H200 (docs/gpu.md): times as long as a training step takes with gradient checkpointing, and in chunks;
 # seconds of a GPU for a query's product with a vector and its part of the k best.
 RECOMPUTED, CHUNKED, PRODUCT = 1.9, 3.3, 2.1e-10
-# Of a builder for a document, whatever its encoder: to read ids, and to check, hash and write a vector of 256 numbers.
-HANDLING = 1.7e-5
+# Of a builder for a document, whatever its encoder: to read ids, and to check, hash and write a vector of 128 numbers.
+HANDLING = 2.4e-6
 # A process that prepares a set cuts so many bytes in a second, and compares, writes and proves so many documents
-# (docs/benchmarks.md).
-CUT_BYTES, KEPT_DOCUMENTS = 2.7e6, 1.3e4
-CORE_FLOP = 7e10  # of one core in an exact search, measured on a Xeon with AVX512 (docs/benchmarks.md)
+# (docs/scale.md).
+CUT_BYTES, KEPT_DOCUMENTS = 3.0e6, 1.1e4
+# Of one core in an exact search: seconds to read a stored number, and FLOP a second (docs/scale.md).
+CORE_READS, CORE_FLOP = 7.5e-10, 1.24e11
 HOST_CORES = 64  # of a node that searches on its processors
 # Of rank 0's interpreter in a live step, for each of its pairs, and for each scorer (benchmarks/pool_overhead.py).
 OWN_STEP, OWN_PAIR, OWN_SCORER = 3.2e-3, 2.7e-5, 4.4e-4
@@ -159,10 +160,11 @@ def _search_seconds(config: Config, counts: Counts, layout: Layout, dim: int) ->
     """Return the seconds in which one GPU, or the processors of one node, find a batch. Lossy kinds take none."""
     if config.index.kind != EXACT:
         return 0.0
-    products = config.train.batch_size * counts.documents
+    batch = config.train.batch_size
     if _searches_on_gpu(layout):
-        return PRODUCT * products
-    return 2 * dim * products / CORE_FLOP / (HOST_CORES if layout.gpus else allowed_cores())
+        return PRODUCT * batch * counts.documents
+    seconds = dim * counts.documents * (CORE_READS + 2 * batch / CORE_FLOP)
+    return seconds / (HOST_CORES if layout.gpus else allowed_cores())
 
 
 def stage_seconds(stage: Stage, config: Config, counts: Counts, layout: Layout, units: Seconds) -> float | None:
