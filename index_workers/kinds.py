@@ -5,6 +5,7 @@ the float16 vectors order, which stay on disk beside it. To add a preset: its li
 description of `index.kind` in replug/config/schema.py.
 """
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ def resolve_kind(name: str, dim: int, num_documents: int, nprobe: int | None) ->
     factory = PRESETS[name](dim, preset_lists(num_documents)) if name in PRESETS else name
     lists = num_lists(factory)
     probes = min(nprobe or default_nprobe(factory), lists)
-    return IndexKind(factory, probes, default_overretrieve(factory))
+    return IndexKind(factory, probes, default_overretrieve(factory, num_documents))
 
 
 def preset_lists(num_documents: int) -> int:
@@ -83,11 +84,14 @@ def default_nprobe(factory: str) -> int:
     return max(8, lists // 32) if lists else 0
 
 
-def default_overretrieve(factory: str) -> int:
-    """Return candidates for each document: more for coarser codes; lists leave out more than their order does."""
+def default_overretrieve(factory: str, num_documents: int) -> int:
+    """Return candidates for each document: more for coarser codes; lists leave out more than their order does.
+
+    Beyond a million documents that coarse codes alone order, they grow with the root of these (docs/scale.md).
+    """
     if not re.search(r"PQ|RaBitQ", factory):
         return 4
-    return 8 if num_lists(factory) else 16
+    return 8 if num_lists(factory) else 16 * max(1, math.isqrt(num_documents // 1_000_000))
 
 
 def training_rows(factory: str, num_documents: int) -> np.ndarray:

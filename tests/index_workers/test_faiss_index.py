@@ -181,4 +181,10 @@ def resolve(name: str, num_documents: int = 100_000, nprobe: int | None = None) 
     ],
 )
 def test_a_preset_becomes_a_factory_string_and_any_other_name_is_one(name: str, factory: str, nprobe: int) -> None:
-    assert resolve(name) == IndexKind(factory, nprobe, overretrieve=default_overretrieve(factory))
+    assert resolve(name) == IndexKind(factory, nprobe, overretrieve=default_overretrieve(factory, 100_000))
+
+
+def test_more_documents_have_more_candidates_where_coarse_codes_alone_order_them() -> None:
+    rows = 100_000, 3_000_000, 4_000_000, 16_000_000, 36_000_000
+    assert [resolve("pq", number).overretrieve for number in rows] == [16, 16, 32, 64, 96]
+    assert {resolve("ivf_pq", number).overretrieve for number in rows} == {8}
