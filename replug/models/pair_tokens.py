@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,6 @@ from jinja2 import TemplateError
 from replug.config.errors import UserError
 from replug.data.tokenizing import FIRST_CHARACTERS, GROWTH, inside_rules, load_plain
 from replug.models.black_box_lm import UnscorableText
-from replug.models.template_trial import require_bounded
 
 if TYPE_CHECKING:  # seconds to import, which a caller that brings a tokenizer has spent already
     from tokenizers import Tokenizer
@@ -273,20 +273,11 @@ def _decoded(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> str:
 
 
 # Llama 3's templates name this day by default; with today's no score could be made again tomorrow.
-DAY = {
-    "%Y": "2024",
-    "%y": "24",
-    "%m": "07",
-    "%b": "Jul",
-    "%B": "July",
-    "%d": "26",
-    "%-d": "26",
-    "%A": "Friday",
-    "%a": "Fri",
-}
+DAY = date(2024, 7, 26)
+CODES = ("%Y", "%y", "%m", "%b", "%B", "%d", "%-d", "%A", "%a")
 ON_THAT_DAY = (
     "{%- macro strftime_now(format) -%}{{ format"
-    + "".join(f" | replace({code!r}, {value!r})" for code, value in DAY.items())
+    + "".join(f" | replace({code!r}, {DAY.strftime(code)!r})" for code in CODES)
     + " }}{%- endmacro %}{{ '' }}"  # or the template's first line break would be the macro's
 )
 
@@ -317,11 +308,9 @@ def _before_answer(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mapp
         for message in messages
     ]
     answered = [*marked, {"role": "assistant", "content": ANSWER}]
-    template = ON_THAT_DAY + tokenizer.get_chat_template()
-    require_bounded(template)
-    how: dict[str, Any] = {"chat_template": template, "tokenize": False, "date_string": "26 Jul 2024"}
+    how: dict[str, Any] = {"chat_template": ON_THAT_DAY + tokenizer.get_chat_template(), "date_string": "26 Jul 2024"}
     try:
-        text = tokenizer.apply_chat_template(answered, **how)
+        text = tokenizer.apply_chat_template(answered, tokenize=False, **how)
     except TemplateError:
         raise
     except Exception as error:  # it is a program of its makers, which may raise whatever it likes

@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from replug.config.errors import UserError
 from replug.config.load import load_ask_config
-from replug.models import template_trial
 from replug.models.build import limited_template, lm_source
 from replug.models.pair_tokens import pair_token_ids
 from replug.models.prompt import PromptTemplate
@@ -219,23 +218,18 @@ def test_a_template_that_names_the_day_names_the_same_one_every_day(tmp_path):
     assert prompt.startswith("\n2024-07-26, 26 July 26 Jul 2024<s><|im_start|>user\na message")
 
 
-ENDLESS = {
-    "loops": "{% for i in range(90000) %}{% for j in range(90000) %}x{% endfor %}{% endfor %}",
-    "memory": "{{ 'a' * 3000000000 }}",
-    "itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-}
 WRONG = {
     "types": ("{{ 1 + 'a' }}", "TypeError"),
     "a method": ("{{ messages.nothing() }}", "UndefinedError|is undefined|no attribute"),
     "its own": ("{{ raise_exception('no roles') }}", "no roles"),
     "the system": ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "unsafe"),
+    "itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
 }
 
 
-@pytest.mark.parametrize("name", [*ENDLESS, *WRONG])
-def test_a_chat_template_that_fails_or_does_not_end_is_one_line(tmp_path, monkeypatch, name):
-    template, says = WRONG.get(name) or (ENDLESS[name], r"takes more than 1 s or 1 GiB .* or calls itself without end")
-    monkeypatch.setattr(template_trial, "SECONDS", 1)
+@pytest.mark.parametrize("name", WRONG)
+def test_a_chat_template_that_fails_is_one_line(tmp_path, name):
+    template, says = WRONG[name]
     llama_with("byte-level", tmp_path)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     tokenizer.chat_template = template
