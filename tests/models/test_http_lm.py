@@ -419,19 +419,6 @@ def test_a_part_of_the_tokens_is_a_fault_and_other_tokens_are_an_error() -> None
         read_scores("echo", [PAIR], answer(tokens=["the", "\ufffd", " cat"], token_logprobs=[None, -1.0, -2.0]))
 
 
-def test_one_log_prob_for_all_tokens_is_a_fault_unless_they_are_one_token_repeated() -> None:
-    def score(ids: list[int], logprob: float) -> list[ServerText]:
-        names = [f"token {token}" for token in ids]
-        values = [None, *[logprob] * (len(ids) - 1)]
-        body = answer(tokens=names, token_logprobs=values)
-        return read_scores("echo", [Pair(3, "", "", (ids[:2], ids[2:]))], body)
-
-    assert len(score([7] * 9, -4.6)[0].logprobs) == 7
-    for ids, logprob in [([7] * 8 + [8], -4.6), ([7] * 9, 0.0)]:
-        with pytest.raises(IllFormed, match="all 8 tokens have the same"):
-            score(ids, logprob)
-
-
 @pytest.mark.parametrize("entries", [5, [None], [None, None], [None, {"3": {"logprob": -1.0}}], [None, {"2": -1.0}]])
 def test_prompt_logprobs_of_another_form_are_a_fault(entries: object) -> None:
     with pytest.raises(IllFormed):

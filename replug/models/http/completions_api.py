@@ -1,77 +1,34 @@
 """The OpenAI-compatible completions API, as far as scoring needs it: the requests, and how an answer is read.
 
-No answer is trusted: choices are ordered by their index, the tokens must be those that were sent, and counts, lengths
+No answer is trusted: choices are ordered by their index, the text must be the one that was sent, and counts, lengths
 and numbers are checked. `IllFormed` is a fault that may pass; a border inside a token is an UnscorableText, which would
 come again. No message here quotes an answer, since a server may repeat the key.
+
+What is written and read here is the form of OpenAI's and vLLM's completions. `request` makes it that of another API
+(`lm.api`), and `completion` makes a completion of its answer: Together shows the log-probs of a prompt in a list beside
+the choices, and in a chat a prompt is the user's message, and no continuation is scored.
 """
 
+import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from replug.config.errors import UserError
 from replug.models.black_box_lm import UnscorableText
-from replug.models.generation import GenerationOptions, Stop, stop_texts
-from replug.models.http.connection import IllFormed
+from replug.models.generation import GenerationOptions, Stop, by_text, stop_texts
+from replug.models.http.connection import FILTERED, IllFormed
 from replug.models.pair_tokens import PairIds
 
-if TYPE_CHECKING:  # seconds to import
-    from transformers import PreTrainedTokenizerBase
+log = logging.getLogger(__name__)
 
-
-BROKEN = "\ufffd"  # how a part of a character is shown
-
-
-class TokenForms:
-    """The texts as which servers show a tokenizer's tokens: decoded, as the vocabulary has them, or by id.
-
-    The blank before a word may be missing, and a part of a character is a broken one, nothing, or the whole character.
-    """
-
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        self._tokenizer = tokenizer
-        self._special = set(tokenizer.all_special_ids)
-        self._known: dict[int, frozenset[str]] = {}
-
-    def first_other(self, ids: list[int], shown: Sequence[object]) -> int | None:
-        """Return the place of the first token that is shown as another; None where all may be those of `ids`."""
-
-        @cache
-        def whole() -> str:
-            return str(self._tokenizer.decode(ids))
-
-        pairs = enumerate(zip(ids, shown, strict=True))
-        return next((place for place, (i, text) in pairs if not self._may_be(i, text, whole)), None)
-
-    def _may_be(self, i: int, shown: object, whole: Callable[[], str]) -> bool:
-        if not isinstance(shown, str):
-            return False
-        forms = self._forms(i)
-        if _bare(shown) in forms or (shown == "" and i in self._special):
-            return True
-        return BROKEN in forms and (BROKEN in shown or shown.strip() in whole())
-
-    def _forms(self, i: int) -> frozenset[str]:
-        """Return the forms, among them BROKEN where the token alone is not whole characters."""
-        if i not in self._known:
-            decoded, raw = str(self._tokenizer.decode([i])), str(self._tokenizer.convert_ids_to_tokens(i))
-            spaced = raw.replace("\u2581", " ").replace("\u0120", " ")
-            forms = {_bare(form) for form in (decoded, raw, spaced)} | {f"token_id:{i}"}
-            self._known[i] = frozenset(forms | {BROKEN} if BROKEN in decoded else forms)
-        return self._known[i]
-
-
-def _bare(text: str) -> str:
-    return text.removeprefix(" ")
-
-
+BROKEN = "\ufffd"  # how vLLM shows a part of a character
 USE_IDS = "set lm.tokenizer=DIR, the folder of the server's tokenizer, and token ids are sent instead of text"
-# Tokens with one and the same log-prob from which on they are no language model's.
-LONGEST_CONSTANT = 5
 LEAST_LOGPROB, MOST_LOGPROB = -999.0, 1e-2  # of a token; exclusive, and a little is rounding
 CONTEXT_LENGTHS = ("max_model_len", "context_length", "context_window")  # of vLLM and SGLang, of routers, of Groq
 MOST_PLAUSIBLE_TOKENS = 10**12  # of one request; more is nonsense
@@ -79,6 +36,18 @@ MOST_ANSWER_BYTES_PER_TOKEN = 512  # about 100 are needed: a token's text and lo
 MOST_OTHER_ANSWER_BYTES = 1 << 20
 CHAT_TOKENS = 256  # at most of a chat template round one message, with a system prompt of its own
 MOST_TOPS_OF_COMPLETIONS, MOST_TOPS = 5, 20  # likeliest tokens that completions show, and chats and vLLM
+
+NO_ANSWER_LOGPROB = -20.0  # of an answer that a filter withheld: no vote, and no yes
+# Many servers leave it in the text.
+THOUGHT = re.compile(r"\s*<(think|thinking|reasoning)>.*?(?:</\1>\s*|\Z)", re.DOTALL)
+REASONING = (
+    "set lm.extra_body to what the server knows, such as '{chat_template_kwargs: {enable_thinking: false}}' (vLLM, "
+    "SGLang), '{reasoning_effort: minimal}' (OpenAI), or '{max_tokens: 2000}'"
+)
+THOUGHT_END = "</think>"  # where the chat template had begun the thought
+# Fields that a server may refuse: replug cuts at the stop itself, and says of the others what that means.
+OPTIONAL = ("temperature", "top_p", "seed", "stop")
+NUMBER_OF_TOKENS = {"max_tokens", "max_completion_tokens"}
 
 
 class NoPromptLogprobs(IllFormed):
@@ -133,12 +102,7 @@ def context_lengths(models: Any) -> dict[str, int | None]:
 
 
 def _length(card: dict) -> int | None:
-    lengths = [card[key] for key in CONTEXT_LENGTHS if card.get(key) is not None]
-    try:
-        length = int(lengths[0])
-    except (IndexError, ValueError, TypeError, OverflowError):
-        return None
-    return length if 1 < length < MOST_PLAUSIBLE_TOKENS and not isinstance(lengths[0], bool) else None
+    return next((card[key] for key in CONTEXT_LENGTHS if isinstance(card.get(key), int)), None)
 
 
 def score_payload(api: str, pairs: Sequence[Pair]) -> dict[str, Any]:
@@ -192,13 +156,9 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def read_scores(api: str, pairs: Sequence[Pair], body: Any, forms: TokenForms | None = None) -> list[ServerText]:
-    """Return the continuations' scores in the order of `pairs`. Raises IllFormed and UnscorableText.
-
-    `forms` knows how the tokens of ids are shown: by them an answer to other ids is told from one to these.
-    """
-    choices = _choices(body, len(pairs))
-    return [_read_pair(api, pair, choice, forms) for pair, choice in zip(pairs, choices, strict=True)]
+def read_scores(api: str, pairs: Sequence[Pair], body: Any) -> list[ServerText]:
+    """Return the continuations' scores in the order of `pairs`. Raises IllFormed and UnscorableText."""
+    return [_read_pair(api, *row) for row in zip(pairs, _choices(body, len(pairs)), strict=True)]
 
 
 def read_generated(body: Any, num_samples: int = 1) -> tuple[list[ServerText], int | None]:
@@ -228,42 +188,22 @@ def _choices(body: Any, count: int) -> list[dict]:
     return [by_index[index] for index in range(count)]
 
 
-def _read_pair(api: str, pair: Pair, choice: dict, forms: TokenForms | None) -> ServerText:
+def _read_pair(api: str, pair: Pair, choice: dict) -> ServerText:
     if pair.ids is None:
         return well_formed(lambda: _by_text(pair, *_echoed(choice)))
     before, after = pair.ids
     ids = [*before, *after]
-    values = well_formed(lambda: _of_echo(pair.row, ids, choice, forms) if api == "echo" else _of_ids(ids, choice))
-    _require_varied(ids, values[: len(ids)])
+    values = well_formed(lambda: _of_echo(pair.row, ids, choice) if api == "echo" else _of_ids(ids, choice))
     return ServerText(pair.continuation, _checked(values[len(before) : len(ids)], pair.name))
 
 
-def _of_echo(row: int, ids: list[int], choice: dict, forms: TokenForms | None) -> list[float | None]:
+def _of_echo(row: int, ids: list[int], choice: dict) -> list[float | None]:
     """Return the log-probs of `ids`, with or without that of the generated token."""
-    tokens, values = _echoed(choice)
+    _, values = _echoed(choice)
     if len(values) not in (len(ids), len(ids) + 1):
         kind = NoPromptLogprobs if len(values) == 1 else IllFormed
         raise kind(f"input {row} has {len(ids)} tokens, but the answer has {len(values)} log-probs")
-    if forms is not None and (wrong := forms.first_other(ids, tokens[: len(ids)])) is not None:
-        raise IllFormed(
-            f"the answer's tokens are not those sent: token {wrong} of input {row} is another; where that stays so, "
-            "lm.tokenizer is not the tokenizer of the server's model"
-        )
     return values
-
-
-def _require_varied(tokens: Sequence[int | str], values: Sequence[float | None]) -> None:
-    """Raise IllFormed for log-probs that are all 0, or the same for unlike tokens of a long text.
-
-    One token repeated may be: attention over equal values is that value at every place, whatever its weights.
-    """
-    given = values[1:] if values and values[0] is None else values
-    is_constant = len(given) > 1 and all(value == given[0] for value in given)
-    is_implausible = len(given) >= LONGEST_CONSTANT and len(set(tokens)) > 1
-    if is_constant and (given[0] == 0 or is_implausible):
-        raise IllFormed(
-            f"the answer gives log-probs that do not follow the text: all {len(given)} tokens have the same"
-        )
 
 
 def well_formed(read: Callable[[], Any]) -> Any:
@@ -350,5 +290,114 @@ def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> Serve
     part = slice(opening + starts.index(len(pair.prefix)), opening + starts.index(len(text)))
     if part.start == 0 and values[0] is None:
         raise UnscorableText(f"input {pair.row} has an empty prefix, and the first token has no log-prob; {USE_IDS}")
-    _require_varied(tokens[: part.stop], values[: part.stop])
     return ServerText(pair.continuation, _checked(values[part], pair.name), tuple(tokens[part]))
+
+
+class Accepted:
+    """The fields a server accepts, learnt from its refusals: newer models of OpenAI's have other fields."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._left_out, self._renames = url, set[str](), False
+
+    def fit(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the request as the server takes it."""
+        fitted = {name: value for name, value in request.items() if name not in self._left_out}
+        if self._renames and "max_tokens" in fitted:
+            fitted.setdefault("max_completion_tokens", fitted.pop("max_tokens"))
+        return fitted
+
+    def learn(self, field: str, sent: dict[str, Any]) -> bool:
+        """Return whether a request that was refused for a field can be sent again without it."""
+        if field not in sent or (field not in OPTIONAL and field != "max_tokens"):
+            return False
+        if field in ("temperature", "top_p", "seed") and field not in self._left_out:
+            log.warning(
+                f"{self._url}: the server does not take {field}={sent[field]}, so its answers are drawn as it likes: "
+                "they, and scores made of them, differ when they are asked for again"
+            )
+        if field == "max_tokens":
+            self._renames = True
+        else:
+            self._left_out.add(field)
+        return True
+
+
+def refused_by_filter(payload: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer of a chat to a request that a server's filter refused."""
+    return {
+        "choices": [
+            {"index": i, "message": {"content": None}, "finish_reason": FILTERED} for i in range(payload.get("n", 1))
+        ]
+    }
+
+
+def request(api: str, payload: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the path and the request of a payload of the completions API.
+
+    A single text goes without a list round it, which Together does not take.
+    """
+    if api == "chat":
+        return "/chat/completions", _chat_request(payload)
+    if len(payload["prompt"]) == 1 and isinstance(payload["prompt"][0], str):
+        payload = {**payload, "prompt": payload["prompt"][0]}
+    return "/completions", payload
+
+
+def completion(api: str, body: Any, payload: dict[str, Any]) -> Any:
+    """Return an answer as one of the completions API. One of another shape raises what tripped over it."""
+    if api == "chat":
+        return {**body, "choices": [_chat_choice(choice, payload) for choice in body["choices"]]}
+    if payload.get("echo") and body.get("prompt"):
+        return {**body, "choices": [_together_choice(choice, body["prompt"]) for choice in body["choices"]]}
+    return body
+
+
+def _chat_request(payload: dict[str, Any]) -> dict[str, Any]:
+    [prompt] = payload["prompt"]
+    messages = [{"role": "user", "content": prompt}]
+    names = ("model", "max_tokens", "temperature", "top_p", "seed", "stop", "n")
+    kept = {name: payload[name] for name in names if name in payload}
+    if "logprobs" not in payload:
+        return {**kept, "messages": messages}
+    return {**kept, "messages": messages, "logprobs": True, "top_logprobs": payload["logprobs"]}
+
+
+def _chat_choice(choice: dict[str, Any], payload: dict[str, Any]) -> dict[str, Any]:
+    """Return a choice. Together shows log-probs of a chat as completions do."""
+    message, reason = choice["message"], choice.get("finish_reason")
+    logprobs = choice.get("logprobs") or {}
+    steps = logprobs.get("content") or []
+    logprobs = (
+        logprobs
+        if "tokens" in logprobs
+        else {
+            "tokens": [step["token"] for step in steps],
+            "token_logprobs": [step["logprob"] for step in steps],
+            "top_logprobs": [by_text((top["token"], top["logprob"]) for top in step["top_logprobs"]) for step in steps],
+        }
+    )
+    content = message["content"] or ""
+    if isinstance(content, list):  # some servers give a text in parts, of which those of another type are no answer
+        content = "".join(part["text"] for part in content if part["type"] in ("text", "output_text"))
+    if not content and (message.get("refusal") or reason == FILTERED):
+        # An answer that a filter keeps back is an empty one, without a chance to be right.
+        shown = {"tokens": [""], "token_logprobs": [NO_ANSWER_LOGPROB], "top_logprobs": [{FILTERED: 0.0}]}
+        return {"index": choice["index"], "finish_reason": FILTERED, "text": "", "logprobs": shown}
+    text = THOUGHT.sub("", content).rpartition(THOUGHT_END)[2]
+    if text != content:
+        text = text.lstrip()
+    if (not content and reason == "length") or (content and not text):
+        raise UserError(
+            f"the LM spent all of its {payload['max_tokens']} tokens on reasoning and gave no answer; expected an "
+            f"answer without reasoning, or more tokens: {REASONING}"
+        )
+    if text != content and logprobs["tokens"]:
+        raise UserError(f"the LM shows log-probs of its reasoning; expected those of an answer: {REASONING}")
+    return {"index": choice["index"], "finish_reason": reason, "text": text, "logprobs": logprobs}
+
+
+def _together_choice(choice: dict[str, Any], prompts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a choice that shows the log-probs of its prompt before its own, as OpenAI's and vLLM's do."""
+    of_prompt, own = prompts[choice["index"]]["logprobs"], choice.get("logprobs") or {}
+    names = ("tokens", "token_logprobs")
+    return {**choice, "logprobs": {name: [*of_prompt[name], *(own.get(name) or [])] for name in names}}

@@ -32,7 +32,6 @@ from replug.config.plain_text import plain_line
 from replug.config.rules import api_version, is_loopback, server_url
 from replug.config.schema import LMConfig
 from replug.data.progress import format_duration
-from replug.models.http.wire import FILTERED
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +49,7 @@ MAX_ATTEMPTS = 5  # at least as many of such a request
 AWAY = (429, 502, 503, 504)  # and those of the networks that stand before servers, from 520 on
 UNSURE = (408, 500)
 USED_UP = ("insufficient_quota", "billing")  # codes of errors that time does not mend
+FILTERED = "content_filter"  # why an answer ended, or was not begun
 UNSUPPORTED = ("unsupported_parameter", "unsupported_value")  # codes of errors that name a field of the request
 LONGEST_MESSAGE = 300  # characters of a server's own words
 MOST_REFUSAL_BYTES = 1 << 16  # of an answer that is an error; the rest is left unread

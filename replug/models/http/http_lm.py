@@ -38,9 +38,8 @@ from replug.models.black_box_lm import (
 from replug.models.ensemble import mix_and_weigh
 from replug.models.generation import Generated, GenerationOptions, Stop, before_stop, stop_texts
 from replug.models.http import completions_api as api
-from replug.models.http import wire
-from replug.models.http.completions_api import Pair, ServerText, TokenForms
-from replug.models.http.connection import IllFormed, ServerConnection, ServerError, ServerFault
+from replug.models.http.completions_api import Pair, ServerText
+from replug.models.http.connection import FILTERED, IllFormed, ServerConnection, ServerError, ServerFault
 from replug.models.http.request_budget import RequestBudget
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import check_lengths, pair_token_ids, reading_pair, require_exact
@@ -75,20 +74,18 @@ class HttpLM(AsyncLM):
         self.inputs_per_request = 1 if self._is_chat else INPUTS_PER_REQUEST
         self.fingerprint = np.empty(0, dtype=np.float32)
         self._tokenizer: Any = None
-        self._forms: TokenForms | None = None
         if (tokenizer := server_tokenizer(lm)) and not self._is_chat:  # a chat is sent as text
             if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
                 raise UserError(
                     f"lm.tokenizer: the tokenizer of {lm.tokenizer} has neither a start nor an end token; set one"
                 )
             self._tokenizer = tokenizer
-            self._forms = TokenForms(self._tokenizer)
         self._look_at: Pair | None = None
         self._requests_since_look, self._is_doubtful = 0, False
         self._budget, self._settled = budget, asyncio.Event()
         self._slots = asyncio.Semaphore(lm.max_concurrency)
         self._meter, self._max_concurrency, self._num_filtered = Meter(), lm.max_concurrency, 0
-        self._extra_body, self._accepted = dict(lm.extra_body), wire.Accepted(lm.url or "")
+        self._extra_body, self._accepted = dict(lm.extra_body), api.Accepted(lm.url or "")
         self._connection = ServerConnection(lm)
         self.url = self._connection.url
         self._lock, self._closed = threading.Lock(), False
@@ -215,9 +212,7 @@ class HttpLM(AsyncLM):
         ]
 
     async def _score_request(self, pairs: list[Pair]) -> list[ServerText]:
-        payload = api.score_payload(self.api, pairs)
-        read = partial(api.read_scores, self.api, pairs, forms=self._forms)
-        return await self._ask(pairs, payload, read)
+        return await self._ask(pairs, api.score_payload(self.api, pairs), partial(api.read_scores, self.api, pairs))
 
     async def _sample(self, pairs: list[Pair], options: GenerationOptions) -> list[list[Generated]]:
         async def ask(pair: Pair) -> list[list[Generated]]:
@@ -284,7 +279,7 @@ class HttpLM(AsyncLM):
         payload = {"model": self.model, **payload}
         if not self._wants_logprobs:  # many hosted models refuse the key
             payload.pop("logprobs", None)
-        if own := self._extra_body.keys() & wire.NUMBER_OF_TOKENS:
+        if own := self._extra_body.keys() & api.NUMBER_OF_TOKENS:
             payload["max_tokens"] = int(self._extra_body[min(own)])
             payload.pop("stop", None)  # it would end the reasoning
         begun = time.monotonic()
@@ -304,9 +299,9 @@ class HttpLM(AsyncLM):
         try:
             most_bytes = api.MOST_OTHER_ANSWER_BYTES + api.MOST_ANSWER_BYTES_PER_TOKEN * most
             answer = await self._exchange(payload, most_bytes)
-            body = api.well_formed(lambda: wire.completion(self.api, answer, payload))
+            body = api.well_formed(lambda: api.completion(self.api, answer, payload))
             spent = api.tokens_used(self.api, body, payload)
-            if any(choice.get("finish_reason") == wire.FILTERED for choice in body["choices"]):
+            if any(choice.get("finish_reason") == FILTERED for choice in body["choices"]):
                 self._num_filtered += 1
                 if self._num_filtered <= FILTERED_SHOWN:
                     log.warning(
@@ -325,7 +320,7 @@ class HttpLM(AsyncLM):
 
     async def _exchange(self, payload: dict[str, Any], most_bytes: int) -> Any:
         """Return the server's answer to a payload, in what it has been found to take of it."""
-        path, whole = wire.request(self.api, payload)
+        path, whole = api.request(self.api, payload)
         whole |= self._extra_body
         while True:
             sent = self._accepted.fit(whole)
@@ -333,7 +328,7 @@ class HttpLM(AsyncLM):
                 return await self._connection.exchange("POST", path, sent, most_bytes)
             except ServerError as error:
                 if error.is_filtered and self._is_chat:
-                    return wire.refused_by_filter(payload)
+                    return api.refused_by_filter(payload)
                 if not self._accepted.learn(error.unsupported, sent):
                     raise
 

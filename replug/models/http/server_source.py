@@ -178,7 +178,8 @@ def find_shortcoming(
     if not agree(new, again):
         return (
             f"gives a prompt's tokens the wrong log-probs: {len(new)} tokens that it generated with {new.mean():.2f} "
-            f"nats each have {again.mean():.2f} when sent back (llama-cpp-python, for one, is off by a position)"
+            f"nats each have {again.mean():.2f} when sent back: it is off by a position, as "
+            "llama-cpp-python, or lm.tokenizer is not the tokenizer of its model"
         )
     gain = float(short.mean() - max(other.mean() for other in others))
     if gain < LEAST_HELP_NATS:
