@@ -195,12 +195,10 @@ class BlackBoxLM(Protocol):
     @property
     def identity(self) -> str:
         """Name the model: equal identities give equal scores."""
-        ...
 
     @property
     def max_tokens(self) -> int | None:
         """Longest input in tokens, or None where there is no limit."""
-        ...
 
     def score(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0
@@ -211,7 +209,6 @@ class BlackBoxLM(Protocol):
         demonstrations, so that local weights read it once for all of them. Up to `read` last tokens of each prefix are
         scored too, never its first.
         """
-        ...
 
     def generate(
         self, prompts: Sequence[Prompt], options: GenerationOptions, watch: Watch | None = None
@@ -221,11 +218,9 @@ class BlackBoxLM(Protocol):
         LMs that show growing answers call `watch`. If memory does not hold all, some begin anew, and `watch` is called
         with their first texts again.
         """
-        ...
 
     def sample(self, prompts: Sequence[str], options: GenerationOptions) -> list[list[Generated]]:
         """Draw answers after each prompt, `[P][num_samples]`. A draw does not depend on what else is in the call."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Build language models and encoders from the sections `lm` and `retriever` of a configuration.
 
-A new LM backend is a module that offers a `Backend`, and its line in BACKENDS.
+`named_source` chooses the backend of an LM.
 """
 
 from collections.abc import Iterator
@@ -21,10 +21,12 @@ from replug.models.black_box_lm import AsyncLM
 from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
 from replug.models.ensemble import Weighting
-from replug.models.http import server_source
-from replug.models.lm_source import Backend, LMSource, LocalSource, folder_source, given_source, open_pool
-from replug.models.local import stand_in_lm
-from replug.models.packaged import resolve_encoder_path
+from replug.models.hardware import resolve_dtype
+from replug.models.http.server_source import ServerSource
+from replug.models.lm_source import PYTHON, GivenSource, LMSource, LocalSource, given, open_pool
+from replug.models.local.hf_lm import HuggingFaceSource
+from replug.models.local.stand_in_lm import StandInLM
+from replug.models.packaged import resolve_encoder_path, resolve_lm_path
 from replug.models.pair_tokens import num_tokens
 from replug.models.prompt import PromptTemplate
 from replug.models.teacher import TeacherSource
@@ -33,8 +35,6 @@ if TYPE_CHECKING:  # seconds to import
     from transformers import PreTrainedTokenizerBase
 
 NO_LIMIT = 10**9  # a tokenizer of which transformers knows no limit has an absurd one
-# The first that takes the section has it. Local weights come last: they take every path.
-BACKENDS: list[Backend] = [server_source.source, stand_in_lm.source, given_source, folder_source]
 
 
 def lm_source(lm: LMConfig, budget_file: Path, cache: Path) -> LMSource:
@@ -42,7 +42,7 @@ def lm_source(lm: LMConfig, budget_file: Path, cache: Path) -> LMSource:
 
     `budget_file` counts the requests to a server; `cache` is the default place of its scores.
     """
-    source = _named_source(lm)
+    source = named_source(lm)
     source.mark = _prompt_mark(lm, source)
     source.connect(budget_file, cache_path(lm, cache))
     return source if lm.score is Teacher.logprob else TeacherSource(source, lm)
@@ -110,7 +110,7 @@ def limited_template(lm: LMConfig, source: LMSource, max_tokens: int | None) -> 
 
 def tokens_added(lm: LMConfig) -> int:
     """Return the most tokens that a prompt has beside the document and the context."""
-    source = _named_source(lm)
+    source = named_source(lm)
     if lm.chat:
         _chat_template(lm, source)
         return num_tokens(lm_tokenizer(lm), limited_template(lm, source, None).whole("", ""))
@@ -139,7 +139,7 @@ def lm_tokenizer(lm: LMConfig) -> "PreTrainedTokenizerBase":
             "lm.path is missing: data.tokenizer is lm, so texts are cut by the LM's tokens; expected lm.path=DIR, or "
             "data.tokenizer=retriever and retriever.path=DIR"
         )
-    tokenizer = _named_source(lm).tokenizer()
+    tokenizer = named_source(lm).tokenizer()
     if tokenizer is None:
         raise UserError("lm.tokenizer is missing; expected the LM's tokenizer, whose tokens are to be counted")
     return tokenizer
@@ -152,20 +152,28 @@ def lm_tokenizer_json(lm: LMConfig) -> str:
 
 def has_tokenizer(lm: LMConfig) -> bool:
     """Return whether the LM's own tokenizer is known."""
-    return _named_source(lm).tokenizer() is not None
+    return named_source(lm).tokenizer() is not None
 
 
 def lm_max_tokens(lm: LMConfig) -> int | None:
     """Return the longest input by the LM's files, without reaching for it; None where it is not known."""
-    source = _named_source(lm)
+    source = named_source(lm)
     if lm.path is not None:
         return source.max_tokens
     tokenizer = source.tokenizer()
     return tokenizer.model_max_length if tokenizer and tokenizer.model_max_length < NO_LIMIT else None
 
 
-def _named_source(lm: LMConfig) -> LMSource:
-    return next(source for backend in BACKENDS if (source := backend(lm)) is not None)
+def named_source(lm: LMConfig) -> LMSource:
+    """Return the source that the section names. Raises UserError for a path without a model."""
+    if lm.path is None:
+        return ServerSource(lm)
+    name, _, argument = lm.path.partition(":")
+    if name == "stand_in":
+        return GivenSource(StandInLM(float(argument or 0)), lm.tokens_per_batch)
+    if name == PYTHON:
+        return GivenSource(given(lm.path), lm.tokens_per_batch)
+    return HuggingFaceSource(resolve_lm_path(lm.path), resolve_dtype(lm.dtype.value), lm.tokens_per_batch)
 
 
 def load_encoder(retriever: RetrieverConfig, path: str | Path | None = None, dims: int | None = None) -> Encoder:

@@ -29,7 +29,6 @@ class TextEncoder(Protocol):
 
     def encode(self, texts: list[str], /) -> Any:
         """Vectors [N, D], a numpy array or a tensor on the CPU."""
-        ...
 
 
 class EncoderRetriever:

@@ -283,4 +283,3 @@ class Retriever(Protocol):
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
         """Return up to `k` documents for each query, the most similar first."""
-        ...

@@ -1,8 +1,8 @@
 """The source of an LM: what a run must know of it before anything heavy starts, and how it is put to work.
 
-Local weights, servers and stand-ins are backends. Each offers one function, a `Backend`; the list of them is in
-`models/build.py`. Nothing else asks which backend it is. Here are the sources of LMs that compute on our own machines,
-on replicas of Ray or in this process: a folder, a file, a hub name, or an object of the program.
+Local weights, servers and stand-ins have a source each, which `models/build.py` chooses; nothing else asks which it is.
+Here are those of LMs that compute on our own machines, on replicas of Ray or in this process: what is loaded, and an
+object of the program.
 
 Such an object is `lm.path=python:NAME`, where NAME is its class. Each scorer replica has a copy, which Ray pickles and
 hands to a process of this user: no pickle is read from a file. The object is known while the block of `given_lm` runs,
@@ -10,11 +10,10 @@ in its thread; another process that meets the name in a run's configuration refu
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,10 +23,8 @@ from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.models.batching import LMShape, tokens_per_unit
 from replug.models.black_box_lm import AsyncLM, BlackBoxLM, Call, pass_counts
-from replug.models.packaged import resolve_lm_path
 
 if TYPE_CHECKING:  # seconds to import, which the stand-in's actors can do without
-    import torch
     from transformers import PreTrainedTokenizerBase
 
     from replug.models.scorer_pool import ScorerPool
@@ -41,21 +38,17 @@ class LMSource(Protocol):
     @property
     def identity(self) -> str:
         """Return the opened LM's identity: equal identities give equal scores."""
-        ...
 
     @property
     def max_tokens(self) -> int | None:
         """Return the opened LM's longest input in tokens. None means no limit."""
-        ...
 
     @property
     def roles(self) -> tuple[str, ...]:
         """Roles of the actors that a cluster must make room for: `score`, or none without Ray."""
-        ...
 
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
         """Return the LM's own; None where it is not known. Does not reach for the LM."""
-        ...
 
     def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
         """Reach a server, so that its faults are told before anything heavy starts.
@@ -63,19 +56,12 @@ class LMSource(Protocol):
         `budget_file` counts its requests, in memory by default. `cache` knows a model again that was met before.
         Raises UserError, and BudgetSpent.
         """
-        ...
 
     def open(self, lm: LMConfig) -> AsyncLM:
         """Put the LM to work, by its section as it is laid out. Ray must run where `roles` are wanted."""
-        ...
 
     def open_here(self) -> AsyncLM:
         """Put the LM to work in this process, without Ray."""
-        ...
-
-
-# Returns the source that the section names; None where another backend is meant.
-Backend = Callable[[LMConfig], LMSource | None]
 
 
 class InProcessLM(AsyncLM):
@@ -137,76 +123,7 @@ def open_pool(lm: LMConfig, source: LocalSource, second: LocalSource | None = No
     return ScorerPool(source, replicas, None, gpus, lm.timeout_seconds, second=second)
 
 
-def folder_source(lm: LMConfig) -> "HuggingFaceSource | None":
-    """Return the source of local weights. Raises UserError for a path without a model."""
-    if lm.path is None:
-        return None
-    from replug.models.hardware import resolve_dtype  # imports torch, as other kinds of LMs need not
-
-    return HuggingFaceSource(resolve_lm_path(lm.path), resolve_dtype(lm.dtype.value), lm.tokens_per_batch)
-
-
-class HuggingFaceSource(LocalSource):
-    """Weights in a folder, or under a hub name. Methods import what reads them, which takes seconds.
-
-    `dtype` defaults to float32.
-    """
-
-    def __init__(self, path: str, dtype: "torch.dtype | None" = None, tokens_per_batch: int | None = None) -> None:
-        import torch
-
-        self.path, self.dtype, self.tokens_per_batch = path, dtype or torch.float32, tokens_per_batch
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Hash the weights once, in the process that starts a run, and not in each replica."""
-        return {**self.__dict__, "identity": self.identity}
-
-    @cached_property
-    def identity(self) -> str:
-        from replug.models.model_files import lm_identity
-
-        return lm_identity(self.path, self.dtype) + self.mark
-
-    @property
-    def max_tokens(self) -> int | None:
-        from replug.models.model_files import longest_input, read_model_config
-
-        return longest_input(read_model_config(self.path, "lm.path"))
-
-    @property
-    def shape(self) -> LMShape:
-        from replug.models.model_files import lm_shape, read_model_config
-
-        return lm_shape(read_model_config(self.path, "lm.path"))
-
-    def tokenizer(self) -> "PreTrainedTokenizerBase":
-        from replug.models.model_files import load_lm_tokenizer
-
-        return load_lm_tokenizer(self.path)
-
-    def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
-        """Look at the kind of the model and its tokenizer; weights are read when they are loaded."""
-        from replug.models.model_files import require_quantizer, require_safetensors
-
-        self.tokenizer()
-        require_quantizer(self.path, "lm.path")
-        require_safetensors(self.path, "lm.path")
-
-    def load(self, spread: bool = False) -> BlackBoxLM:
-        from replug.models.hardware import default_device
-        from replug.models.local.hf_lm import HuggingFaceLM
-
-        return HuggingFaceLM(
-            self.path,
-            dtype=self.dtype,
-            device=default_device(),
-            tokens_per_batch=self.tokens_per_batch,
-            spread=spread,
-            identity=self.identity,
-        )
-
-
-PREFIX = "python:"
+PYTHON = "python"  # before the colon of `lm.path`
 _given: ContextVar[BlackBoxLM | None] = ContextVar("given_lm", default=None)
 
 
@@ -222,20 +139,18 @@ def given_lm(lm: BlackBoxLM | None) -> Iterator[None]:
 
 def name_of(lm: BlackBoxLM) -> str:
     """Return what `lm.path` calls the object."""
-    return f"{PREFIX}{type(lm).__name__}"
+    return f"{PYTHON}:{type(lm).__name__}"
 
 
-def given_source(lm: LMConfig) -> "GivenSource | None":
-    """Return the given object. Raises UserError in a process that has none."""
-    if not (lm.path or "").startswith(PREFIX):
-        return None
-    given = _given.get()
-    if given is None:
+def given(path: str) -> BlackBoxLM:
+    """Return the object that `lm.path` names. Raises UserError in a process that has none."""
+    lm = _given.get()
+    if lm is None:
         raise UserError(
-            f"lm.path is {lm.path}, an object of the program that made this; expected the same object as lm= in "
+            f"lm.path is {path}, an object of the program that made this; expected the same object as lm= in "
             "Python, or lm.path=DIR"
         )
-    return GivenSource(given, lm.tokens_per_batch)
+    return lm
 
 
 class GivenSource(LocalSource):

@@ -19,7 +19,7 @@ from replug.data.prepare.sets import prepare_raw
 from replug.data.prepare.work import LocalPool
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import split_text, token_ends, word_tokenizer
-from replug.models.lm_source import HuggingFaceSource
+from replug.models.local.hf_lm import HuggingFaceSource
 from replug.models.preparing import LM_TOKENS, data_inputs
 from tests.support.preparing import WORDS, write_jsonl
 

@@ -21,7 +21,7 @@ from replug.models.encoder_retriever import EncoderRetriever
 from replug.models.ensemble import Retrieved
 from replug.models.generation import GenerationOptions
 from replug.models.http.server_source import ServerLM
-from replug.models.lm_source import HuggingFaceSource
+from replug.models.local.hf_lm import HuggingFaceSource
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.replug_lm import ReplugLM
 from tests.support import toy_backend
@@ -37,7 +37,8 @@ PREFIXES, CONTINUATIONS = ["a b c", "c d", "a b c"], [" a b", " e", " c"]
 
 @pytest.fixture
 def with_toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "BACKENDS", [toy_backend.source, *build.BACKENDS])
+    shipped = build.named_source
+    monkeypatch.setattr(build, "named_source", lambda lm: toy_backend.source(lm) or shipped(lm))
 
 
 def lm_section(*overrides: str) -> LMConfig:

@@ -14,7 +14,8 @@ from replug.models.batching import (
     tokens_per_unit,
     units_of_similar_length,
 )
-from replug.models.lm_source import GivenSource, HuggingFaceSource
+from replug.models.lm_source import GivenSource
+from replug.models.local.hf_lm import HuggingFaceSource
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.model_files import lm_shape
 from tests.support.tiny_lms import write_gpt2

@@ -19,8 +19,7 @@ from transformers import (
 
 from replug.config.errors import RunError, UserError
 from replug.models import model_files
-from replug.models.lm_source import HuggingFaceSource
-from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.local.hf_lm import HuggingFaceLM, HuggingFaceSource
 from replug.models.model_files import lm_identity
 from tests.support.tiny_lms import (
     CONTINUATIONS,

@@ -16,8 +16,8 @@ from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.models import packaged
 from replug.models.black_box_lm import ContinuationScore
+from replug.models.build import named_source
 from replug.models.encoder import Encoder
-from replug.models.lm_source import folder_source
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.model_files import ENGLISH, OTHERS, loading, require_sense
 from replug.models.packaged import resolve_encoder_path, resolve_lm_path, write_stand_in_encoder
@@ -44,7 +44,7 @@ def lm(tmp_path: Path) -> Path:
 
 def connect(folder: Path) -> None:
     """What a run does before anything heavy."""
-    source = folder_source(LMConfig(path=str(folder)))
+    source = named_source(LMConfig(path=str(folder)))
     assert source is not None
     source.connect()
 

@@ -32,8 +32,7 @@ from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.models.build import lm_max_tokens
 from replug.models.encoder import Encoder
-from replug.models.lm_source import HuggingFaceSource
-from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.local.hf_lm import HuggingFaceLM, HuggingFaceSource
 from replug.models.model_files import load_lm_tokenizer, load_tokenizer
 from replug.models.packaged import write_stand_in_encoder
 from tests.support.dpr_folders import write_dpr

@@ -1,4 +1,4 @@
-"""A backend as somebody else would add it: this file, and its place in the list of `replug/models/build.py`.
+"""A backend as somebody else would add it: this file, and its line in `replug/models/build.py: named_source`.
 
 `lm.path=toy:lm` scores as the stand-in does, by another name, in the process that asks. It wants no actors.
 """

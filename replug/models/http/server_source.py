@@ -195,13 +195,11 @@ def _alone(lm: HttpLM, prefixes: Sequence[str], continuations: Sequence[str]) ->
     return [lm.score([p], [c])[0].token_logprobs for p, c in zip(prefixes, continuations, strict=True)]
 
 
-def source(lm: LMConfig) -> "ServerSource | None":
-    """Return a server for a section without a path. Its tokenizer alone is enough to prepare texts by."""
-    return ServerSource(lm) if lm.path is None else None
-
-
 class ServerSource:
-    """An `LMSource`. The server is asked and probed once, by `connect` or when its identity is first wanted."""
+    """An `LMSource`, whose tokenizer alone is enough to prepare texts by.
+
+    The server is asked and probed once, by `connect` or when its identity is first wanted.
+    """
 
     roles = ()
 

@@ -125,16 +125,13 @@ class GrowingPrompts(Protocol):
     @property
     def logits(self) -> Tensor:
         """Return logits [K, V] of the token after each prompt."""
-        ...
 
     @property
     def ends(self) -> Sequence[Tensor]:
         """Return log-probs (nats, float32) of the last tokens of each prompt as it began, as many as were asked for."""
-        ...
 
     def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
         """Make the prompts `kept` (their numbers among those under way) longer by a token each; the others are done."""
-        ...
 
 
 class Unwanted(Exception):

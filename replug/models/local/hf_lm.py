@@ -17,8 +17,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from replug.config.errors import RunError, UserError
 from replug.models.architecture import CACHE, is_out_of_memory, no_cache, tried, use_cpu_attention, use_fused_gelu
-from replug.models.batching import even_batches, padded_groups, tokens_per_pass
+from replug.models.batching import LMShape, even_batches, padded_groups, tokens_per_pass
 from replug.models.black_box_lm import (
+    BlackBoxLM,
     ContinuationScore,
     Mixture,
     PassCounts,
@@ -30,7 +31,8 @@ from replug.models.black_box_lm import (
     require_texts,
 )
 from replug.models.generation import Generated, GenerationOptions, stop_texts
-from replug.models.hardware import HostCopy, to_device
+from replug.models.hardware import HostCopy, default_device, to_device
+from replug.models.lm_source import LocalSource
 from replug.models.local.decoding import (
     CachedPrompts,
     CacheUse,
@@ -60,6 +62,9 @@ from replug.models.model_files import (
     load_lm_tokenizer,
     loaded_identity,
     longest_input,
+    read_model_config,
+    require_quantizer,
+    require_safetensors,
     require_sense,
     tokenizer_of_loaded,
 )
@@ -463,3 +468,45 @@ class HuggingFaceLM:
         if logits.shape[1] == len(keep):  # some architectures do not know the option, and give all
             position = torch.searchsorted(keep, position)
         return logits[to_device(row, logits.device), to_device(position, logits.device)]
+
+
+class HuggingFaceSource(LocalSource):
+    """Weights in a folder, or under a hub name. `dtype` defaults to float32."""
+
+    def __init__(self, path: str, dtype: torch.dtype | None = None, tokens_per_batch: int | None = None) -> None:
+        self.path, self.dtype, self.tokens_per_batch = path, dtype or torch.float32, tokens_per_batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Hash the weights once, in the process that starts a run, and not in each replica."""
+        return {**self.__dict__, "identity": self.identity}
+
+    @cached_property
+    def identity(self) -> str:
+        return lm_identity(self.path, self.dtype) + self.mark
+
+    @property
+    def max_tokens(self) -> int | None:
+        return longest_input(read_model_config(self.path, "lm.path"))
+
+    @property
+    def shape(self) -> LMShape:
+        return lm_shape(read_model_config(self.path, "lm.path"))
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return load_lm_tokenizer(self.path)
+
+    def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
+        """Look at the kind of the model and its tokenizer; weights are read when they are loaded."""
+        self.tokenizer()
+        require_quantizer(self.path, "lm.path")
+        require_safetensors(self.path, "lm.path")
+
+    def load(self, spread: bool = False) -> BlackBoxLM:
+        return HuggingFaceLM(
+            self.path,
+            dtype=self.dtype,
+            device=default_device(),
+            tokens_per_batch=self.tokens_per_batch,
+            spread=spread,
+            identity=self.identity,
+        )

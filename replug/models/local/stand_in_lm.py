@@ -16,7 +16,6 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from replug.config.schema import LMConfig
 from replug.data.tokenizing import word_tokenizer
 from replug.models.black_box_lm import (
     ContinuationScore,
@@ -30,7 +29,6 @@ from replug.models.black_box_lm import (
 )
 from replug.models.ensemble import mix
 from replug.models.generation import Generated, GenerationOptions, before_stop
-from replug.models.lm_source import GivenSource
 from replug.models.local.mixtures import TokenChooser, entropy
 
 if TYPE_CHECKING:
@@ -38,11 +36,6 @@ if TYPE_CHECKING:
 
 WORD = re.compile(r"\s*\S+|\s+")
 CACHE_SHARE = 0.5
-
-
-def source(lm: LMConfig) -> GivenSource | None:
-    name, _, seconds = (lm.path or "").partition(":")
-    return GivenSource(StandInLM(float(seconds or 0)), lm.tokens_per_batch) if name == "stand_in" else None
 
 
 class StandInLM:
