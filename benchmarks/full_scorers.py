@@ -32,11 +32,11 @@ from replug.data.records import Example, SearchResult
 from replug.data.sampling import QuerySampler
 from replug.index_workers.build_plan import IndexState
 from replug.models.black_box_lm import ContinuationScore
-from replug.models.caching_lm import CachingLM
 from replug.models.lm_source import GivenSource
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.pair_tokens import TokenizedCall
 from replug.models.prompt import PromptTemplate
+from replug.models.score_cache import CachingLM
 from replug.models.scorer_pool import ScorerPool, TimedScores
 from replug.train.pipeline import BatchPipeline
 from replug.train.step_metrics import StepClock

@@ -29,8 +29,8 @@ from replug.data.records import Example
 from replug.index_workers.service import SearcherGroup
 from replug.models import scorer_pool
 from replug.models.black_box_lm import ScoreCall
-from replug.models.caching_lm import CachingLM
 from replug.models.prompt import PromptTemplate
+from replug.models.score_cache import CachingLM
 from replug.models.scorer_pool import ScorerPool, TimedScores
 from replug.train.pipeline import prompts_of
 

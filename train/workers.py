@@ -13,12 +13,12 @@ from replug.data.store import PreparedSet
 from replug.index_workers.build import watched_texts
 from replug.index_workers.service import IndexService
 from replug.models.build import encoder_location, located, opened_lm, prompt_template
-from replug.models.caching_lm import CachingLM
 from replug.models.encoder_files import document_encoder
 from replug.models.hardware import multiplies_bfloat16
 from replug.models.lm_source import LMSource
 from replug.models.packaged import resolve_lm_path
 from replug.models.prompt import PromptTemplate
+from replug.models.score_cache import CachingLM
 from replug.planning.memory import run_sizes
 
 

@@ -34,10 +34,10 @@ from replug.evals.search import find_all, needs_building
 from replug.evals.tables import result_blocks, to_markdown
 from replug.models import build
 from replug.models.build import cache_path, counting_template, lm_source, posterior_weighting, prompt_template
-from replug.models.caching_lm import CachingLM
 from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.lm_source import LMSource
 from replug.models.preparing import corpus_to_index
+from replug.models.score_cache import CachingLM
 from replug.models.scorer_pool import ScorerPool
 from replug.planning.memory import run_sizes
 

@@ -18,7 +18,6 @@ from replug.config.schema import EnsembleConfig, LMConfig, RetrieverConfig
 from replug.data.files import json_sha256
 from replug.data.tokenizing import inside_rules
 from replug.models.black_box_lm import AsyncLM
-from replug.models.caching_lm import CachingLM
 from replug.models.encoder import Encoder
 from replug.models.ensemble import Weighting
 from replug.models.hardware import resolve_dtype
@@ -29,6 +28,7 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.packaged import resolve_encoder_path, resolve_lm_path
 from replug.models.pair_tokens import num_tokens
 from replug.models.prompt import PromptTemplate
+from replug.models.score_cache import CachingLM
 from replug.models.teacher import TeacherSource
 
 if TYPE_CHECKING:  # seconds to import

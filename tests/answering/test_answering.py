@@ -14,11 +14,11 @@ from replug.answering.prompts import AnswerPrompts, FittingPrompts, Shot, read_s
 from replug.answering.rerankers import RERANKERS, Candidate, logprobs_of_samples, sampled_candidates, submit_factors
 from replug.config.errors import UserError
 from replug.models.black_box_lm import AsyncLM, Call, ScoreCall
-from replug.models.caching_lm import CachingLM
 from replug.models.generation import Generated
 from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
+from replug.models.score_cache import CachingLM
 from replug.web.records import Passage
 from tests.support.tiny_lms import load, random_lms_need_make_no_sense, write_llama  # noqa: F401
 from tests.support.tokenizers import letters_tokenizer

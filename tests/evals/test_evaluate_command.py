@@ -21,10 +21,9 @@ from replug.data.sources.built_in_texts import stand_in_texts
 from replug.evals import run
 from replug.evals.folder import EvaluationFolder
 from replug.models import build
-from replug.models.caching_lm import CachingLM
 from replug.models.lm_source import LMSource
 from replug.models.packaged import resolve_encoder_path
-from replug.models.score_cache import ScoreCache
+from replug.models.score_cache import CachingLM, ScoreCache
 from tests.support.command_line import CommandLine, start_process
 from tests.support.evaluating import on_run, typed, wait_for_lines
 from tests.support.preparing import write_jsonl

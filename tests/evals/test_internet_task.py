@@ -18,12 +18,12 @@ from replug.evals.internet_sets import InternetQuestion, Prepared, is_validation
 from replug.evals.kinds import PromptedLM
 from replug.evals.loop import Item, outcome_rows
 from replug.models.black_box_lm import ContinuationScore
-from replug.models.caching_lm import CachingLM
 from replug.models.ensemble import Retrieved
 from replug.models.generation import Generated
 from replug.models.lm_source import GivenSource, InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
+from replug.models.score_cache import CachingLM
 from replug.web.evidence import found_in_documents
 from replug.web.records import FoundEvidence, Passage
 from tests.support.known_lm import KnownTexts

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from replug.config.errors import RunError
-from replug.models import caching_lm
+from replug.models import score_cache
 from replug.models.black_box_lm import (
     AsyncLM,
     Call,
@@ -23,13 +23,12 @@ from replug.models.black_box_lm import (
     gathered,
     sums_of,
 )
-from replug.models.caching_lm import CachingLM
 from replug.models.ensemble import Weighting
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.lm_source import InProcessLM
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM
-from replug.models.score_cache import ScoreCache, pair_keys
+from replug.models.score_cache import CachingLM, ScoreCache, pair_keys
 from tests.support.cached_scores import num_cached
 from tests.support.lm_answers import mixed
 from tests.support.tiny_lms import load, write_llama
@@ -255,7 +254,7 @@ def stored_texts(path: Path, texts: str, at_least: int) -> set[str]:
 def test_a_unit_that_is_done_is_stored_after_a_while_though_its_call_is_not(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caching_lm, "SECONDS_BETWEEN_WRITES", 0.05)
+    monkeypatch.setattr(score_cache, "SECONDS_BETWEEN_WRITES", 0.05)
     lm = CountingLM(held=True, unit_size=2)
     CachingLM(lm, path).submit(list("abcde"), ["y"] * 5)
     lm.finish(1)

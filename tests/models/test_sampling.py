@@ -12,7 +12,6 @@ import torch
 
 from replug.config.errors import UserError
 from replug.models.black_box_lm import Mixture
-from replug.models.caching_lm import CachingLM
 from replug.models.ensemble import Retrieved, Weighting
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.http.http_lm import HttpLM
@@ -23,6 +22,7 @@ from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.mixtures import TokenChooser
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.replug_lm import ReplugLM
+from replug.models.score_cache import CachingLM
 from tests.support.fault_server import FaultServer, server_spec
 from tests.support.tiny_lms import DEMONSTRATIONS, load, num_tokens, write_gpt2, write_llama
 

@@ -177,7 +177,7 @@ def test_an_old_cache_is_refused_and_left_as_it_is(path: Path) -> None:
 
 def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(path: Path) -> None:
     path.write_text("years of work" * 100)
-    refused(path, "not a cache of scores: it does not begin as a file of SQLite does")
+    refused(path, "damaged, or not a cache of scores: file is not a database")
     assert path.read_text() == "years of work" * 100
 
 

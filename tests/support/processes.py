@@ -8,5 +8,5 @@ import multiprocessing
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
-    ["pytest", "hypothesis", "replug.models.caching_lm", "tests.support.fault_server", "tests.support.preparing"]
+    ["pytest", "hypothesis", "replug.models.score_cache", "tests.support.fault_server", "tests.support.preparing"]
 )

@@ -16,11 +16,11 @@ from replug.config.schema import Config
 from replug.data.labels import SEARCHES, Labels, schema_of, write_labels
 from replug.data.store import PreparedSet
 from replug.models.black_box_lm import ContinuationScore
-from replug.models.caching_lm import CachingLM
 from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
+from replug.models.score_cache import CachingLM
 from replug.train.labels import Candidates, label_rows
 from replug.train.pipeline import EXAMPLES_PER_CALL
 from tests.support.command_line import ROOT, start_process
