@@ -32,7 +32,6 @@ from replug.models.model_files import (
     loading,
     read_model_config,
     require_no_adapter,
-    require_of_weights,
     require_own_tokenizer,
     require_safetensors,
     require_tokenizer,
@@ -79,7 +78,6 @@ class WholeTransformer(Transformer):
             )
         folder = str(Path(path, options.get("subfolder") or ""))
         require_safetensors(folder, KEY)
-        require_of_weights(config, folder, KEY)
         options = {name: options[name] for name in options.keys() & HUB_OPTIONS}
         options |= {"dtype": torch.float32, "use_safetensors": True} | REPORTED
         loaded: Any = super()._load_model(path, *given, **options)
@@ -238,7 +236,7 @@ def _plain_modules(path: str) -> list[nn.Module]:
 def _check_modules(path: str, modules_file: Path) -> None:
     """Raise UserError for what sentence-transformers would replace by something else, with a warning at most.
 
-    That is: weights that are there as a pickle alone, an activation that is not torch's, an invented tokenizer.
+    That is: weights that are there as a pickle alone, and an invented tokenizer.
     """
     for module in json.loads(modules_file.read_text(encoding="utf-8")):
         inner, kind = module["path"], module["type"].rpartition(".")[2]
@@ -251,22 +249,16 @@ def _check_modules(path: str, modules_file: Path) -> None:
                 f"{KEY}: {path} has no {weights}, the weights of its {kind}; pickled ones "
                 "(pytorch_model.bin) are not read: load the model with SentenceTransformer and save it again"
             )
-        settings = optional_file(path, f"{inner}/config.json") if kind == "Dense" else None
-        activation = json.loads(settings.read_text(encoding="utf-8")).get("activation_function") if settings else None
-        if activation is not None and not activation.startswith("torch."):
-            raise UserError(f"{KEY}: {settings} has the activation_function {activation}; expected one of torch")
 
 
 def _check_static(module: StaticEmbedding, path: str) -> None:
-    """Make a loaded table float32. Raises UserError for another model's tokenizer, or one that cuts from the left."""
+    """Make a loaded table float32. Raises UserError for another model's tokenizer."""
     rows, last = module.num_embeddings, max(module.tokenizer.get_vocab().values())
     if last >= rows:
         raise UserError(
             f"{KEY}: the tokenizer of {path} has tokens up to number {last:,}, but its table has {rows:,} rows: it is "
             "another model's; bring back the tokenizer.json that came with the weights"
         )
-    if (module.tokenizer.truncation or {}).get("direction", "right") != "right":
-        raise UserError(f"{KEY}: the tokenizer of {path} cuts texts from the left; expected truncation from the right")
     module.base_model = path
     module.float()
 

@@ -8,7 +8,6 @@ A tokenizer reads all that it does not know as one token, and so as one vector: 
 a Thai text, which writes no word apart, as a single unknown token. Encoders that know too little are named or refused.
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,18 +23,15 @@ from replug.models.batching import padded_length, token_budget_batches
 from replug.models.black_box_lm import require_texts
 from replug.models.encoder_files import KEY, in_words, most_tokens
 from replug.models.hardware import to_device
-from replug.models.model_files import longrope_limit
+from replug.models.model_files import warn_once
 
 if TYPE_CHECKING:
     from replug.models.encoder import Encoder
-
-log = logging.getLogger(__name__)
 
 WORTH_A_WORD, MOST = 0.1, 0.5  # shares of the tokens
 TEXTS = {"query": "queries", "document": "documents"}  # of a task
 LEAST_TOKENS = 1000  # of a real vocabulary: a stand-in's knows the words of its own texts alone
 NUM_TEXTS = 256  # of a corpus, evenly spread
-_warned: set[tuple[str, str]] = set()  # tokenizers and tasks: a run loads its encoder several times
 
 
 class Side:
@@ -99,12 +95,10 @@ class Side:
     def token_ids(self, texts: Sequence[str], prompt: str) -> list[np.ndarray]:
         """Return the ids of each text behind a prompt, special tokens included, cut at the token limit.
 
-        They are uint16 if those suffice for the vocabulary, else uint32. Warns of a tokenizer that does not know them.
+        They are uint16 if those suffice for the vocabulary, else uint32.
         """
         require_texts(texts, "texts")
-        ids = self._tokenize(texts, prompt) if texts else []
-        self._warn_of_unknown(ids)
-        return ids
+        return self._tokenize(texts, prompt) if texts else []
 
     def unknown_share(self, ids: Sequence[np.ndarray]) -> float:
         """Return the share of unknown ones among the tokens of texts, without those that the tokenizer adds."""
@@ -121,20 +115,6 @@ class Side:
         tokenizer = self.tokenizer
         unknown = tokenizer.unk_token_id if len(tokenizer) >= LEAST_TOKENS else None
         return unknown, [number for number in tokenizer.all_special_ids if number != unknown]
-
-    @property
-    def _tokenizer_name(self) -> str:
-        return self.tokenizer.name_or_path
-
-    def _warn_of_unknown(self, ids: Sequence[np.ndarray]) -> None:
-        """Warn once in a process of an encoder that does not know a tenth of what it reads."""
-        name = self._tokenizer_name
-        if (name, self.task) not in _warned and (share := self.unknown_share(ids)) > WORTH_A_WORD:
-            _warned.add((name, self.task))
-            log.warning(
-                f"the tokenizer of {name} does not know {share:.0%} of the tokens of {TEXTS[self.task]}: unlike words "
-                "are one to it; an encoder of their language knows them"
-            )
 
     def is_cut(self, text: str) -> bool:
         """Return whether only the beginning of a text, behind the prompt, is read."""
@@ -227,22 +207,11 @@ class Side:
         return self.forward(inputs, mask), self.forward(inputs[:, : len(ids[0])], None)
 
     def _require_own_vector(self, padded: Tensor, alone: Tensor, path: str) -> None:
-        """Raise UserError for a model that gives a text another vector beside longer ones, or after them."""
-        kind, config = type(self.backbone).__name__, self.backbone.config
+        """Raise UserError for a model that gives a text another vector beside longer ones."""
         if torch.cosine_similarity(padded, alone, dim=0) < 0.999:
             raise UserError(
-                f"{KEY}: {path} holds a {kind}, which reads padding as text, so that a vector would depend on the "
-                "other texts of its batch; expected an encoder that follows an attention mask"
-            )
-        if getattr(config, "attention_type", None) == "block_sparse":  # until the first text of 704 tokens
-            raise UserError(
-                f"{KEY}: {path} holds a {kind} with attention_type block_sparse, which it gives up for good at its "
-                "first short batch; set attention_type to original_full in its config.json"
-            )
-        if self.max_tokens > (limit := longrope_limit(config)):
-            raise UserError(
-                f"retriever.max_tokens: {path} reads a batch with a text beyond {limit} tokens by other frequencies "
-                f"(longrope), but would read {self.max_tokens}; set it to {limit} at most"
+                f"{KEY}: {path} holds a {type(self.backbone).__name__}, which reads padding as text, so that a vector "
+                "would depend on the other texts of its batch; expected an encoder that follows an attention mask"
             )
 
 
@@ -253,7 +222,10 @@ def query_sample(data: PreparedSet) -> list[str]:
 
 
 def require_known(encoder: "Encoder", corpus: CorpusStore | None, queries: Sequence[str], path: str) -> None:
-    """Raise UserError where the encoder at `path` knows fewer than half of the tokens of documents or of queries."""
+    """Raise UserError where the encoder at `path` knows fewer than half of the tokens of documents or of queries.
+
+    Warns where it does not know a tenth.
+    """
     texts: dict[str, Sequence[str]] = {"query": queries[:NUM_TEXTS]}
     if corpus is not None and corpus.url is None:  # a store gives no row before a search
         texts["document"] = corpus.embedded_texts(np.unique(np.linspace(0, len(corpus) - 1, NUM_TEXTS).astype(int)))
@@ -264,3 +236,5 @@ def require_known(encoder: "Encoder", corpus: CorpusStore | None, queries: Seque
                 f"retriever.path: the tokenizer of {path} does not know {share:.0%} of the tokens of "
                 f"{TEXTS[task]}, so unlike texts have one vector; expected an encoder of their language"
             )
+        if share > WORTH_A_WORD:
+            warn_once(f"the tokenizer of {path} does not know {share:.0%} of the tokens of {TEXTS[task]}")

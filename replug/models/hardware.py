@@ -4,7 +4,6 @@ A torch whose CUDA is newer than the driver says nothing: it finds no GPU, and e
 """
 
 import os
-import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -18,12 +17,7 @@ from replug.cluster.environment import allowed_cores
 from replug.config.errors import UserError
 
 DRIVER, DEVICES = Path("/proc/driver/nvidia/version"), Path("/dev")
-DRIVER_OF_CUDA = {"12": 525, "13": 580}  # the first driver that runs a CUDA of this number
 HIDDEN = ("", "-1", "NoDevFiles")  # in CUDA_VISIBLE_DEVICES
-OLDER_CUDA = (
-    "for drivers from 525 on "
-    "make install TORCH='torch==2.13.0+cu126 --index-url https://download.pytorch.org/whl/cu126'"
-)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -101,21 +95,16 @@ def check_gpus() -> None:
 
 
 def unusable_gpus() -> str | None:
-    """Return versions and the fix, where a driver gives GPUs and torch finds none; None if they are hidden."""
+    """Return torch's version and the fix, where a driver gives GPUs and torch finds none; None if they are hidden."""
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN
     if torch.cuda.is_available() or is_hidden or not DRIVER.exists():
         return None
     if not any(_opens(device) for device in DEVICES.glob("nvidia[0-9]*")):  # a container or a SLURM step may have none
         return None
-    version = re.search(r"Kernel Module\b\D*?(?:x86_64|aarch64)?\s+(\d+(?:\.\d+)+)", DRIVER.read_text())
-    driver = version.group(1) if version else "0"
-    if torch.version.cuda is None:
-        return f"a GPU is here (driver {driver}), but torch {torch.__version__} is built without CUDA: {OLDER_CUDA}"
-    needed = DRIVER_OF_CUDA.get(torch.version.cuda.partition(".")[0])
-    found = f"torch {torch.__version__} cannot use the GPUs of driver {driver}: its CUDA {torch.version.cuda}"
-    if needed is None or int(driver.partition(".")[0]) >= needed:
-        return f"{found} should; see nvidia-smi"
-    return f"{found} wants a driver from {needed} on: install one, or {OLDER_CUDA}"
+    return (
+        f"GPUs are here, but torch {torch.__version__} with CUDA {torch.version.cuda} cannot use them: nvidia-smi "
+        "names the driver, docs/clusters.md the torch that it runs"
+    )
 
 
 def _opens(device: Path) -> bool:

@@ -15,7 +15,6 @@ import hashlib
 import importlib.util
 import json
 import logging
-import math
 import random
 import re
 import struct
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import (
     AutoConfig,
@@ -108,28 +107,7 @@ def read_model_config(path: str, key: str) -> PreTrainedConfig:
     with loading(key, path):
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         require_no_adapter(path, key)
-        require_of_weights(config, path, key)
     return config
-
-
-def require_of_weights(config: PreTrainedConfig, path: str, key: str) -> None:
-    """Raise UserError for more layers, or wider ones, than the weights' headers have: a model of them may fill memory.
-
-    Weights on the hub are not looked at.
-    """
-    names: list[str] = []
-    widest = 0
-    for file in sorted(Path(path).glob("*.safetensors")):
-        with safe_open(file, "pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 - not a dict
-                names.append(name)
-                widest = max(widest, *weights.get_slice(name).get_shape(), 0)
-    layers, width = lm_shape(config).layers, lm_shape(config).hidden
-    if names and (layers > len(names) or width > widest):
-        raise UserError(
-            f"{key}: config.json in {path} has {layers:,} layers of width {width:,}, but the weights are "
-            f"{len(names):,} tensors, of {widest:,} numbers at most: bring the config.json of these weights"
-        )
 
 
 def require_no_adapter(path: str, key: str, inner: str = "") -> None:
@@ -154,16 +132,10 @@ def longest_input(config: PreTrainedConfig) -> int | None:
     """
     text = config.get_text_config()
     longest = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)  # the latter: MPT
-    limit = longrope_limit(config)
-    return longest if limit == math.inf else int(limit)
-
-
-def longrope_limit(config: PreTrainedConfig) -> float:
-    """Return the most tokens of an input that is read by longrope's short factors; infinity without longrope."""
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    rope = getattr(text, "rope_parameters", None) or {}
     ropes = [rope, *(one for one in rope.values() if isinstance(one, dict))]  # one for each type of layer
     limits = [one["original_max_position_embeddings"] for one in ropes if one.get("rope_type") == "longrope"]
-    return min(limits, default=math.inf)
+    return int(min(limits)) if limits else longest
 
 
 def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:
@@ -414,24 +386,13 @@ def load_causal_lm(path: str, dtype: torch.dtype, device_map: str | None) -> Pre
     """Load weights onto the CPU or all visible GPUs. Raises UserError for other models and without room."""
     with loading("lm.path", path):
         model = load_whole(AutoModelForCausalLM, path, "lm.path", dtype=dtype, device_map=device_map)
-    if device_map is not None and torch.cuda.is_available():
-        _require_on_gpus(model, path)
+    places = getattr(model, "hf_device_map", {}) if torch.cuda.is_available() else {}
+    if outside := [name for name, place in places.items() if str(place) in ("cpu", "disk")]:
+        raise UserError(
+            f"lm.gpus_per_replica: the GPUs of a replica do not hold {path}: {len(outside)} of its {len(places)} parts "
+            f"({outside[0]}, ...) would lie elsewhere; raise lm.gpus_per_replica, or take larger GPUs or a smaller LM"
+        )
     return model
-
-
-def _require_on_gpus(model: PreTrainedModel, path: str) -> None:
-    """Raise UserError if layers lie in host memory or on disk, to be copied to a GPU in every pass."""
-    places = {name: str(place) for name, place in getattr(model, "hf_device_map", {}).items()}
-    outside = [name for name, place in places.items() if place in ("cpu", "disk")]
-    if not outside:
-        return
-    needed = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    sizes = [torch.cuda.get_device_properties(gpu).total_memory for gpu in range(torch.cuda.device_count())]
-    raise UserError(
-        f"lm.gpus_per_replica: the weights of {path} alone need {needed / 1e9:.1f} GB, and the {len(sizes)} GPUs of a "
-        f"replica have {sum(sizes) / 1e9:.1f} GB, so {len(outside)} of its {len(places)} parts ({outside[0]}, ...) "
-        "would lie elsewhere; expected all on GPUs: raise lm.gpus_per_replica, or take larger GPUs or a smaller LM"
-    )
 
 
 ENGLISH = (

@@ -89,10 +89,6 @@ class StaticSide(Side):
         numbers = [number for name in UNKNOWN if (number := self.tokenizer.token_to_id(name)) is not None]
         return (numbers[0] if numbers and self.backbone.num_embeddings >= LEAST_TOKENS else None), []
 
-    @property
-    def _tokenizer_name(self) -> str:
-        return str(self.backbone.base_model)
-
     def batches(self, ids: Sequence[np.ndarray], tokens_per_batch: int) -> Iterator[Sequence[int]]:
         """Yield rows in their order, of about `TOKENS_PER_PASS` tokens: a mean does not depend on what is beside it.
 

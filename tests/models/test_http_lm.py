@@ -6,8 +6,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 
 import httpx
 import numpy as np
@@ -129,14 +127,12 @@ def test_it_waits_as_long_as_the_server_asks(opened: Opened) -> None:
     assert 0.9 < server.times[1] - server.times[0] < 30
 
 
-def test_times_to_retry_are_read_from_seconds_and_dates_and_nonsense_is_none() -> None:
+def test_times_to_retry_are_read_from_seconds_and_nonsense_is_none() -> None:
     def seconds(value: str) -> float:
         return server_connection.retry_after(httpx.Response(429, headers={"Retry-After": value}))
 
     assert (seconds("7"), seconds("0.5")) == (7, 0.5)  # OpenAI has fractions
-    soon = datetime.now(UTC) + timedelta(seconds=30)
-    assert 28 < seconds(format_datetime(soon, usegmt=True)) <= 30
-    for nothing in ("", "-3", "soon", "nan", "inf", "Sun, 06 Nov 1994 08:49:37 GMT", "Mon, 01 Jan 0001 00:00:00 +2359"):
+    for nothing in ("", "-3", "soon", "nan", "inf", "Sun, 06 Nov 1994 08:49:37 GMT"):
         assert seconds(nothing) == 0
     assert server_connection.retry_after(httpx.Response(429)) == 0
 

@@ -109,12 +109,10 @@ def test_layers_outside_of_the_gpus_are_refused_with_what_they_need(
     loader = SimpleNamespace(from_pretrained=lambda *_, **__: (model, report))
     monkeypatch.setattr(model_files, "AutoModelForCausalLM", loader)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(total_memory=80e9))
     with pytest.raises(UserError) as caught:
         model_files.load_causal_lm("big", torch.float32, "auto")
     message = str(caught.value)
-    for part in ("lm.gpus_per_replica", "need 0.0 GB", "2 GPUs", "160.0 GB", "1 of its 3", "model.layers.1"):
+    for part in ("lm.gpus_per_replica", "1 of its 3", "model.layers.1"):
         assert part in message
     model.hf_device_map["model.layers.1"] = 1
     assert model_files.load_causal_lm("big", torch.float32, "auto") is model

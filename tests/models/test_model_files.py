@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, BigBirdConfig, BigBirdModel, FNetConfig, FNetModel
+from transformers import AutoModel, FNetConfig, FNetModel
 
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
@@ -21,7 +21,6 @@ from replug.models.encoder import Encoder
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.model_files import ENGLISH, OTHERS, loading, require_sense
 from replug.models.packaged import resolve_encoder_path, resolve_lm_path, write_stand_in_encoder
-from tests.support.encoder_folders import write_chain, write_encoder
 from tests.support.real_models import real_encoder
 from tests.support.tiny_lms import write_gpt2, write_llama, write_tokenizer
 
@@ -246,23 +245,6 @@ def test_an_encoder_whose_vectors_depend_on_other_texts_is_refused(encoder: Path
     FNetModel(FNetConfig(vocab_size=vocab_size, **sizes)).save_pretrained(encoder)
     with pytest.raises(UserError, match="FNetModel, which reads padding as text"):
         Encoder(str(encoder))
-    BigBirdModel(BigBirdConfig(vocab_size=vocab_size, num_attention_heads=4, **sizes)).save_pretrained(encoder)
-    with pytest.raises(UserError, match="set attention_type to original_full"):
-        Encoder(str(encoder))
-    configured(attention_type="original_full")(encoder)
-    assert Encoder(str(encoder)).width == 32
-
-
-def test_an_encoder_reads_no_batch_beyond_the_limit_of_longrope(tmp_path: Path) -> None:
-    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 16}
-    write_encoder(tmp_path, "qwen3")
-    write_chain(tmp_path, {"pooling_mode": "lasttoken"})
-    configured(rope_parameters={"rope_type": "longrope", "rope_theta": 10_000.0, **factors})(tmp_path)
-    with pytest.raises(UserError, match=r"^retriever.max_tokens: .* beyond 16 tokens .* would read 32; set it to 16"):
-        Encoder(str(tmp_path))
-    encoder = Encoder(str(tmp_path), max_tokens=16)
-    texts = ["w1 w2", "w3 " * 30]
-    torch.testing.assert_close(encoder.encode(texts)[:1], encoder.encode(texts[:1]), atol=1e-5, rtol=0)
 
 
 # Weights that make no sense of language are refused: another model's tokenizer, layers never trained, an encoder.

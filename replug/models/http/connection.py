@@ -19,9 +19,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -324,11 +321,6 @@ def _message(content: bytes) -> str:
 
 
 def retry_after(response: httpx.Response) -> float:
-    """Return the seconds to wait, from seconds or an HTTP date; 0 where the header is missing or makes no sense."""
+    """Return the seconds to wait; 0 where the header is missing, a date, or makes no sense."""
     value = response.headers.get("Retry-After", "")
-    with suppress(ValueError):
-        return seconds if 0 <= (seconds := float(value)) < math.inf else 0.0
-    try:
-        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError, OverflowError):  # a date without its time zone; one beyond the year 9999
-        return 0.0
+    return float(value) if re.fullmatch(r"\d{1,9}(\.\d+)?", value) else 0.0

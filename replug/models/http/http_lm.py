@@ -75,10 +75,6 @@ class HttpLM(AsyncLM):
         self.fingerprint = np.empty(0, dtype=np.float32)
         self._tokenizer: Any = None
         if (tokenizer := server_tokenizer(lm)) and not self._is_chat:  # a chat is sent as text
-            if tokenizer.eos_token_id is None and tokenizer.bos_token_id is None:
-                raise UserError(
-                    f"lm.tokenizer: the tokenizer of {lm.tokenizer} has neither a start nor an end token; set one"
-                )
             self._tokenizer = tokenizer
         self._look_at: Pair | None = None
         self._requests_since_look, self._is_doubtful = 0, False

@@ -85,7 +85,6 @@ log = logging.getLogger(__name__)
 
 KEPT_PREFIXES = 2  # what the lines of an answer's factors follow
 PASSES_PER_GROUP = 4  # whose tokens are decoded together: more would keep more keys and values than they save passes
-SAMPLED_BYTES = 2**30  # of keys and values of samples that are drawn together
 Rows = list[list[int]]  # of token ids
 Pass = tuple[HostCopy, list[int]]  # log-probs on their way to the host, and how many are each row's
 
@@ -212,7 +211,7 @@ class HuggingFaceLM:
             )
             for number, mixture in enumerate(as_mixtures(prompts))
         ]
-        self._finish(answers, PASSES_PER_GROUP * self.tokens_per_batch)
+        self._finish(answers)
         return [answer.generated() for answer in answers]
 
     def sample(self, prompts: Sequence[str], options: GenerationOptions) -> list[list[Generated]]:
@@ -223,8 +222,7 @@ class HuggingFaceLM:
             [self._begin([ids], mixture, own) for own in options.draws(prompt)]
             for prompt, mixture, ids in zip(prompts, as_mixtures(prompts), rows, strict=True)
         ]
-        budget = max(PASSES_PER_GROUP * self.tokens_per_batch, SAMPLED_BYTES // self._bytes_per_token)
-        self._finish([answer for answers in drawn for answer in answers], budget)
+        self._finish([answer for answers in drawn for answer in answers])
         return [[answer.generated() for answer in answers] for answers in drawn]
 
     def stream(self, prompt: Prompt, options: GenerationOptions) -> Iterator[str]:
@@ -250,8 +248,8 @@ class HuggingFaceLM:
         for _ in continue_answers(self._grow([answer]), [answer]):
             yield answer.text
 
-    def _finish(self, answers: Sequence[MixedAnswer], budget: int) -> None:
-        """Decode answers that share much of their prompts in one row, and of others as many as have `budget` tokens.
+    def _finish(self, answers: Sequence[MixedAnswer]) -> None:
+        """Decode answers that share much of their prompts in one row, and others in groups of a few passes' tokens.
 
         If the model cannot be padded, only answers to the same prompts are decoded together.
         """
@@ -265,7 +263,7 @@ class HuggingFaceLM:
                 alike.setdefault(kind, []).append(answer)
         for some in alike.values():
             lengths = [[len(row) + answer.options.max_new_tokens for row in answer.rows] for answer in some]
-            for numbers in padded_groups(lengths, budget):
+            for numbers in padded_groups(lengths, PASSES_PER_GROUP * self.tokens_per_batch):
                 self._finish_together([some[number] for number in numbers])
 
     def _packed_groups(self, answers: Sequence[MixedAnswer]) -> Iterator[tuple[Sequence[MixedAnswer], bool]]:
@@ -317,15 +315,6 @@ class HuggingFaceLM:
     @cached_property
     def _cache_use(self) -> CacheUse:
         return tried(partial(find_cache_use, self.model), CacheUse())
-
-    @property
-    def _bytes_per_token(self) -> int:
-        """Bytes of a token's keys and values in all layers."""
-        config = self.model.config.get_text_config()
-        heads = tried(lambda: config.num_attention_heads, 1)
-        share = tried(lambda: config.num_key_value_heads or heads, heads)  # Gemma 4 has several numbers, and raises
-        shape = lm_shape(config)
-        return 2 * shape.layers * max(1, shape.hidden * share // heads) * self.model.dtype.itemsize
 
     @cached_property
     def _ends(self) -> frozenset[int]:

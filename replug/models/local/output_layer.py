@@ -110,8 +110,6 @@ def separable_head(model: PreTrainedModel) -> nn.Module | None:
 POSITIONS_PER_PRODUCT = 256
 # The same for logits in pieces of the vocabulary: each piece's weights are read once for all positions.
 POSITIONS_PER_SWEEP = 1024
-# Float32 logits that one softmax works on: a CPU's share of cache, and on a GPU as many as one product gives.
-SOFTMAX_BYTES = {"cpu": 4 * 2**20}
 
 
 def target_logprobs(rows: Tensor, target: Tensor, head: nn.Module | None) -> Tensor:
@@ -124,20 +122,9 @@ def target_logprobs(rows: Tensor, target: Tensor, head: nn.Module | None) -> Ten
         return torch.cat([_in_pieces(some, wanted, head) for some, wanted in sweeps])
     parts = []
     for some, wanted in zip(rows.split(POSITIONS_PER_PRODUCT), target.split(POSITIONS_PER_PRODUCT), strict=True):
-        parts.append(_from_logits(head(some) if head is not None else some, wanted))
+        logits = (head(some) if head is not None else some).float()
+        parts.append(-nn.functional.cross_entropy(logits, wanted.to(logits.device), reduction="none"))
     return torch.cat(parts)
-
-
-def _from_logits(logits: Tensor, target: Tensor) -> Tensor:
-    """Return float32 log-probs [N] of targets [N] given logits [N, V] of any dtype."""
-    num_bytes, target = SOFTMAX_BYTES.get(logits.device.type), target.to(logits.device)
-    size = len(logits) if num_bytes is None else max(1, num_bytes // (4 * logits.shape[1]))
-    return torch.cat(
-        [
-            -nn.functional.cross_entropy(some.float(), wanted, reduction="none")
-            for some, wanted in zip(logits.split(size), target.split(size), strict=True)
-        ]
-    )
 
 
 def _in_pieces(rows: Tensor, target: Tensor, head: Float32Head) -> Tensor:
