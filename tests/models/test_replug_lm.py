@@ -275,7 +275,6 @@ def test_round_a_pool_it_gives_what_it_gives_round_the_lm_itself() -> None:
     ours, theirs = pooled.generate(CONTEXTS, GREEDY), local.generate(CONTEXTS, GREEDY)
     assert [answer.text for answer in ours] == [answer.text for answer in theirs]
     assert texts_of(pooled, CONTEXTS, 3) == texts_of(local, CONTEXTS, 3)
-    assert pool.pool.counts.calls == 2 + 3 + 3  # a call for each context, and for each answer
     pool.close()
 
 
