@@ -120,22 +120,16 @@ def blocked_attention(
             attention_mask = _future(query, key.shape[2]).isfinite()
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
-    earlier = key.shape[2] - query.shape[2]
+    earlier, per_group = key.shape[2] - query.shape[2], query.shape[1] // key.shape[1]
     parts = []
     for start in range(0, query.shape[2], POSITIONS_PER_BLOCK):
         some = query[:, :, start : start + POSITIONS_PER_BLOCK]
         seen = earlier + start + some.shape[2]  # later keys are not even looked at
-        parts.append(_attend(some, key[:, :, :seen], value[:, :, :seen], scale))
+        # The heads of a group share keys and values: their queries become rows of one product.
+        rows = some.reshape(key.shape[0] * key.shape[1], per_group * some.shape[2], some.shape[3])
+        keys, values = key[:, :, :seen].flatten(0, 1), value[:, :, :seen].flatten(0, 1)
+        parts.append(_products(rows, keys, values, _future(some, seen).repeat(per_group, 1), scale).reshape(some.shape))
     return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Query [B, H, T, D], which are the last T positions of key and value [B, G, S, D]: [B, H, T, D]."""
-    batch, heads, length, width = query.shape
-    groups = key.shape[1]  # the heads of a group share keys and values: their queries become rows of one product
-    rows = query.reshape(batch * groups, heads // groups * length, width)
-    future = _future(query, key.shape[2]).repeat(heads // groups, 1)
-    return _products(rows, key.flatten(0, 1), value.flatten(0, 1), future, scale).reshape(query.shape)
 
 
 def _products(query: Tensor, key: Tensor, value: Tensor, future: Tensor, scale: float) -> Tensor:

@@ -67,7 +67,7 @@ class Generated:
     A server's answer to several prompts has T = 1: one log-prob for all of its `answer_tokens` tokens. `tops` holds the
     log-probs of the likeliest first tokens, by text. `weights` (float64 [K]) are those of its prompts after the last
     token, 0 for a pruned prompt. `prompt_tokens` counts those of all prompts, with the opening; None if neither the
-    server nor its tokenizer tells. Raises ValueError unless there is one entropy a token.
+    server nor its tokenizer tells.
 
     >>> mixture = Mixture(["in Basel", "Basel Basel"], [0.5, 0.5], Weighting())
     >>> [answer] = StandInLM().generate([mixture], GenerationOptions(1))
@@ -82,11 +82,6 @@ class Generated:
     prompt_tokens: int | None = None
     answer_tokens: int | None = None
     tops: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.token_entropies is not None:
-            counts = len(self.token_entropies), len(self.token_logprobs)
-            _require(counts[0] == counts[1], "the number of token_entropies", counts[0], f"{counts[1]}, one a token")
 
     @property
     def num_prompts(self) -> int:

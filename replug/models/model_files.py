@@ -12,7 +12,7 @@ language. An LM that looks ahead, as an encoder does, scores a text by what stan
 
 import copy
 import hashlib
-import importlib.util
+import importlib
 import json
 import logging
 import random
@@ -141,25 +141,15 @@ def longest_input(config: PreTrainedConfig) -> int | None:
 def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:
     """Return the model's own tokenizer. Raises UserError, which names the key, if it has no fast one."""
     require_tokenizer(path, key)
-    with loading(key, path), _naming_sentencepiece(path):
+    with loading(key, path):
+        model = None if optional_file(path, "tokenizer.json") else optional_file(path, "tokenizer.model")
+        if model is not None and model.read_bytes()[:1] == b"\n":  # SentencePiece's, which is taken for one of tiktoken
+            importlib.import_module("sentencepiece")
         # Mistral's own library would replace the fast tokenizer wherever it happens to be installed.
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, mistral_format=False)
     if not tokenizer.is_fast:
         raise UserError(f"{key}: {path} has no fast tokenizer (tokenizer.json)")
     return tokenizer
-
-
-@contextmanager
-def _naming_sentencepiece(path: str) -> Iterator[None]:
-    """Name the package without which transformers takes a file of SentencePiece for one of tiktoken."""
-    try:
-        yield
-    except ValueError as error:
-        files = (optional_file(path, name) for name in TOKENIZER_FILES if name.endswith(".model"))
-        is_its = any(file is not None and file.read_bytes()[:1] == b"\n" for file in files)  # tiktoken's are of base64
-        if is_its and importlib.util.find_spec("sentencepiece") is None:
-            raise ImportError("pip install sentencepiece") from error
-        raise
 
 
 def require_tokenizer(path: str, key: str) -> None:

@@ -99,14 +99,13 @@ class TeacherLM(AsyncLM):
         self, continuations: Sequence[str], generated: Sequence[Generated | Sequence[Generated]]
     ) -> list[ContinuationScore]:
         """Return z of each continuation as the score of one token."""
-        answers = [[one] if isinstance(one, Generated) else one for one in generated]
-        values = [self._z(*pair) for pair in zip(answers, continuations, strict=True)]
-        return [ContinuationScore(np.array([z], dtype=np.float32)) for z in values]
-
-    def _z(self, answers: Sequence[Generated], continuation: str) -> float:
-        if self._score is Teacher.yes:
-            return yes_logprob(answers[0].tops)
-        return float(np.mean([token_f1(answer.text, [continuation]) for answer in answers]))
+        scores = []
+        for answer, continuation in zip(generated, continuations, strict=True):
+            drawn = [answer] if isinstance(answer, Generated) else answer
+            f1 = [token_f1(one.text, [continuation]) for one in drawn]
+            z = yes_logprob(drawn[0].tops) if self._score is Teacher.yes else np.mean(f1)
+            scores.append(ContinuationScore(np.array([z], dtype=np.float32)))
+        return scores
 
 
 def says_yes(token: str) -> bool:

@@ -193,17 +193,11 @@ def _read_pair(api: str, pair: Pair, choice: dict) -> ServerText:
         return well_formed(lambda: _by_text(pair, *_echoed(choice)))
     before, after = pair.ids
     ids = [*before, *after]
-    values = well_formed(lambda: _of_echo(pair.row, ids, choice) if api == "echo" else _of_ids(ids, choice))
-    return ServerText(pair.continuation, _checked(values[len(before) : len(ids)], pair.name))
-
-
-def _of_echo(row: int, ids: list[int], choice: dict) -> list[float | None]:
-    """Return the log-probs of `ids`, with or without that of the generated token."""
-    _, values = _echoed(choice)
-    if len(values) not in (len(ids), len(ids) + 1):
+    values: list[float | None] = well_formed(lambda: _echoed(choice)[1] if api == "echo" else _of_ids(ids, choice))
+    if len(values) not in (len(ids), len(ids) + 1):  # with or without that of the generated token
         kind = NoPromptLogprobs if len(values) == 1 else IllFormed
-        raise kind(f"input {row} has {len(ids)} tokens, but the answer has {len(values)} log-probs")
-    return values
+        raise kind(f"input {pair.row} has {len(ids)} tokens, but the answer has {len(values)} log-probs")
+    return ServerText(pair.continuation, _checked(values[len(before) : len(ids)], pair.name))
 
 
 def well_formed(read: Callable[[], Any]) -> Any:
@@ -243,8 +237,7 @@ def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:
         raise NoPromptLogprobs("the answer has no prompt_logprobs")
     if len(entries) != len(ids):
         raise IllFormed(f"the answer has {len(entries)} prompt_logprobs for {len(ids)} tokens")
-    first = entries[0][str(ids[0])]["logprob"] if entries[0] else None
-    return [first, *(entry[str(i)]["logprob"] for i, entry in zip(ids[1:], entries[1:], strict=True))]
+    return [entry[str(i)]["logprob"] if entry else None for i, entry in zip(ids, entries, strict=True)]
 
 
 def _checked(values: Sequence[float | None], owner: str) -> np.ndarray:
@@ -337,7 +330,10 @@ def request(api: str, payload: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     A single text goes without a list round it, which Together does not take.
     """
     if api == "chat":
-        return "/chat/completions", _chat_request(payload)
+        names = ("model", "max_tokens", "temperature", "top_p", "seed", "stop", "n")
+        chat = {name: payload[name] for name in names if name in payload}
+        tops = {"logprobs": True, "top_logprobs": payload["logprobs"]} if "logprobs" in payload else {}
+        return "/chat/completions", {**chat, "messages": [{"role": "user", "content": payload["prompt"][0]}], **tops}
     if len(payload["prompt"]) == 1 and isinstance(payload["prompt"][0], str):
         payload = {**payload, "prompt": payload["prompt"][0]}
     return "/completions", payload
@@ -350,16 +346,6 @@ def completion(api: str, body: Any, payload: dict[str, Any]) -> Any:
     if payload.get("echo") and body.get("prompt"):
         return {**body, "choices": [_together_choice(choice, body["prompt"]) for choice in body["choices"]]}
     return body
-
-
-def _chat_request(payload: dict[str, Any]) -> dict[str, Any]:
-    [prompt] = payload["prompt"]
-    messages = [{"role": "user", "content": prompt}]
-    names = ("model", "max_tokens", "temperature", "top_p", "seed", "stop", "n")
-    kept = {name: payload[name] for name in names if name in payload}
-    if "logprobs" not in payload:
-        return {**kept, "messages": messages}
-    return {**kept, "messages": messages, "logprobs": True, "top_logprobs": payload["logprobs"]}
 
 
 def _chat_choice(choice: dict[str, Any], payload: dict[str, Any]) -> dict[str, Any]:

@@ -138,10 +138,6 @@ class Unwanted(Exception):
     """Nobody waits any more for the answers whose prompts are being read."""
 
 
-def read_on() -> None:
-    """Read the prompts whether or not somebody waits for them."""
-
-
 class CachedPrompts:
     """Prompts whose keys and values are kept; each token costs one pass over as many positions as there are prompts.
 
@@ -160,7 +156,7 @@ class CachedPrompts:
         tokens_per_pass: int,
         counts: PassCounts,
         num_ends: Sequence[int] = (),
-        require_wanted: Callable[[], None] = read_on,
+        require_wanted: Callable[[], object] = list,
     ) -> None:
         self._model, self._counts = model, counts
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
@@ -234,7 +230,7 @@ class PackedPrompts:
         counts: PassCounts,
         shared: SharedPrefix | None,
         num_ends: Sequence[int],
-        require_wanted: Callable[[], None] = read_on,
+        require_wanted: Callable[[], object] = list,
     ) -> None:
         self._model, self._counts, device = model, counts, model.device
         self._cache: Any = shared.for_rows(1) if shared else None
