@@ -82,11 +82,7 @@ class MovingWeights:
     """
 
     def __init__(
-        self,
-        log_prior: np.ndarray,
-        share: float = SHARE,
-        prune: float = 0.0,
-        read_logprobs: np.ndarray | None = None,
+        self, log_prior: np.ndarray, share: float = SHARE, prune: float = 0.0, read_logprobs: np.ndarray | None = None
     ) -> None:
         Weighting(share, prune)
         self.log_weights = self._log_prior = np.asarray(log_prior, dtype=np.float64)

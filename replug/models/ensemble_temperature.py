@@ -64,10 +64,9 @@ def temperature_in(path: str) -> EnsembleTemperature | None:
     if file is None:
         return None
     content = read_mark(file, FIX_HINT)
-    names = EnsembleTemperature.__dataclass_fields__.keys()
-    if content.get("format") != FORMAT or not names <= content.keys():
+    if content.pop("format", None) != FORMAT:
         raise UserError(f"{file} is no temperature of format {FORMAT}; {FIX_HINT}")
     try:
-        return EnsembleTemperature(**{name: content[name] for name in names})
+        return EnsembleTemperature(**content)
     except (TypeError, ValueError) as error:
         raise UserError(f"{file}: {error}; {FIX_HINT}") from error

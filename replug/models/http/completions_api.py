@@ -45,8 +45,8 @@ REASONING = (
     "SGLang), '{reasoning_effort: minimal}' (OpenAI), or '{max_tokens: 2000}'"
 )
 THOUGHT_END = "</think>"  # where the chat template had begun the thought
-# Fields that a server may refuse: replug cuts at the stop itself, and says of the others what that means.
-OPTIONAL = ("temperature", "top_p", "seed", "stop")
+# Fields that a server may refuse: replug cuts at the stop itself, and max_tokens has another name.
+OPTIONAL = ("temperature", "top_p", "seed", "stop", "max_tokens")
 NUMBER_OF_TOKENS = {"max_tokens", "max_completion_tokens"}
 
 
@@ -290,28 +290,25 @@ class Accepted:
     """The fields a server accepts, learnt from its refusals: newer models of OpenAI's have other fields."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._left_out, self._renames = url, set[str](), False
+        self._url, self._refused = url, set[str]()
 
     def fit(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the request as the server takes it."""
-        fitted = {name: value for name, value in request.items() if name not in self._left_out}
-        if self._renames and "max_tokens" in fitted:
-            fitted.setdefault("max_completion_tokens", fitted.pop("max_tokens"))
+        fitted = {name: value for name, value in request.items() if name not in self._refused}
+        if "max_tokens" in self._refused & request.keys():
+            fitted.setdefault("max_completion_tokens", request["max_tokens"])
         return fitted
 
     def learn(self, field: str, sent: dict[str, Any]) -> bool:
         """Return whether a request that was refused for a field can be sent again without it."""
-        if field not in sent or (field not in OPTIONAL and field != "max_tokens"):
+        if field not in sent or field not in OPTIONAL:
             return False
-        if field in ("temperature", "top_p", "seed") and field not in self._left_out:
+        if field in ("temperature", "top_p", "seed"):
             log.warning(
                 f"{self._url}: the server does not take {field}={sent[field]}, so its answers are drawn as it likes: "
                 "they, and scores made of them, differ when they are asked for again"
             )
-        if field == "max_tokens":
-            self._renames = True
-        else:
-            self._left_out.add(field)
+        self._refused.add(field)
         return True
 
 

@@ -153,11 +153,7 @@ class ServerConnection:
         return f"{self.url} did not answer {what} in {attempts} attempts{patience}; last: {fault}"
 
     async def exchange(
-        self,
-        method: str,
-        path: str,
-        payload: dict[str, Any] | None = None,
-        most_bytes: int = MOST_LIST_BYTES,
+        self, method: str, path: str, payload: dict[str, Any] | None = None, most_bytes: int = MOST_LIST_BYTES
     ) -> Any:
         """Return the answer's JSON. Raises ServerFault for what may pass and ServerError for what will not."""
         client = self._free.pop()  # there are as many as the caller opens exchanges
@@ -193,9 +189,9 @@ class ServerConnection:
 
     def _refusal(self, response: httpx.Response, content: bytes, payload: dict[str, Any] | None) -> Exception:
         status, wait = response.status_code, retry_after(response)
-        reply = self.words(f"{status} {response.reason_phrase}: {_message(content)}").rstrip(": ")
+        error, message = _error_in(content)
+        reply = self.words(f"{status} {response.reason_phrase}: {message}").rstrip(": ")
         is_away = status in AWAY or status >= 520 or (status in UNSURE and wait > 0)
-        error = _error_in(content)
         code, names = str(error.get("code")), [str(error.get(name)) for name in ("type", "code")]
         if is_away and not any(name.startswith(USED_UP) for name in names):
             return ServerAway(reply, wait, unread=status in (429, 503))
@@ -210,7 +206,7 @@ class ServerConnection:
         if isinstance(body, dict) and body.get("error") and "choices" not in body:
             error = body["error"]
             code = f"{error['code']}: " if isinstance(error, dict) and error.get("code") else ""
-            raise ServerFault(self.words(f"the answer is an error: {code}{_message(json.dumps(body).encode())}"))
+            raise ServerFault(self.words(f"the answer is an error: {code}{_error_in(json.dumps(body).encode())[1]}"))
         return body
 
     def _hint(self, response: httpx.Response, payload: dict[str, Any] | None) -> str:
@@ -287,7 +283,7 @@ def require_header_value(key: str, variable: str) -> None:
 
 def servers_words(response: httpx.Response, secret: str | None) -> str:
     """Return the message of an answer that was read, as `shown_words` has it."""
-    return shown_words(_message(response.content), secret)
+    return shown_words(_error_in(response.content)[1], secret)
 
 
 def shown_words(text: str, secret: str | None) -> str:
@@ -299,25 +295,16 @@ def shown_words(text: str, secret: str | None) -> str:
     return line if len(line) <= LONGEST_MESSAGE else f"{line[:LONGEST_MESSAGE]} ..."
 
 
-def _error_in(content: bytes) -> dict[str, Any]:
-    """Return an error as OpenAI's and its kin describe it; nothing where it is of another form."""
+def _error_in(content: bytes) -> tuple[dict[str, Any], str]:
+    """Return an error as OpenAI's and its kin describe it, if it is one, and its message; its place differs."""
     try:
         body = _json(content)
     except IllFormed:
-        return {}
-    error = body.get("error") if isinstance(body, dict) else None
-    return error if isinstance(error, dict) else {}
-
-
-def _message(content: bytes) -> str:
-    """Return the message of an error; its place differs between servers."""
-    try:
-        body = _json(content)
-    except IllFormed:
-        return content.decode(errors="replace")
+        return {}, content.decode(errors="replace")
     error = body.get("error", body) if isinstance(body, dict) else body
     message = (error.get("message") or error.get("detail")) if isinstance(error, dict) else error
-    return message if isinstance(message, str) else json.dumps(message or body, ensure_ascii=False)
+    words = message if isinstance(message, str) else json.dumps(message or body, ensure_ascii=False)
+    return error if isinstance(error, dict) else {}, words
 
 
 def retry_after(response: httpx.Response) -> float:

@@ -30,11 +30,7 @@ class RequestBudget:
     """
 
     def __init__(
-        self,
-        path: Path | None,
-        max_requests: int | None = None,
-        max_tokens: int | None = None,
-        section: str = "lm",
+        self, path: Path | None, max_requests: int | None = None, max_tokens: int | None = None, section: str = "lm"
     ) -> None:
         self._max_requests, self._max_tokens, self._section = max_requests, max_tokens, section
         self._lock = threading.Lock()

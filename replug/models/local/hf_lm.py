@@ -232,11 +232,7 @@ class HuggingFaceLM:
         return pieces(self._growing_texts(answer), options.stop)
 
     def _begin(
-        self,
-        rows: Rows,
-        mixture: Mixture,
-        options: GenerationOptions,
-        goes_on: Callable[[str], bool] | None = None,
+        self, rows: Rows, mixture: Mixture, options: GenerationOptions, goes_on: Callable[[str], bool] | None = None
     ) -> MixedAnswer:
         decode = partial(answer_text, self.tokenizer, last=rows[0][-1])
         ends = self._ends | control_tokens(self.tokenizer, stop_texts(options.stop))
