@@ -47,7 +47,7 @@ def compare_rows(lm: HuggingFaceLM, cut: Cutter, arguments: argparse.Namespace) 
     prompts, options = prompts_after_shots(cut, arguments.shots, arguments.samples)
 
     def drawn(is_packed: bool) -> tuple[float, list[str]]:
-        lm._cache_use = CacheUse(unpadded=True, padded=True, packed=is_packed)
+        lm._cache_use = CacheUse(padded=True, packed=is_packed)
         return seconds(lambda: [one.text for some in lm.sample(prompts, options) for one in some])
 
     ratios = []

@@ -21,7 +21,7 @@ def drawn_answers(kit: Kit) -> None:
         kit.say(f"{name}: several prompts in one row are right", int(lm._cache_use.packed), at_least=1)
         draw, texts, seconds = partial(_draw, lm, prompts, options), [], []
         for way, is_packed in (("with copies", False), ("in one row", True)):
-            lm._cache_use = CacheUse(unpadded=True, padded=True, packed=is_packed)
+            lm._cache_use = CacheUse(padded=True, packed=is_packed)
             seconds.append(kit.seconds(draw, 3, 1))
             kit.begin_memory()
             held = 0 if kit.pretends else torch.cuda.memory_allocated()

@@ -222,9 +222,9 @@ def test_an_opening_is_read_once_for_all_calls_and_changes_no_answer(llama: Hugg
 @pytest.mark.parametrize(
     ("write", "use"),
     [
-        *((write, CacheUse(True, True, True)) for write in PACKED),
-        *((write, CacheUse(True, True, False)) for write in PADDED),
-        (WITHOUT_KEYS, CacheUse(False, False, False)),
+        *((write, CacheUse(True, True)) for write in PACKED),
+        *((write, CacheUse(True, False)) for write in PADDED),
+        (WITHOUT_KEYS, CacheUse()),
     ],
 )
 def test_what_keys_and_values_are_kept_for(write: Callable[[Path], None], use: CacheUse, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ class WithoutPositions(GPT2LMHeadModel):
 def test_a_model_that_counts_padding_as_positions_is_found_out_and_read_anew(tmp_path: Path) -> None:
     lm = load(write_gpt2, tmp_path)
     lm.model.__class__ = WithoutPositions
-    assert find_cache_use(lm.model) == CacheUse(True, False, False)
+    assert find_cache_use(lm.model) == CacheUse()
     assert_equals_reference(lm, mixed(lm, PROMPTS, WEIGHTS, GREEDY), PROMPTS, WEIGHTS)
     assert_equals_reference(lm, mixed(lm, PROMPTS[:1], [1.0], GREEDY), PROMPTS[:1], [1.0])
 

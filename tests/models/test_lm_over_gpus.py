@@ -60,7 +60,7 @@ def lm(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyP
     with fake_gpus(monkeypatch):
         # What compares values has none here.
         monkeypatch.setattr(decoding, "same_direction", lambda a, b: (a == b).shape == a.shape)
-        monkeypatch.setattr(hf_lm, "find_cache_use", lambda model: CacheUse(True, True, True))
+        monkeypatch.setattr(hf_lm, "find_cache_use", lambda model: CacheUse(True, True))
         model = make(dtype)
         model.config.save_pretrained(folder)
         monkeypatch.setattr(hf_lm, "load_causal_lm", lambda *_: model)

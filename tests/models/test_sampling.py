@@ -84,7 +84,7 @@ def test_a_draw_does_not_depend_on_what_is_asked_with_it(lm: HuggingFaceLM) -> N
 
 def test_every_way_through_a_model_draws_the_same(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = lm.sample(PROMPTS, OPTIONS)
-    for use in (CacheUse(True, True, True), CacheUse(True, True), CacheUse(True), CacheUse()):
+    for use in (CacheUse(True, True), CacheUse(True), CacheUse()):
         monkeypatch.setitem(lm.__dict__, "_cache_use", use)
         assert_same(lm.sample(PROMPTS, OPTIONS), whole)
     monkeypatch.undo()

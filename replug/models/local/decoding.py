@@ -306,9 +306,8 @@ class RecomputedPrompts:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """The uses that a model's keys and values have: unpadded prompts, padding on the left, several in one row."""
+    """The uses that a model's keys and values have: prompts padded on the left, and several in one row."""
 
-    unpadded: bool = False
     padded: bool = False
     packed: bool = False
 
@@ -330,20 +329,17 @@ def find_cache_use(model: PreTrainedModel) -> CacheUse:
         other = _probe(model, begin())
         return float((alone.exp() * (alone - other).abs())[likely].sum()) < tolerance
 
-    def cached(*rows: list[int]) -> bool:
-        return tried(lambda: is_same(lambda: CachedPrompts(model, list(rows), 6 * len(rows), PassCounts())), False)
-
     # A layer that looks back a number of columns would count those of other prompts. Trying does not show that, since
     # windows are longer than the probe. GPT-Neo has one without telling its cache.
     is_sliding = any(getattr(prefix.cache, "is_sliding", []))
     has_window = is_sliding or getattr(model.config, "window_size", None) is not None
     rows = [ids[8:], ids[12:] + ids[:5], ids[8:]]
+    padded = partial(CachedPrompts, model, [ids, ids + ids[:5]], 12, PassCounts())
     packed = partial(PackedPrompts, model, rows, 6, PassCounts(), prefix, [0] * len(rows))
     # BigBird has a buffer as long as its longest input, which a row of several may exceed.
     has_buffer = any(name.endswith("token_type_ids") for name, _ in model.named_buffers())
     return CacheUse(
-        cached(ids, ids[::-1]),
-        cached(ids, ids + ids[:5]),
+        tried(partial(is_same, padded), False),
         not (has_window or has_buffer) and tried(partial(is_same, packed), False),
     )
 

@@ -245,22 +245,16 @@ class HuggingFaceLM:
             yield answer.text
 
     def _finish(self, answers: Sequence[MixedAnswer]) -> None:
-        """Decode answers that share much of their prompts in one row, and others in groups of a few passes' tokens.
-
-        If the model cannot be padded, only answers to the same prompts are decoded together.
-        """
-        alike: dict[object, list[MixedAnswer]] = {}
+        """Decode answers that share much of their prompts in one row, and others in groups of a few passes' tokens."""
+        apart: list[MixedAnswer] = []
         for group, is_packed in self._packed_groups(answers):
             if is_packed:
                 self._finish_together(group)
-                continue
-            for answer in group:
-                kind = None if self._cache_use.padded else tuple(map(tuple, answer.rows))
-                alike.setdefault(kind, []).append(answer)
-        for some in alike.values():
-            lengths = [[len(row) + answer.options.max_new_tokens for row in answer.rows] for answer in some]
-            for numbers in padded_groups(lengths, PASSES_PER_GROUP * self.tokens_per_batch):
-                self._finish_together([some[number] for number in numbers])
+            else:
+                apart += group
+        lengths = [[len(row) + answer.options.max_new_tokens for row in answer.rows] for answer in apart]
+        for numbers in padded_groups(lengths, PASSES_PER_GROUP * self.tokens_per_batch):
+            self._finish_together([apart[number] for number in numbers])
 
     def _packed_groups(self, answers: Sequence[MixedAnswer]) -> Iterator[tuple[Sequence[MixedAnswer], bool]]:
         """Yield answers in groups, and whether the prompts of a group are read as one row."""
@@ -329,8 +323,7 @@ class HuggingFaceLM:
             shared = self._share(_read_first(answers), opening)
             own = [row[shared.num_tokens if shared else 0 :] for row in rows]
             return PackedPrompts(self.model, own, self.tokens_per_batch, self.counts, shared, num_ends, require_wanted)
-        is_even, use = len({len(row) for row in rows}) == 1, self._cache_use
-        if not (use.unpadded if is_even else use.padded):
+        if not self._cache_use.padded:
             return RecomputedPrompts(rows, self._last_logits, self._ends_of(rows, num_ends))
         return CachedPrompts(self.model, rows, self.tokens_per_batch, self.counts, num_ends, require_wanted)
 
