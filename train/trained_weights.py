@@ -21,9 +21,9 @@ from replug.data.store import CorpusStore, StoredCorpus
 from replug.models.build import encoder_location, load_encoder
 from replug.models.encoder import Encoder
 from replug.models.encoder_files import DocumentEncoder, mark_tuned_queries, numbers_sha256
+from replug.models.encoder_side import StaticSide
 from replug.models.hardware import to_device
 from replug.models.lora import adapter_settings, add_adapters, keep_adapters
-from replug.models.static_side import StaticSide
 
 UNTRAINED = "untrained_sha256"  # in a checkpoint that holds the weights alone that learn
 PREFIX = "encoder."  # of the retriever's weights in a module's state

@@ -40,23 +40,15 @@ NO_LIMIT = 10**9  # a tokenizer of which transformers knows no limit has an absu
 def lm_source(lm: LMConfig, budget_file: Path, cache: Path) -> LMSource:
     """Return the LM before anything heavy starts; a server has answered.
 
-    `budget_file` counts the requests to a server; `cache` is the default place of its scores.
+    `budget_file` counts the requests to a server; `cache` is the default place of its scores. A source's mark tells
+    prompts by lm.prompt and lm.chat from others. Raises UserError for a chat LM without a chat template.
     """
     source = named_source(lm)
-    source.mark = _prompt_mark(lm, source)
+    if lm.prompt is not None or lm.chat:
+        chat = _chat_template(lm, source) if lm.chat else ""
+        source.mark = f", prompt {json_sha256([lm.prompt or f'{DOCUMENT}{lm.separator}{CONTEXT}', chat])[:8]}"
     source.connect(budget_file, cache_path(lm, cache))
     return source if lm.score is Teacher.logprob else TeacherSource(source, lm)
-
-
-def _prompt_mark(lm: LMConfig, source: LMSource) -> str:
-    """Return what tells prompts by lm.prompt and lm.chat from others in the LM's identity; "" for the default ones.
-
-    Raises UserError for a chat LM without a chat template.
-    """
-    if lm.prompt is None and not lm.chat:
-        return ""
-    chat = _chat_template(lm, source) if lm.chat else ""
-    return f", prompt {json_sha256([lm.prompt or f'{DOCUMENT}{lm.separator}{CONTEXT}', chat])[:8]}"
 
 
 def _chat_template(lm: LMConfig, source: LMSource) -> str:

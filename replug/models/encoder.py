@@ -40,13 +40,12 @@ from replug.models.encoder_files import (
     numbers_sha256,
     similarity_in,
 )
-from replug.models.encoder_side import Side
+from replug.models.encoder_side import Side, side_of
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
 from replug.models.hardware import one_per_thread, to_device
 from replug.models.lora import merged, save_adapters
 from replug.models.model_files import warn_once
 from replug.models.packaged import resolve_encoder_path
-from replug.models.static_side import side_of
 
 SIMILARITIES = ("cosine", "dot")
 # Names of prompts in a folder, of which the first that is not empty is taken: sentence-transformers' own, and those of

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -53,7 +54,8 @@ class PromptTemplate:
         is_chat: bool = False,
     ) -> None:
         assert tokenizer is not None or not is_chat, "a chat is written by the tokenizer's template"
-        self._tokenizer, self.max_tokens = tokenizer, max_tokens if tokenizer is not None else None
+        self._tokenizer: Any = tokenizer
+        self.max_tokens = max_tokens if tokenizer is not None else None
         self._prompt, self._is_chat = prompt, is_chat
         alone = CONTEXT if prompt is None else DOCUMENTS_LINE.sub("", prompt)
         whole = f"{DOCUMENT}{separator}{CONTEXT}" if prompt is None else prompt
@@ -90,13 +92,11 @@ class PromptTemplate:
 
     @cached_property
     def _blank(self) -> str:
-        assert self._tokenizer is not None
         return answer_blank(self._tokenizer)
 
     def _said(self, text: str) -> str:
         if not self._is_chat:
             return text
-        assert self._tokenizer is not None
         return chat_text(self._tokenizer, [{"role": "user", "content": text}])
 
     def prefix(self, document: str | None, context: str, continuation: str, keep_end: bool = False) -> str:
@@ -144,7 +144,7 @@ class PromptTemplate:
         rows = [row for row, part in enumerate(parts) if not self._surely_holds(wholes[row] + part[2], 0)]
         if not rows:
             return wholes
-        assert self._tokenizer is not None and self.max_tokens is not None
+        assert self.max_tokens is not None
         near = [row for row in rows if len(wholes[row] + parts[row][2]) <= FIRST_CHARACTERS * self.max_tokens]
         with self._lock:
             pairs = pairs_token_ids(self._tokenizer, [wholes[row] for row in near], [parts[row][2] for row in near])
@@ -197,13 +197,12 @@ class PromptTemplate:
 
     def num_tokens(self, prompt: str) -> int:
         """Return how many tokens the LM reads of a prompt; its tokenizer must be known."""
-        assert self._tokenizer is not None
         with self._lock:
             return num_tokens(self._tokenizer, prompt)
 
     def _readable(self, text: str, keep_end: bool) -> str:
         """Return a text up to the first token that the LM does not hold, for the cost of what is left."""
-        assert self._tokenizer is not None and self.max_tokens is not None
+        assert self.max_tokens is not None
         return within(self._tokenizer, text, self.max_tokens + 1, keep_end)
 
     def _surely_holds(self, prompt: str, num_after: int) -> bool:
@@ -212,7 +211,7 @@ class PromptTemplate:
 
     def _excess(self, prefix: str, continuation: str) -> int:
         """Return the tokens over the limit."""
-        assert self._tokenizer is not None and self.max_tokens is not None
+        assert self.max_tokens is not None
         before, after = pair_token_ids(self._tokenizer, prefix, self._readable(continuation, keep_end=False))
         if len(after) >= self.max_tokens:
             raise UnscorableText(
@@ -222,12 +221,11 @@ class PromptTemplate:
         return len(before) + len(after) - self.max_tokens
 
     def _excess_of(self, prompt: str, num_after: int) -> int:
-        assert self._tokenizer is not None and self.max_tokens is not None
+        assert self.max_tokens is not None
         return num_tokens(self._tokenizer, self._readable(prompt, keep_end=False)) + num_after - self.max_tokens
 
     def _cut(self, text: str, count: int, keep_end: bool) -> str:
         """Return the text without its last `count` tokens, or with `keep_end` without its first."""
-        assert self._tokenizer is not None
         spans = token_spans(self._tokenizer, text)
         if count >= len(spans):
             return ""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -117,21 +117,6 @@ def reuses_prefixes(model: PreTrainedModel) -> bool:
         cache = SharedPrefix(model, ids[:8]).for_rows(2)
         apart = model.base_model(input_ids=rest, use_cache=True, **{CACHE: cache}).last_hidden_state
     return same_direction(whole.last_hidden_state[:, 8:].expand_as(apart), apart)
-
-
-class GrowingPrompts(Protocol):
-    """Prompts that grow by a token each."""
-
-    @property
-    def logits(self) -> Tensor:
-        """Return logits [K, V] of the token after each prompt."""
-
-    @property
-    def ends(self) -> Sequence[Tensor]:
-        """Return log-probs (nats, float32) of the last tokens of each prompt as it began, as many as were asked for."""
-
-    def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
-        """Make the prompts `kept` (their numbers among those under way) longer by a token each; the others are done."""
 
 
 class Unwanted(Exception):
@@ -302,6 +287,11 @@ class RecomputedPrompts:
     def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
         self._rows = [[*self._rows[row], token] for row, token in zip(kept, tokens, strict=True)]
         self.logits = self._read(self._rows)
+
+
+# Prompts that grow by a token each. `logits` [K, V] are of the token after each. `append` makes the prompts `kept`
+# (their numbers among those under way) longer by a token each; the others are done.
+GrowingPrompts = CachedPrompts | PackedPrompts | RecomputedPrompts
 
 
 @dataclass(frozen=True, slots=True)
