@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -246,9 +246,9 @@ class ScoreCall:
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """A call of `generate`, or with `draws` of `sample`, whose prompts are texts."""
+    """A call of `generate`, or with `draws` of `sample`, whose prompts are texts and not of the type `Prompt`."""
 
-    prompts: Sequence[Prompt]
+    prompts: Sequence[Any]
     options: GenerationOptions
     draws: bool = False
 
@@ -258,13 +258,8 @@ class GenerateCall:
     def take(self, rows: Sequence[int]) -> "GenerateCall":
         return replace(self, prompts=[self.prompts[row] for row in rows])
 
-    @property
-    def texts(self) -> Sequence[str]:
-        """Return the prompts of a call of `sample`."""
-        return cast("Sequence[str]", self.prompts)
-
     def run(self, lm: BlackBoxLM) -> list[Any]:
-        return lm.sample(self.texts, self.options) if self.draws else lm.generate(self.prompts, self.options)
+        return lm.sample(self.prompts, self.options) if self.draws else lm.generate(self.prompts, self.options)
 
 
 def reading(read: int) -> dict[str, Any]:

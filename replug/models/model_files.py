@@ -76,30 +76,20 @@ def loading(key: str, path: str) -> Iterator[None]:
     except (UserError, torch.OutOfMemoryError):
         raise
     except ImportError as error:
-        raise UserError(f"{key}: {path} {_needs(error)}") from error
+        named = INSTALL.search(str(error))
+        if (package := named[1] if named else error.name) is None:
+            raise UserError(f"{key}: {path} needs what is not installed here: {_one_line(error)}") from error
+        raise UserError(
+            f"{key}: {path} needs the package {package}: pip install '{package}', on every machine that loads it"
+        ) from error
     except BROKEN as error:
-        if (problem := _pointer_problem(Path(path))) is not None:
-            raise UserError(f"{key}: {problem}") from error
+        for file in Path(path).rglob("*") if Path(path).is_dir() else [Path(path)]:
+            if file.suffix in MODEL_FILES and file.is_file() and (kind := other_format(file)) in (LFS_POINTER, HTML):
+                raise UserError(f"{key}: {file} is, by its first bytes, {kind}") from error
         where = "" if Path(path).exists() else ", neither a folder nor found on the hub"
         kind = "" if isinstance(error, OSError | ValueError | SafetensorError) else f"{type(error).__name__}: "
         whole = "; is the download complete?" if CUT.search(str(error)) or Path(path).is_file() else ""
         raise UserError(f"{key}: cannot load {path}{where}: {kind}{_one_line(error)}{whole}") from error
-
-
-def _pointer_problem(path: Path) -> str | None:
-    """Return which file of a model is a pointer of Git LFS, or the web page of an error."""
-    for file in path.rglob("*") if path.is_dir() else [path]:
-        if file.suffix in MODEL_FILES and file.is_file() and (kind := other_format(file)) in (LFS_POINTER, HTML):
-            return f"{file} is, by its first bytes, {kind}"
-    return None
-
-
-def _needs(error: ImportError) -> str:
-    named = INSTALL.search(str(error))
-    package = named[1] if named else error.name
-    if package is None:
-        return f"needs what is not installed here: {_one_line(error)}"
-    return f"needs the package {package}: pip install '{package}', on every machine that loads it"
 
 
 def read_model_config(path: str, key: str) -> PreTrainedConfig:

@@ -114,7 +114,7 @@ def call_keys(identity: str, call: Call) -> list[Key]:
         return pair_keys(identity, call.prefixes, call.continuations, call.read)
     options = repr(replace(call.options, opening=""))
     if call.draws:
-        return [hashed(identity, "sample", options, prompt, size=16) for prompt in call.texts]
+        return [hashed(identity, "sample", options, prompt, size=16) for prompt in call.prompts]
     keys = []
     for one in as_mixtures(call.prompts):
         how = one.weighting
@@ -180,8 +180,6 @@ class ScoreCache:
 
         `fingerprint` [N] holds log-probs (nats) of fixed texts, as the server gives them today.
         """
-        if not np.isfinite(fingerprint).all():
-            raise ValueError(f"the fingerprint of {name} holds log-probs that are not finite; expected finite numbers")
         now = np.ascontiguousarray(fingerprint, dtype=LOGPROBS_DTYPE)
         with self._transaction():
             rows = self._database.execute("SELECT identity, fingerprint FROM models WHERE fingerprint IS NOT NULL")

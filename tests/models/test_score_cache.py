@@ -282,11 +282,6 @@ def test_a_served_model_keeps_its_identity_from_day_to_day(cache: ScoreCache, pa
     again.close()
 
 
-def test_a_fingerprint_that_is_not_finite_is_refused(cache: ScoreCache) -> None:
-    with pytest.raises(ValueError, match="llama"):
-        cache.identity_like("llama", np.array([-1.0, -np.inf]))
-
-
 # Several processes, and kill -9 -------------------------------------------------------------------------
 
 

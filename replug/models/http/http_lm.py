@@ -112,7 +112,7 @@ class HttpLM(AsyncLM):
             check_lengths([pair.ids for pair in pairs if pair.ids], self.max_tokens)
             return self._run(self._score_and_read(pairs, call.read) if call.read else self.score_pairs(pairs))
         if call.draws:
-            return self._run(self._sample(self._prompts(call.texts, call.options), call.options))
+            return self._run(self._sample(self._prompts(call.prompts, call.options), call.options))
         require_greedy(call.options)
         mixtures = as_mixtures(call.prompts)
         if self._tokenizer is None and any(mixture.weighting.read and len(mixture.prompts) > 1 for mixture in mixtures):
