@@ -6,10 +6,11 @@ layer; logits and log-softmax are float32, whatever the LM's dtype. `models.loca
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +87,8 @@ log = logging.getLogger(__name__)
 KEPT_PREFIXES = 2  # what the lines of an answer's factors follow
 PASSES_PER_GROUP = 4  # whose tokens are decoded together: more would keep more keys and values than they save passes
 Rows = list[list[int]]  # of token ids
+T = TypeVar("T")
+Done = TypeVar("Done")
 Pass = tuple[HostCopy, list[int]]  # log-probs on their way to the host, and how many are each row's
 
 
@@ -93,6 +96,16 @@ def _require_wanted(answers: Sequence[MixedAnswer]) -> None:
     """Raise Unwanted if nobody waits for any of the answers, so that their prompts need not be read."""
     if not any(answer.is_wanted() for answer in answers):
         raise Unwanted
+
+
+def _unless_out_of_memory(work: Callable[[T], Done], items: T) -> Done | None:
+    """Return None where memory does not hold the work, whose tensors are gone then."""
+    try:
+        return work(items)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+    return None  # not within `except`: an error in hand would keep the tensors
 
 
 def _read_first(answers: Sequence[MixedAnswer]) -> Rows:
@@ -269,28 +282,15 @@ class HuggingFaceLM:
 
     def _finish_together(self, answers: Sequence[MixedAnswer]) -> None:
         """Decode answers in one go, or in halves where memory does not hold them."""
-        if self._finish_in_memory(answers):
-            return
-        self._report_halving(len(answers), sum(len(row) for answer in answers for row in answer.rows))
-        self._free_memory()
-        half = len(answers) // 2
-        self._finish_together(answers[:half])
-        self._finish_together(answers[half:])
+        self._in_memory(answers, self._decode, lambda some: sum(len(row) for answer in some for row in answer.rows))
 
     @torch.inference_mode()
-    def _finish_in_memory(self, answers: Sequence[MixedAnswer]) -> bool:
-        """Return False where memory does not hold several answers, whose tensors are gone then."""
+    def _decode(self, answers: Sequence[MixedAnswer]) -> bool:
         for answer in answers:
             answer.begin()
-        try:
+        with suppress(Unwanted):  # as they are: empty
             for _ in continue_answers(self._grow(answers), answers):
                 pass
-        except Unwanted:
-            return True  # as they are: empty
-        except RuntimeError as error:
-            if len(answers) == 1 or not is_out_of_memory(error):
-                raise
-            return False
         return True
 
     def _prompt_ids(self, prompts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
@@ -354,43 +354,37 @@ class HuggingFaceLM:
         self._kept = [*(one for one in self._kept if one is not shared), shared]
         return shared
 
-    def _score_inputs(self, inputs: list[LMInput], shared: SharedPrefix | None) -> list[Pass]:
-        """Score one pass, or halves where memory does not hold it: the log-probs of every row, input by input.
+    def _score_inputs(self, inputs: Sequence[LMInput], shared: SharedPrefix | None) -> list[Pass]:
+        """Score one pass, or halves where memory does not hold it: the log-probs of every row, input by input."""
+        before = shared.num_tokens if shared else 0
+        work = partial(self._one_pass, shared=shared)
+        return self._in_memory(inputs, work, lambda some: len(some) * (before + max(one.num_tokens for one in some)))
 
-        A pass is halved only after it had all the memory that can be freed, so the halves follow from the pass and
-        the machine, never from what came before.
+    def _in_memory(
+        self, items: Sequence[T], work: Callable[[Sequence[T]], Done], size: Callable[[Sequence[T]], int]
+    ) -> list[Done]:
+        """Return the work on items, or on their halves where memory does not hold it.
+
+        Work is halved only after it had all the memory that can be freed, so the halves follow from the items and the
+        machine, never from what came before. Raises RunError if a single item of `size` tokens does not fit.
         """
-        scores = self._pass_in_memory(inputs, shared)
-        if scores is None and self._free_memory():
-            scores = self._pass_in_memory(inputs, shared)
-        if scores is not None:
-            return [scores]
-        longest = max(one.num_tokens for one in inputs) + (shared.num_tokens if shared else 0)
-        self._report_halving(len(inputs), len(inputs) * longest)
-        half = len(inputs) // 2
-        return self._score_inputs(inputs[:half], shared) + self._score_inputs(inputs[half:], shared)
-
-    def _report_halving(self, num_groups: int, size: int) -> None:
-        """Raise RunError if fewer inputs in a pass would not help."""
-        if num_groups == 1:
+        done = _unless_out_of_memory(work, items)
+        if done is None and self._free_memory():
+            done = _unless_out_of_memory(work, items)
+        if done is not None:
+            return [done]
+        if len(items) == 1:
             raise RunError(
-                f"the LM ran out of memory on a single input of {size} tokens: take shorter texts, a smaller LM or "
-                "dtype, or more memory"
+                f"the LM ran out of memory on a single input of {size(items)} tokens: take shorter texts, a smaller LM "
+                "or dtype, or more memory"
             )
         self.counts.halved += 1
         log.warning(
-            f"the LM ran out of memory at {size} tokens in one pass; halving, as each time it meets such a pass "
+            f"the LM ran out of memory at {size(items)} tokens in one pass; halving, as each time it meets such a pass "
             "(lm.tokens_per_batch sets the size)"
         )
-
-    def _pass_in_memory(self, inputs: list[LMInput], shared: SharedPrefix | None) -> Pass | None:
-        """Return None where memory does not hold the pass, whose tensors are gone then."""
-        try:
-            return self._one_pass(inputs, shared)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-        return None  # not within `except`: an error in hand would keep the tensors
+        half = len(items) // 2
+        return self._in_memory(items[:half], work, size) + self._in_memory(items[half:], work, size)
 
     def _free_memory(self) -> bool:
         """Give back what a pass may have instead; return whether there can have been any."""
@@ -400,7 +394,7 @@ class HuggingFaceLM:
             torch.cuda.empty_cache()
         return had_some or on_gpu
 
-    def _one_pass(self, inputs: list[LMInput], shared: SharedPrefix | None) -> Pass:
+    def _one_pass(self, inputs: Sequence[LMInput], shared: SharedPrefix | None) -> Pass:
         pairs = [pair for one in inputs for pair in one.pairs]
         pair, position, target = continuation_positions(pairs)
         owner = torch.tensor([number for number, one in enumerate(inputs) for _ in one.rows])
