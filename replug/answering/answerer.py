@@ -13,7 +13,6 @@ from replug.answering.rerankers import (
     best_answer,
     logprobs_of_samples,
     normalized_over_labels,
-    num_tokens,
     sampled_candidates,
     submit_factors,
 )
@@ -44,17 +43,13 @@ class AnsweringOptions:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The candidates of a question with their factors, and by reranker the score of each distinct answer.
-
-    `written_tokens` [P] are those of all samples of each passage; none in classification, where nothing is sampled.
-    """
+    """The candidates of a question with their factors, and by reranker the score of each distinct answer."""
 
     question: str
     passages: tuple[Passage, ...]
     candidates: tuple[Candidate, ...]
     factors: Factors
     scores: Mapping[str, Mapping[str, float]]
-    written_tokens: tuple[int, ...] = ()
 
     def best(self, reranker: str) -> str:
         """Return the answer of the largest score; empty if there is no candidate."""
@@ -87,16 +82,13 @@ class Answerer:
         What is asked follows from the order of the calls, never from which answer came first.
         """
         candidates = self._submit_candidates(question, passages)
-        return lambda: self._submit_factors(question, passages, *candidates())
+        return lambda: self._submit_factors(question, passages, candidates())
 
-    def submit_alone(
-        self, question: str, evidence: str | None
-    ) -> Callable[[], tuple[dict[str, float], int, Sequence[str]]]:
+    def submit_alone(self, question: str, evidence: str | None) -> Callable[[], dict[str, float]]:
         """Ask closed book, or with one text as evidence, such as the gold one.
 
-        Return what waits for the log-prob (nats) of each distinct sample or label, for the tokens of all samples, 0 in
-        classification, and for the answers that were scored: labels, whose log-probs are normalised over them, and
-        samples that were cut before their end.
+        Return a function that waits for the log-prob (nats) of each distinct sample, or of each label, normalised over
+        the labels. Samples that were cut before their end are scored with it.
         """
         options, labels, prompts = self._options, self._options.labels, self._prompts
 
@@ -108,41 +100,33 @@ class Answerer:
 
         if labels:
             scored = submit(labels)
-            return lambda: (
-                dict(zip(labels, log_softmax(np.array(scored())).tolist(), strict=True)),
-                0,
-                labels,
-            )
+            return lambda: dict(zip(labels, log_softmax(np.array(scored())).tolist(), strict=True))
         opening = prompts.opening(has_evidence=evidence is not None)
         sampling = options.sampling(options.num_samples_alone, opening)
         drawn = self._lm.submit_samples([prompts.ask(question, evidence)], sampling)
 
-        def gather() -> tuple[dict[str, float], int, Sequence[str]]:
+        def gather() -> dict[str, float]:
             [samples] = drawn.result()
             known = logprobs_of_samples(samples, options.max_new_tokens)
             cut = [answer for answer, logprob in known.items() if logprob is None]
             ends = dict(zip(cut, submit(cut)() if cut else (), strict=True))
-            logprobs = {answer: ends[answer] if of is None else of for answer, of in known.items()}
-            return logprobs, num_tokens(samples), cut
+            return {answer: ends[answer] if of is None else of for answer, of in known.items()}
 
         return gather
 
-    def _submit_candidates(
-        self, question: str, passages: Sequence[Passage]
-    ) -> Callable[[], tuple[list[Candidate], tuple[int, ...]]]:
-        """Return candidates with the tokens that were written for each passage. Labels are those of every passage."""
+    def _submit_candidates(self, question: str, passages: Sequence[Passage]) -> Callable[[], list[Candidate]]:
+        """Ask for candidates. Labels are those of every passage."""
         options = self._options
         if options.labels or not passages:
             labels = [Candidate(label, passage) for passage in range(len(passages)) for label in options.labels]
-            return lambda: (labels, ())
+            return lambda: labels
         prompts = [self._prompts.ask(question, passage.text) for passage in passages]
         opening = self._prompts.opening(has_evidence=True)
         drawn = self._lm.submit_samples(prompts, options.sampling(options.num_samples, opening))
-        most = options.max_new_tokens
-        return lambda: (sampled_candidates(drawn.result(), most), tuple(map(num_tokens, drawn.result())))
+        return lambda: sampled_candidates(drawn.result(), options.max_new_tokens)
 
     def _submit_factors(
-        self, question: str, passages: Sequence[Passage], candidates: Sequence[Candidate], written: tuple[int, ...]
+        self, question: str, passages: Sequence[Passage], candidates: Sequence[Candidate]
     ) -> Callable[[], Answered]:
         scored = submit_factors(
             (self._lm, self._prompts), (self._scorer, self._scorer_prompts), question, passages, candidates
@@ -152,6 +136,6 @@ class Answerer:
             factors = normalized_over_labels(scored()) if self._options.labels else scored()
             rerankers = {name: RERANKERS[name] for name in self._options.rerankers}
             scores = {name: of.score(factors, of.default_weights) for name, of in rerankers.items()}
-            return Answered(question, tuple(passages), tuple(candidates), factors, scores, written)
+            return Answered(question, tuple(passages), tuple(candidates), factors, scores)
 
         return ranked

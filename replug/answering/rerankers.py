@@ -44,6 +44,7 @@ PASSAGES_PER_CALL = 8
 # The factors by their names, which are the fields of `Factors`.
 ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER = "answer_given_question", "question_given_answer"
 ANSWER_ALONE, QUESTION_ALONE, PASSAGE = "answer_alone", "question_alone", "passage"
+FACTORS = (ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER, ANSWER_ALONE, QUESTION_ALONE, PASSAGE)
 
 
 Reader = tuple[AsyncLM, AnswerPrompts]  # an LM, with prompts that fit it
@@ -82,11 +83,6 @@ def logprobs_of_samples(samples: Sequence[Generated], max_new_tokens: int) -> di
     return logprobs
 
 
-def num_tokens(samples: Sequence[Generated]) -> int:
-    """Return the number of tokens of all samples, with the tokens that ended them."""
-    return sum(len(sample.token_logprobs) for sample in samples)
-
-
 @dataclass(frozen=True, slots=True)
 class Factors:
     """The factors of one question's candidates.
@@ -104,7 +100,7 @@ class Factors:
     passage: np.ndarray  # [P] log p_tfidf(p|q), minus infinity for a passage that shares no word with the question
 
     def __post_init__(self) -> None:
-        for name in (ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER, ANSWER_ALONE, QUESTION_ALONE, PASSAGE):
+        for name in FACTORS:
             if np.isnan(getattr(self, name)).any():
                 raise ValueError(f"{name} holds {getattr(self, name).tolist()}; expected log-probabilities")
 

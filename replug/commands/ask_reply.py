@@ -292,7 +292,7 @@ def _rerank(
             return reply_of(
                 question, best, method, lm.identity, options, evidence, scores=scores, candidates=candidates
             )
-        logprobs, _, _ = answerer.submit_alone(question, None)()
+        logprobs = answerer.submit_alone(question, None)()
         best = best_answer(logprobs)
         return reply_of(
             question, best, CLOSED_BOOK, lm.identity, options, evidence, logprobs.get(best), scores=logprobs

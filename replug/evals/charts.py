@@ -224,20 +224,6 @@ def draw_sweep(axes: Axes, results: Results, metric: str, sweeps: Mapping[str, M
     lines(axes, points, f"documents; {_spread_name(results)}", metric, levels=levels)
 
 
-def draw_costs(axes: Axes, results: Results, metric: str, cost: str, sweeps: Mapping[str, Mapping[int, str]]) -> None:
-    """Draw the metric over the cost of an answer: a line for each series, a dot for each other method."""
-    swept = {name for methods in sweeps.values() for name in methods.values()}
-    series = {name: [methods[count] for count in sorted(methods)] for name, methods in sweeps.items()}
-    series |= {name: [name] for name in results if name not in swept}
-    points = {
-        label: [
-            (results[name][cost]["value"], results[name][metric]["value"]) for name in names if cost in results[name]
-        ]
-        for label, names in series.items()
-    }
-    lines(axes, points, f"{cost} of a question", metric, log_x=True)
-
-
 def draw_document_weights(axes: Axes, picture: Mapping[str, Any]) -> None:
     """Draw the weight of each document at each token of a text as shades, and below it what the weights gain.
 
@@ -266,13 +252,13 @@ def draw_document_weights(axes: Axes, picture: Mapping[str, Any]) -> None:
     gains.grid(axis="x", visible=False)
 
 
-def sweeps_of(methods: Sequence[Method], least: int = 3) -> dict[str, dict[int, str]]:
-    """Return series -> number of documents -> method, of series that have at least `least` numbers."""
+def sweeps_of(methods: Sequence[Method]) -> dict[str, dict[int, str]]:
+    """Return series -> number of documents -> method, of series that have at least three numbers."""
     sweeps: dict[str, dict[int, str]] = {}
     for method in methods:
         if method.k:
             sweeps.setdefault(method.series, {})[method.k] = method.name
-    return {series: of for series, of in sweeps.items() if len(of) >= least}
+    return {series: of for series, of in sweeps.items() if len(of) >= 3}
 
 
 def _spread_name(results: Results) -> str:

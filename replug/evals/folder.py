@@ -53,11 +53,7 @@ class EvaluationFolder:
         self.results = path / "results.json"
         self.table = path / "table.md"
         self.figure = path / "figure.svg"
-        self.flop_figure = path / "flop.svg"
-        self._shown = (
-            *(self.results, self.examples, self.figure, self.flop_figure, self.weights),
-            self.leakage,
-        )
+        self._shown = (self.results, self.examples, self.figure, self.weights, self.leakage)
 
     @property
     def is_finished(self) -> bool:

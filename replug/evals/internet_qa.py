@@ -3,60 +3,75 @@
 Every question is searched for before the LM is opened, on the web or in a corpus. One pass over the questions then
 measures what all methods need: a method that reads N passages has the candidates and factors of the first N.
 
-A row of outcomes.jsonl holds the answers of `none` and `gold`, what each reranking method costs, and `passages`: the
-factors of all candidates. When all is measured, weights are fitted on the validation part, and every method is decided
-by them without asking again. The results are of the test part; an entry `validation` of each method that reranks says
-which weights were fitted, on how many questions, and what the metric was there with them and with the default weights.
+A row of outcomes.jsonl holds the answers of `none` and `gold`, and under `passages` the factors of all candidates. When
+all is measured, weights are fitted on the validation part, and every method is decided by them without asking again.
+The results are of the test part; an entry `validation` of each method that reranks says which weights were fitted, on
+how many questions, and what the metric was there with them and with the default weights.
 """
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from replug.answering.answerer import Answered, Answerer, AnsweringOptions
 from replug.answering.prompts import AnswerPrompts, FittingPrompts
-from replug.answering.rerankers import best_answer
+from replug.answering.rerankers import (
+    FACTORS,
+    MIN_QUESTIONS,
+    RERANKERS,
+    Factors,
+    best_answer,
+    fit_weights,
+    write_weights,
+)
+from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GOLD, NONE, REPLUG, Method
-from replug.config.rules import has_rerank_lm
-from replug.data.answers import has_answer
+from replug.data.answers import exact_match, has_answer, normalize_answer, token_f1
 from replug.data.progress import Progress
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
-from replug.evals.few_shot import DROPPED
+from replug.evals.few_shot import DROPPED, dropped_shots
 from replug.evals.folder import EvaluationFolder
-from replug.evals.internet_deciding import (
-    Parameters,
-    add_internet_findings,
-    answer_numbers,
-    best_first,
-    cost_numbers,
-    decide,
-    evidence_line,
-    line_tokens,
-    metrics_of,
-    question_line,
-    reranked_outcomes,
-    token_counter,
+from replug.evals.internet_sets import (
+    EXACT_MATCH,
+    QUESTION_SETS,
+    InternetQuestion,
+    Prepared,
+    is_validation,
+    prepare,
 )
-from replug.evals.internet_sets import QUESTION_SETS, Prepared, prepare
-from replug.evals.kinds import DRAWS_QUESTIONS, EvalDataset, EvaluationKind, PromptedLM
+from replug.evals.kinds import DRAWS_QUESTIONS, EvalDataset, EvaluationKind, Finished, PromptedLM
 from replug.evals.loop import Metric, Outcome, Outcomes, Task
-from replug.evals.outcomes import Row
+from replug.evals.outcomes import OutcomeFile, Row
 from replug.evals.questions import queries_of
+from replug.evals.results import main_metric
+from replug.evals.tables import Block, Table
 from replug.models.ensemble import Retrieved
-from replug.planning.model_sizes import known_parameters
 from replug.web import require_web
 from replug.web.records import FoundEvidence
 
 log = logging.getLogger(__name__)
 
 LOCAL, SEARCH = "local", "search"  # an engine; what is found by it
+PASSAGES = "passages"  # an outcome's name
+# `answer_in_evidence`: a passage has an accepted answer; `copied`: it has the prediction. No passage has a label.
+# `answer_in_pages`: a page of the engine has one, whether or not the passages that are read do.
+# `best_candidate`: no reranker can be better.
+# `gold_overlap`: the largest share of the gold evidence's words that a passage has, where answers are labels; of claims
+# that have evidence.
+FREE_ANSWER_METRICS = ("f1", "answer_in_evidence", "answer_in_pages", "copied")
+OTHER_METRICS = ("best_candidate", "gold_overlap", "retrieval_recall", "passages", "shots")
+HAS_EVIDENCE = "has_evidence"
 
 
 # Before the LM is opened ------------------------------------------------------------------------------------------
@@ -85,9 +100,7 @@ def internet_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDat
             documents = (documents_of(method, book, row) for row in range(len(queries)))
             pairs, most = zip(queries, documents, strict=True), config.web.max_passages
             found = with_evidence(prepared, (found_in_documents(*pair, most) for pair in pairs))
-        lm = known_parameters(config.lm)
-        parameters = lm, known_parameters(config.rerank_lm) if has_rerank_lm(config) else lm
-        return InternetQa(found, prompted, config.questions.max_new_tokens, config.seed, parameters)
+        return InternetQa(found, prompted, config.questions.max_new_tokens, config.seed)
 
     return EvalDataset([""] * len(queries) if on_web else queries, make_task)
 
@@ -138,10 +151,8 @@ class InternetQa(Task):
 
     asks_twice = True
 
-    def __init__(
-        self, prepared: Prepared, prompted: PromptedLM, max_new_tokens: int, seed: int, parameters: Parameters
-    ) -> None:
-        self.prepared, self._parameters, scorer = prepared, parameters, prompted.reranker or prompted
+    def __init__(self, prepared: Prepared, prompted: PromptedLM, max_new_tokens: int, seed: int) -> None:
+        self.prepared, scorer = prepared, prompted.reranker or prompted
         self._reranking = [method for method in prepared.methods if method.k]
         self._alone = {method.source for method in prepared.methods if not method.k}
         rerankers = tuple(dict.fromkeys(method.source for method in self._reranking))
@@ -154,10 +165,15 @@ class InternetQa(Task):
             FittingPrompts(whole, counting_template(one.source), max_new_tokens) for one in (prompted, scorer)
         ]
         self.lm, self.reranker = prompted.lm.identity, scorer.lm.identity
-        counts = [token_counter(one.source) for one in (prompted, scorer)]
-        self._counters = [count for count in counts if count]  # both, or costs are unknown
         self.examples = [question.example for question in prepared.questions]
         self.metrics: Mapping[str, Metric] = metrics_of(prepared.metric)
+
+    def of(self, questions: Sequence[InternetQuestion]) -> "InternetQa":
+        """Return the task of some of its questions."""
+        task = copy(self)
+        task.prepared = replace(self.prepared, questions=tuple(questions))
+        task.examples = [question.example for question in questions]
+        return task
 
     def compared(self, row: int) -> tuple[str, ...]:
         question = self.prepared.questions[row]
@@ -176,21 +192,14 @@ class InternetQa(Task):
         def outcomes(reranked: Callable[[], Answered] | None) -> Outcomes:
             alone_outcomes = {}
             for source, wait in alone.items():
-                logprobs, written, scored = wait()
+                logprobs = wait()
                 answer = best_answer(logprobs)
-                numbers = answer_numbers(prepared.metric, answer, question)
-                numbers |= self._costs_alone(prompts[source], query, texts[source], written, scored)
-                numbers |= self._shots([prompts[source]])
+                numbers = answer_numbers(prepared.metric, answer, question) | self._shots([prompts[source]])
                 detail = {"answer": answer, "candidates": best_first(logprobs), "documents": [], "weights": []}
                 alone_outcomes[source] = Outcome(numbers, detail)
             if reranked is None:
                 return alone_outcomes
-            found = reranked()
-            lines = [
-                line_tokens(count, one, query, read, found.factors.distinct)
-                for count, one in zip(self._counters, fitting, strict=False)
-            ]
-            by_method = reranked_outcomes(prepared, question, found, lines, self._parameters)
+            by_method = reranked_outcomes(prepared, question, reranked())
             for method in self._reranking:
                 by_method[method.name].numbers.update(self._shots(fitting))
             return {**alone_outcomes, **by_method}
@@ -214,24 +223,186 @@ class InternetQa(Task):
         dropped = max(fitting.num_dropped(one) for fitting, one in zip(self._prompts, prompts, strict=False))
         return {"shots": float(len(self.prepared.shots) - dropped), DROPPED: float(dropped)}
 
-    def _costs_alone(
-        self, prompts: AnswerPrompts, query: str, text: str | None, written: int, scored: Sequence[str]
-    ) -> dict[str, float]:
-        """Return the costs of samples, and of labels and cut samples, which the LM that answers scores."""
-        if len(self._counters) < 2:
-            return {}
-        count, calls = self._counters[0], len(scored) + (not self.prepared.labels)
-        prompt = count(prompts.opening(text is not None)) + count(question_line(query))
-        prompt += 0 if text is None else count(evidence_line(text))
-        read = prompt * calls + sum(count(f" {answer}\n") for answer in scored)
-        return cost_numbers(self._parameters, calls, read, written)
+
+# Outcomes ------------------------------------------------------------------------------------------------------------
+
+
+def metrics_of(metric: str) -> dict[str, Metric]:
+    """Return all metrics of a set whose answers are judged by this one."""
+    names = (*(FREE_ANSWER_METRICS if metric == EXACT_MATCH else ()), *OTHER_METRICS)
+    metrics = {metric: Metric(metric), **{name: Metric(name, may_be_unknown=name != "f1") for name in names}}
+    return metrics | {"gold_overlap": Metric("gold_overlap", HAS_EVIDENCE, may_be_unknown=True)}
+
+
+def reranked_outcomes(prepared: Prepared, question: InternetQuestion, answered: Answered) -> Outcomes:
+    """Return the numbers of each reranking method that no weights change, and under PASSAGES the factors."""
+    factors, texts = answered.factors, [passage.text for passage in answered.passages]
+    holds_answer = [has_answer(text, question.answers) for text in texts]
+    outcomes = {}
+    for method in (method for method in prepared.methods if method.k):
+        read, passages = factors.of_first(method.k), answered.passages[: method.k]
+        gains = [gain(answer, question) for answer in read.distinct]
+        numbers = {"best_candidate": max(gains, default=0.0), "passages": float(len(passages))}
+        if prepared.metric == EXACT_MATCH:
+            numbers["answer_in_evidence"] = float(any(holds_answer[: method.k]))
+            numbers["answer_in_pages"] = float(question.example.id in prepared.in_pages)
+        elif question.example.id in prepared.gold:  # of another claim, where nothing is evidence of this one
+            has_own = bool(question.evidence or question.evidence_ids)
+            overlap = gold_overlap(prepared.gold[question.example.id], texts[: method.k]) if has_own else 0.0
+            numbers |= {"gold_overlap": overlap, HAS_EVIDENCE: float(has_own)}
+        gold, ids = set(question.example.gold), [passage.doc_id for passage in passages]
+        if gold and None not in ids:  # unknown where the set names none, or the engine's documents have no ids
+            numbers["retrieval_recall"] = len(gold.intersection(ids)) / len(gold)
+        documents = [passage.doc_id or passage.url for passage in passages]
+        detail = {"documents": documents, "weights": [passage.probability for passage in passages]}
+        outcomes[method.name] = Outcome(numbers, detail)
+    held_by = {answer: [has_answer(text, [answer]) for text in texts] for answer in factors.distinct}
+    kept = ("url", "title", "fetched", "rank", "cosine", "probability", "doc_id")  # the snapshot has the texts
+    shown = [{name: getattr(passage, name) for name in kept} for passage in answered.passages]
+    failures = dict(prepared.found[question.example.id].failures)
+    detail = {"factors": factors_as_json(factors), "held_by": held_by, "passages": shown, "failures": failures}
+    return {**outcomes, PASSAGES: Outcome({}, detail)}
+
+
+def gold_overlap(gold: str, passages: Sequence[str]) -> float:
+    """Return the largest share of the gold evidence's distinct words, without stop words, that a passage has.
+
+    The paper's "normalized word overlap" (section 4), which it defines no further.
+    """
+    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+    own, *others = (set(normalize_answer(text).split()) - ENGLISH_STOP_WORDS for text in (gold, *passages))
+    return max((len(own & words) / max(1, len(own)) for words in others), default=0.0)
+
+
+def factors_as_json(factors: Factors) -> dict[str, Any]:
+    """Return the factors as lists, to the last bit; null is minus infinity, which JSON lacks."""
+    arrays = {name: getattr(factors, name) for name in FACTORS}
+    lists = {name: np.where(np.isneginf(array), np.array(None), array).tolist() for name, array in arrays.items()}
+    return {"answers": list(factors.answers), "from": factors.passages.tolist(), **lists}
+
+
+def read_factors(content: Mapping[str, Any]) -> Factors:
+    """Return what `factors_as_json` was given."""
+
+    def array(values: list) -> np.ndarray:
+        numbers = np.array(values, dtype=np.float64)  # null is NaN here, which no factor is
+        return np.where(np.isnan(numbers), -np.inf, numbers)
+
+    of_names = {name: array(content[name]) for name in FACTORS}
+    passages = np.array(content["from"], dtype=np.int64)
+    return Factors(tuple(content["answers"]), passages, **of_names)
+
+
+def gain(answer: str, question: InternetQuestion) -> float:
+    """Return exact match; for a label this is accuracy."""
+    return exact_match(answer, question.answers) if answer else 0.0
+
+
+def answer_numbers(metric: str, answer: str, question: InternetQuestion) -> dict[str, float]:
+    """Return the metrics of an answer alone."""
+    if metric != EXACT_MATCH:
+        return {metric: gain(answer, question)}
+    return {metric: gain(answer, question), "f1": token_f1(answer, question.answers) if answer else 0.0}
+
+
+def best_first(scores: Mapping[str, float]) -> list[str]:
+    """Return the answers, the likeliest first."""
+    return sorted(scores, key=lambda answer: -scores[answer])  # stable: the first of equals is the answer
+
+
+def decide(
+    prepared: Prepared, rows: Sequence[Row], path: Path, lm: str, reranker: str
+) -> tuple[list[InternetQuestion], list[Row]]:
+    """Fit weights on the validation part and write them to `path`; return the test part with every method's answers.
+
+    Raises UserError where no question is in the test part.
+    """
+    test: list[tuple[InternetQuestion, Row, Factors | None]] = []
+    validation: list[tuple[InternetQuestion, Row, Factors | None]] = []
+    for question, row in zip(prepared.questions, rows, strict=True):
+        factors = read_factors(row["methods"][PASSAGES]["detail"]["factors"]) if prepared.num_passages else None
+        (validation if is_validation(question) else test).append((question, row, factors))
+    if not test:
+        raise UserError(
+            f"all {len(rows)} questions are in the validation part, which weights are fitted on; expected more "
+            "(questions.max_questions)"
+        )
+    fitted: dict[str, dict[str, Any]] = {}
+    for method in (method for method in prepared.methods if method.k):
+        graded = []
+        for question, _, factors in validation:
+            assert factors is not None
+            read = factors.of_first(method.k)
+            graded.append((read, {answer: gain(answer, question) for answer in read.distinct}))
+        weights, best, default = fit_weights(RERANKERS[method.source], graded)
+        gains = {"gain": best, "default_gain": default, "num_questions": len(validation)}
+        fitted[method.name] = {"weights": weights, **gains}
+    write_weights(path, lm, reranker, fitted)
+    decided = []
+    for question, row, factors in test:
+        outcomes = {}
+        for method in prepared.methods:
+            outcome = row["methods"][method.name]
+            if method.k:
+                assert factors is not None
+                scores = RERANKERS[method.source].score(factors.of_first(method.k), fitted[method.name]["weights"])
+                answer = best_answer(scores)
+                numbers = answer_numbers(prepared.metric, answer, question)
+                if prepared.metric == EXACT_MATCH:
+                    held_by = row["methods"][PASSAGES]["detail"]["held_by"].get(answer, [])
+                    numbers["copied"] = float(any(held_by[: method.k]))
+                detail = {"answer": answer, "candidates": best_first(scores), **outcome["detail"]}
+                outcome = {"numbers": {**numbers, **outcome["numbers"]}, "detail": detail}
+            outcomes[method.name] = outcome
+        decided.append({**row, "methods": outcomes})
+    return [question for question, _, _ in test], decided
+
+
+def add_internet_findings(finished: Finished) -> list[Block]:
+    """Add to the results, and return tables of what was added."""
+    results, folder = finished.results, finished.folder
+    fitted: dict[str, dict[str, Any]] = json.loads(folder.weights.read_text())["methods"]
+    for method, fit in fitted.items():
+        value = {"value": fit["gain"], "n": fit["num_questions"]}
+        results[method]["validation"] = {**value, "default": fit["default_gain"], "weights": fit["weights"]}
+    failed = _failure_lines(OutcomeFile(folder.outcomes).rows)
+    return [*dropped_shots(finished), *_weight_blocks(fitted, main_metric(results)), *failed]
+
+
+def _weight_blocks(fitted: dict[str, dict[str, Any]], metric: str) -> list[Block]:
+    if not fitted:
+        return []
+    n = next(iter(fitted.values()))["num_questions"]
+    if n < MIN_QUESTIONS:
+        return [f"The validation part has {n} questions: with fewer than {MIN_QUESTIONS} rerankers have weights of 1."]
+    rows = []
+    for method, fit in fitted.items():
+        weights = ", ".join(f"{name} {value:g}" for name, value in fit["weights"].items())
+        rows.append([method, f"{fit['default_gain']:.3f}", f"{fit['gain']:.3f}", weights])
+    return [
+        f"Weights are fitted on the validation part (n = {n}), and on none of the questions above.",
+        Table([f"method, its {metric} there", "default weights", "fitted weights", "weights"], rows),
+    ]
+
+
+def _failure_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Count what failed for all questions, those of the validation part too."""
+    counts: Counter[str] = Counter()
+    for row in rows:
+        counts.update(row["methods"][PASSAGES]["detail"]["failures"] if PASSAGES in row["methods"] else {})
+    if not counts:
+        return []
+    named = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
+    return [f"Pages and searches that gave nothing, over {len(rows)} questions: {named}."]
 
 
 def settle(
     config: EvaluationConfig, folder: EvaluationFolder, task: Task, rows: Sequence[Row]
 ) -> tuple[Task, Sequence[Row]]:
     assert isinstance(task, InternetQa)
-    return decide(task.prepared, rows, folder.weights, task.lm, task.reranker, task)
+    questions, decided = decide(task.prepared, rows, folder.weights, task.lm, task.reranker)
+    return task.of(questions), decided
 
 
 def internet_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:

@@ -120,7 +120,7 @@ def _prompts_of_passages(
 ) -> tuple[list[Prompts], list[Prompts]]:
     """Return the prompts of answers and of the other factors, which `rerank_lm` scores where it is set.
 
-    `evals/internet_deciding.py` counts the same: a sample brings its own p(a|q,p), and no two samples are alike.
+    A sample brings its own p(a|q,p), and no two samples are alike.
     """
     labels, query = LABELS.get(str(config.questions.dataset), 0), _query_tokens(config)
 

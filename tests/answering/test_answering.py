@@ -200,8 +200,8 @@ def test_a_sample_that_was_cut_is_scored_with_its_end(llama: InProcessLM, passag
         factors = answerer.answer(QUESTION[:20], short).factors
         found = list(zip(factors.answers, factors.passages, factors.answer_given_question, strict=True))
     else:
-        logprobs, _, cut = answerer.submit_alone(QUESTION[:20], None)()
-        found = [(answer, None, logprobs[answer]) for answer in cut]
+        logprobs = answerer.submit_alone(QUESTION[:20], None)()
+        found = [(answer, None, logprob) for answer, logprob in logprobs.items()]
     assert found
     for answer, number, logprob in found:
         prompt = prompts.ask(QUESTION[:20], None if number is None else short[number].text)

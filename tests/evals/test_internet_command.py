@@ -98,9 +98,7 @@ def test_the_whole_grid_is_measured_in_one_pass(evaluate_here, data, tmp_path):
     assert set(results["poe@3"]["validation"]["weights"]) > {"passage", "answer_given_question"}
     assert value["direct@1"]["retrieval_recall"] == 1.0 and value["direct@1"]["answer_in_evidence"] == 1.0
     assert value["direct@3"]["best_candidate"] >= value["direct@1"]["best_candidate"]
-    assert value["direct@1"]["prompt_tokens"] < value["direct@3"]["prompt_tokens"] < value["poe@3"]["prompt_tokens"]
-    assert 1 < value["none"]["lm_calls"] <= 51, "one that draws 50 samples, and one to score each that was cut"
-    assert "flop" in value["poe@3"] and "poe@3 - none" not in value["none"]
+    assert "poe@3 - none" not in value["none"]
     assert "exact_match - direct@3" in results["poe@3"]
     examples = pq.read_table(out / "examples.parquet").to_pylist()
     assert len(examples) == (len(rows) - len(validation)) * len(GRID)
@@ -109,9 +107,7 @@ def test_the_whole_grid_is_measured_in_one_pass(evaluate_here, data, tmp_path):
         assert row["prompt"].endswith(f"Question: {row['question']}\nAnswer:") and row["prompt"].count("Question") == 4
         assert row["references"] == list(questions[row["id"]].answers)
         assert row["answer"] == (row["candidates"] or [""])[0]
-    assert (out / "flop.svg").read_text().startswith("<svg") and "The validation part has" in (
-        out / "table.md"
-    ).read_text()
+    assert "The validation part has" in (out / "table.md").read_text()
     again, printed = evaluate_here(out)
     assert again == results and "holds a finished evaluation" in printed
 

@@ -7,29 +7,25 @@ import numpy as np
 import pytest
 
 from replug.answering.answerer import Answered
-from replug.answering.rerankers import MIN_QUESTIONS, RERANKERS, Candidate, Factors
+from replug.answering.rerankers import MIN_QUESTIONS, Candidate, Factors
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, PaperConfig, QuestionsConfig
 from replug.config.methods import parse_answering_methods
-from replug.evals.internet_deciding import (
-    LineTokens,
+from replug.evals.internet_qa import (
     answer_numbers,
-    cost_numbers,
     decide,
     factors_as_json,
     gold_overlap,
+    metrics_of,
     read_factors,
     reranked_outcomes,
-    reranking_costs,
 )
 from replug.evals.internet_sets import InternetQuestion, Prepared, is_validation
-from replug.evals.loop import Item
+from replug.evals.loop import Item, Task
 from replug.evals.results import compare, paper_of_dataset
 from replug.web.records import FoundEvidence, Passage
 
 METHODS = parse_answering_methods(["none", "gold", "direct@1", "direct@2", "rag@2"], 10)
-LINES = LineTokens(100, 10, (20, 30), {"red": 2, "blue": 2})
-SIZES = (10.0, 1.0)
 
 
 def question(number: int, answer: str = "blue") -> InternetQuestion:
@@ -60,19 +56,19 @@ def answered(probability: float = 0.4, zero: bool = False) -> Answered:
         shared,
     )
     candidates = (Candidate("red", 0, -1.0), Candidate("red", 1, -2.0), Candidate("blue", 1, -1.0))
-    return Answered("what colour?", passages, candidates, factors, {}, (7, 9))
+    return Answered("what colour?", passages, candidates, factors, {})
 
 
-def row(question: InternetQuestion, of: Answered, prepared: Prepared, lines=(LINES, LINES)) -> dict:
+def row(question: InternetQuestion, of: Answered, prepared: Prepared) -> dict:
     """As a line of outcomes.jsonl is read back."""
     methods = {
         name: {
-            "numbers": answer_numbers(prepared.metric, answer, question) | cost_numbers(SIZES, 1, 50, 100),
+            "numbers": answer_numbers(prepared.metric, answer, question),
             "detail": {"answer": answer},
         }
         for name, answer in (("none", "red"), ("gold", "Blue."))
     }
-    for name, outcome in reranked_outcomes(prepared, question, of, lines, SIZES).items():
+    for name, outcome in reranked_outcomes(prepared, question, of).items():
         methods[name] = {"numbers": outcome.numbers, "detail": outcome.detail}
     kept = {"id": question.example.id, "group": "all", "source": "one question"}
     return json.loads(json.dumps({**kept, "methods": methods}, allow_nan=False))
@@ -83,10 +79,17 @@ def prepared(questions=QUESTIONS, metric="exact_match", methods=METHODS) -> Prep
     return Prepared(tuple(methods), tuple(questions), (), metric, False, {}, found)
 
 
-def decided(tmp_path, questions=QUESTIONS, of: Answered | None = None, lines=(LINES, LINES), **settings):
-    asked = prepared(questions, **settings)
-    rows = [row(one, of or answered(), asked, lines) for one in questions]
-    return decide(asked, rows, tmp_path / "weights.json", "lm", "other")
+def decided(tmp_path, questions=QUESTIONS, of: Answered | None = None):
+    asked = prepared(questions)
+    return decide_all(asked, [row(one, of or answered(), asked) for one in questions], tmp_path)
+
+
+def decide_all(asked: Prepared, rows: list[dict], tmp_path) -> tuple[Task, list[dict]]:
+    """The test part as a task, and its rows."""
+    questions, decided_rows = decide(asked, rows, tmp_path / "weights.json", "lm", "other")
+    task = Task()
+    task.examples, task.metrics = [one.example for one in questions], metrics_of(asked.metric)
+    return task, decided_rows
 
 
 @pytest.mark.parametrize("zero", [False, True])
@@ -114,10 +117,7 @@ def test_a_smaller_number_of_passages_has_only_the_first_ones(tmp_path):
     assert (first["copied"], both["copied"]) == (1.0, 1.0)
     assert (first["retrieval_recall"], both["retrieval_recall"]) == (0.0, 0.5)
     assert (first["passages"], both["passages"]) == (1.0, 2.0)
-    assert first["prompt_tokens"] == 130 and both["prompt_tokens"] == 130 + 140, "samples have their log-probs"
-    assert first["generated_tokens"] == 7 and first["lm_calls"] == 1
-    assert first["flop"] == 2 * (130 + 7) * 10
-    assert "copied" not in methods["none"]["numbers"] and methods["none"]["numbers"]["flop"] == 2 * 150 * 10
+    assert "copied" not in methods["none"]["numbers"]
 
 
 def test_results_are_of_the_test_part_and_weights_of_the_validation_part(tmp_path):
@@ -159,18 +159,18 @@ def test_without_a_validation_part_weights_are_the_defaults_and_without_a_test_p
 
 def test_a_question_without_passages_is_answered_with_nothing_and_counts(tmp_path):
     empty = Factors((), np.zeros(0, dtype=np.int64), *(np.zeros(0) for _ in range(5)))
-    _, rows = decided(tmp_path, of=Answered("q", (), (), empty, {}, ()))
+    _, rows = decided(tmp_path, of=Answered("q", (), (), empty, {}))
     numbers = rows[0]["methods"]["rag@2"]["numbers"]
     assert rows[0]["methods"]["rag@2"]["detail"]["answer"] == "" and numbers["exact_match"] == 0.0
-    assert numbers["passages"] == 0.0 and numbers["retrieval_recall"] == 0.0 and numbers["lm_calls"] == 0.0
+    assert numbers["passages"] == 0.0 and numbers["retrieval_recall"] == 0.0
 
 
 def test_what_is_not_known_is_left_out(tmp_path):
     of = answered()
     unknown = replace(of, passages=tuple(replace(passage, doc_id=None) for passage in of.passages))
-    _, rows = decided(tmp_path, of=unknown, lines=())
+    _, rows = decided(tmp_path, of=unknown)
     numbers = rows[0]["methods"]["rag@2"]["numbers"]
-    assert not {"retrieval_recall", "flop", "lm_calls", "prompt_tokens"} & numbers.keys()
+    assert "retrieval_recall" not in numbers
     assert rows[0]["methods"]["rag@2"]["detail"]["documents"] == ["u0", "u1"]
 
 
@@ -186,7 +186,7 @@ def test_claims_without_evidence_have_no_overlap_and_do_not_count(tmp_path):
     claims = [replace(one, evidence=told if number % 2 else ()) for number, one in enumerate(QUESTIONS)]
     of = replace(prepared(claims, "accuracy"), gold={one.example.id: told[0] for one in claims})
     rows = [row(one, answered(), of) for one in claims]
-    task, measured = decide(of, rows, tmp_path / "weights.json", "lm", "other")
+    task, measured = decide_all(of, rows, tmp_path)
     results = compare(task, measured, METHODS, PaperConfig(), 10, 0)
     assert results["direct@2"]["gold_overlap"]["value"] == 1 / 2, "red or blue of two words, and not a quarter"
 
@@ -196,46 +196,3 @@ def test_a_papers_table_shows_the_figures_of_the_data_set_that_is_measured():
     config = EvaluationConfig("internet_qa", "out", questions=QuestionsConfig(dataset="nq"))
     shown = paper_of_dataset(replace(config, paper=PaperConfig("table 1", groups=groups)))
     assert (shown.values, shown.groups) == ({"poe@50": 0.384}, {"copied": {"direct@50": 0.894}})
-
-
-# Costs, against sums by hand ------------------------------------------------------------------------------------------
-
-
-# 100 tokens of shots, a question of 10, two passages of 20 and 30, answers of 2 and 3; "b" came from both passages.
-COUNTED = LineTokens(100, 10, [20, 30], {"a": 2, "b": 3})
-FACTORS = Factors(
-    ("a", "b", "b"),
-    np.array([0, 0, 1]),
-    *(np.full(3, -1.0) for _ in range(3)),
-    *(np.full(2, -1.0) for _ in range(2)),
-)
-ASKED = (100 + 20 + 10) + (100 + 30 + 10)  # the two prompts that answers are sampled from
-GIVEN = (130 + 2) + (130 + 3) + (140 + 3)  # p(a|q,p), or p(q|a,p), of each candidate
-ALONE = (120 + 2) + (120 + 3) + (130 + 3)  # p(a|p)
-
-
-def words(text: str) -> int:
-    return len(text.split())
-
-
-@pytest.mark.parametrize(
-    ("reranker", "calls", "scored"),
-    [
-        ("direct", 0, 0),
-        ("rag", 0, 0),
-        ("noisy_channel", 8, GIVEN + ALONE + ASKED),
-        ("poe", 8, GIVEN + ALONE + ASKED),
-    ],
-)
-def test_a_reranker_costs_the_factors_that_it_reads(reranker, calls, scored):
-    found = reranking_costs(RERANKERS[reranker], FACTORS, COUNTED, COUNTED, [7, 9], [Candidate("a", 0, -1.0)])
-    assert found == (calls + 2, ASKED, 16, scored)
-    some = [Candidate("a", 0), Candidate("b", 2)]
-    cut = reranking_costs(RERANKERS[reranker], FACTORS, COUNTED, COUNTED, [7, 9], some)
-    assert cut == (calls + 3, ASKED + 130 + 2, 16, scored), "the LM scores a sample that was cut, with its end"
-
-
-def test_flop_are_two_for_each_parameter_and_token_of_its_own_lm_and_left_out_where_unknown():
-    assert cost_numbers((50.0, 3.0), 2, 100, 10, 1000)["flop"] == 2 * (110 * 50 + 1000 * 3)
-    unknown = cost_numbers((None, 3.0), 2, 100, 10, 1000)
-    assert unknown == {"lm_calls": 2.0, "prompt_tokens": 1100.0, "generated_tokens": 10.0}

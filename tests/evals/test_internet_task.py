@@ -12,8 +12,7 @@ import pytest
 from replug.answering.prompts import Shot
 from replug.config.methods import Method, parse_answering_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
-from replug.evals.internet_deciding import decide
-from replug.evals.internet_qa import InternetQa, documents_of, with_evidence
+from replug.evals.internet_qa import InternetQa, decide, documents_of, with_evidence
 from replug.evals.internet_sets import InternetQuestion, Prepared, is_validation
 from replug.evals.kinds import PromptedLM
 from replug.evals.loop import Item, outcome_rows
@@ -95,9 +94,9 @@ def prepared(names: list[str], labels: tuple[str, ...] = (), answer: str = "the 
     )
 
 
-def outcomes(of: Prepared, lm: River, reranker: River | None = None, sizes=(1.0, 1.0)) -> tuple[InternetQa, dict]:
+def outcomes(of: Prepared, lm: River, reranker: River | None = None) -> tuple[InternetQa, dict]:
     """The task, and a row as the outcomes' file holds it."""
-    task = InternetQa(of, asked(lm, reranker), 32, 0, sizes)
+    task = InternetQa(of, asked(lm, reranker), 32, 0)
     told = task.submit(0, {})()()
     methods = {name: {"numbers": one.numbers, "detail": one.detail} for name, one in told.items()}
     return task, {"id": of.questions[0].example.id, "group": "all", "methods": methods}
@@ -113,7 +112,6 @@ def test_one_pass_asks_closed_book_gold_and_as_many_passages_as_any_method_reads
     assert answers == ["nobody knows", "Rhine"]
     passages = row["methods"]["passages"]["detail"]
     assert len(passages["passages"]) == 2 and passages["failures"] == {"http_404": 2}
-    assert row["methods"]["poe@2"]["numbers"]["generated_tokens"] == 16.0, "four samples of two tokens a passage"
 
 
 def test_factors_are_asked_of_the_lm_that_reranks_and_answers_of_the_other():
@@ -127,7 +125,7 @@ def test_factors_are_asked_of_the_lm_that_reranks_and_answers_of_the_other():
 def test_in_classification_every_label_is_a_candidate_and_nothing_is_sampled(tmp_path):
     lm = River()
     of = prepared(["none", "gold", "direct@3"], labels=("Rhine", "Loire"), answer="Rhine")
-    _, row = outcomes(of, lm, scorer := River(), sizes=(None, None))
+    _, row = outcomes(of, lm, scorer := River())
     given = [
         prefix for prefix, _ in scorer.scored if prefix.endswith("Answer:") and "Question" in prefix.split("\n\n")[-1]
     ]
@@ -136,8 +134,7 @@ def test_in_classification_every_label_is_a_candidate_and_nothing_is_sampled(tmp
     assert row["methods"]["passages"]["detail"]["factors"]["answers"] == ["Rhine", "Loire"] * 3
     _, [decided] = decide(of, [row], tmp_path / "weights.json", "lm", "lm")
     numbers = decided["methods"]["direct@3"]["numbers"]
-    assert numbers["accuracy"] == 1.0 and numbers["generated_tokens"] == 0.0 and "flop" not in numbers
-    assert decided["methods"]["gold"]["numbers"]["lm_calls"] == 2.0
+    assert numbers["accuracy"] == 1.0
 
 
 def test_the_earliest_shots_go_where_they_do_not_fit_and_for_the_scorer_by_its_own_limit():
@@ -174,7 +171,7 @@ def test_outcomes_are_the_same_whatever_the_number_in_flight_and_the_order(label
         lms = [CachingLM(InProcessLM(StandInLM()), path.with_suffix(f".{name}")) for name in ("lm", "reranker")]
         source = GivenSource(StandInLM())
         other = PromptedLM(lms[1], PromptTemplate("\n"), source)
-        task = InternetQa(of, PromptedLM(lms[0], PromptTemplate("\n"), source, other), 3, 0, (1.0, 1.0))
+        task = InternetQa(of, PromptedLM(lms[0], PromptTemplate("\n"), source, other), 3, 0)
         rows = [json.dumps(row) for row in outcome_rows(task, book, order, num_in_flight)]
         for lm in lms:
             lm.close()
