@@ -29,7 +29,7 @@ def report(
     """Show the results of finished runs or evaluations, and join the tables of several folders.
 
     Joined folders must have the same texts and corpus, such as evaluations of several LMs. One run: report.html is
-    written again. With --policies, folders of the same LM contribute their methods together.
+    written again. --policies takes a folder for each LM.
 
     replug report runs/families/gpt2 runs/families/opt-125m
 

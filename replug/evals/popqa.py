@@ -12,8 +12,8 @@ The fields are `subj`, `prop` (one of TEMPLATES), `obj`, `possible_answers` (or 
 Prompts are those of the official code (`run_model.py`): a question is `Q: ... A:`, with its passage and a blank line
 before it where there is one. Whether demonstrations have passages is not stated: that code looks them up by the
 question in lower case without "?", and the question as it is, so in one file of passages it finds only one of the two.
-Besides whether an answer is right, an outcome holds its costs and the signals by which a policy may decide whether to
-retrieve (`evals.adaptive`): popularity, the LM's confidence, the retriever's scores.
+Besides whether an answer is right, an outcome holds its costs, popularity, by which a policy decides whether to
+retrieve (`evals.adaptive`), the LM's confidence and the first document's similarity.
 
 In the results, entries of `accuracy` get `most_frequent_answer`: how often the answer that is most frequent among the
 other questions of the relation is right, which needs no LM. `correlation`, also by relation, is Pearson's, of accuracy
@@ -40,8 +40,7 @@ from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.few_shot import Asking, FewShotTask, PromptForm, dropped_shots, few_shot_dataset
 from replug.evals.kinds import ANSWERS_QUESTIONS, EvalDataset, EvaluationKind, Finished
 from replug.evals.lm_passes import first_line
-from replug.evals.loop import Item, Metric, Outcome
-from replug.evals.outcomes import Row
+from replug.evals.loop import Item, Metric, Outcome, Row
 from replug.evals.questions import (
     BETWEEN_BLOCKS,
     STOP,

@@ -1,10 +1,9 @@
-"""Fit below which value of a signal documents are retrieved, and measure it on other questions. Pure.
+"""Fit below which value of a signal, such as popularity, documents are retrieved, and measure it on other questions.
 
-A signal grows with the LM's own knowledge. A question retrieves if its value is below the threshold of its group, a
-relation or all questions. An unknown value is -inf. Candidates are NEVER, every value observed in fitting, and ALWAYS;
-of thresholds that are equally right the lowest is taken (docs/adaptive.md). A threshold that is fitted to few questions
-loses on others: a group with fewer than MIN_QUESTIONS has that of all questions, and where all are as few, it is NEVER
-or ALWAYS.
+A question retrieves if its value is below the threshold of its group, a relation or all questions. Candidates are
+NEVER, every value observed in fitting, and ALWAYS; of thresholds that are equally right the lowest is taken
+(docs/adaptive.md). A threshold that is fitted to few questions loses on others: a group with fewer than MIN_QUESTIONS
+has that of all questions, and where all are as few, it is NEVER or ALWAYS. Pure.
 
 In questions sorted by value a threshold is a place, the cut: what lies before it retrieves, and what that gains is a
 prefix sum. So 1,000 resamples of 600 questions in 100 splits take seconds. A question that a resample draws twice lies
@@ -13,16 +12,16 @@ on one side of a split with all its copies.
 Letters: N questions, S splits, B resamples, G groups.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from replug.evals.intervals import Interval, p_value, percentile_interval, resample_counts
+from replug.evals.intervals import Interval, percentile_interval, resample_counts
 
 NEVER, ALWAYS = -np.inf, np.inf
 NUM_SPLITS, FITTED_SHARE, NUM_RESAMPLES = 100, 0.75, 1000
-NEVER_RETRIEVE, ALWAYS_RETRIEVE, ORACLE = "never", "always", "oracle"
+NEVER_RETRIEVE, ALWAYS_RETRIEVE, ADAPTIVE, ORACLE = "never", "always", "adaptive", "oracle"
 MIN_QUESTIONS = 50
 OUT_OF_REACH = np.int32(1 << 30)  # more than any number of questions gains
 
@@ -41,15 +40,11 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """A policy's accuracy, the share of questions that retrieve, and its gain over the better of never and always.
-
-    `p` is that of no gain, 1 for the better one itself.
-    """
+    """A policy's accuracy, the share of questions that retrieve, and its gain over the better of never and always."""
 
     accuracy: Interval
     share: Interval
     gain: Interval
-    p: float
 
 
 def rule_by(values: np.ndarray, groups: Sequence[str] | None = None, min_questions: int = MIN_QUESTIONS) -> Rule:
@@ -109,22 +104,21 @@ def mean_over_splits(values: np.ndarray, splits: np.ndarray) -> float:
 
 
 def measure(
-    rules: Mapping[str, Rule],
+    rule: Rule,
     closed: np.ndarray,
     augmented: np.ndarray,
     splits: np.ndarray,
     num_resamples: int = NUM_RESAMPLES,
     seed: int = 0,
 ) -> tuple[dict[str, Worth], str]:
-    """Return the worth of each rule, of never and always retrieving and of an oracle; and the better of the two.
+    """Return the worth of never and always retrieving, of the rule and of an oracle; and the better of the first two.
 
     The oracle takes whichever answer is right.
     """
-    once = _shares(rules, closed, augmented, splits, np.ones((1, len(closed))))
+    once = _shares(rule, closed, augmented, splits, np.ones((1, len(closed))))
     better = max((NEVER_RETRIEVE, ALWAYS_RETRIEVE), key=lambda name: once[name][0][0])
     parts = [
-        _shares(rules, closed, augmented, splits, counts)
-        for counts in resample_counts(len(closed), num_resamples, seed)
+        _shares(rule, closed, augmented, splits, counts) for counts in resample_counts(len(closed), num_resamples, seed)
     ]
     drawn = {name: [np.concatenate([part[name][which] for part in parts]) for which in (0, 1)] for name in once}
     worth = {
@@ -132,7 +126,6 @@ def measure(
             percentile_interval(float(right[0]), drawn[name][0]),
             percentile_interval(float(retrieved[0]), drawn[name][1]),
             percentile_interval(float((right - once[better][0])[0]), drawn[name][0] - drawn[better][0]),
-            1.0 if name == better else p_value(float((right - once[better][0])[0]), drawn[name][0] - drawn[better][0]),
         )
         for name, (right, retrieved) in once.items()
     }
@@ -140,7 +133,7 @@ def measure(
 
 
 def _shares(
-    rules: Mapping[str, Rule], closed: np.ndarray, augmented: np.ndarray, splits: np.ndarray, counts: np.ndarray
+    rule: Rule, closed: np.ndarray, augmented: np.ndarray, splits: np.ndarray, counts: np.ndarray
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return by policy the share of right answers and of questions that retrieve, [B] each, given counts [B, N]."""
     rest = (~splits).T.astype(np.float64)
@@ -152,8 +145,8 @@ def _shares(
     return {
         NEVER_RETRIEVE: (mean_of(closed), np.zeros(len(counts))),
         ALWAYS_RETRIEVE: (mean_of(augmented), np.ones(len(counts))),
+        ADAPTIVE: refit(rule, closed, augmented, splits, counts),
         ORACLE: (mean_of(oracle), mean_of(oracle - closed)),
-        **{name: refit(rule, closed, augmented, splits, counts) for name, rule in rules.items()},
     }
 
 
@@ -235,35 +228,3 @@ def _cuts_with_pooled(
 def _before(sums: np.ndarray, cuts: np.ndarray, rule: Rule) -> np.ndarray:
     """Return [B] what prefix sums [B, N + 1] add up to before the cuts [B, G] of all groups."""
     return (np.take_along_axis(sums, cuts, axis=1) - sums[:, rule.bounds[:-1]]).sum(axis=1)
-
-
-def auroc(values: np.ndarray, is_right: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
-    """Return the chance that a right answer has a higher value than a wrong one; equal values count half.
-
-    `values` [N] and `is_right` [N]; `counts` [B, N] say how often each question is drawn in B resamples, None once.
-    Returns [B], NaN where all answers are right or none is.
-    """
-    counts = np.ones((1, len(values))) if counts is None else np.asarray(counts, dtype=np.float64)
-    order = np.argsort(values, kind="stable")
-    ordered, right = values[order], np.asarray(is_right, dtype=bool)[order]
-    drawn = counts[:, order]
-    wrong_before = np.zeros((len(drawn), len(values) + 1))
-    np.cumsum(drawn * ~right, axis=1, out=wrong_before[:, 1:])
-    below = wrong_before[:, np.searchsorted(ordered, ordered, side="left")]
-    up_to = wrong_before[:, np.searchsorted(ordered, ordered, side="right")]
-    pairs = (drawn * right).sum(axis=1) * wrong_before[:, -1]
-    won = (drawn * right * (below + up_to)).sum(axis=1) / 2
-    return np.divide(won, pairs, out=np.full(len(drawn), np.nan), where=pairs > 0)
-
-
-def signal_auroc(
-    values: np.ndarray, is_right: np.ndarray, num_resamples: int = NUM_RESAMPLES, seed: int = 0
-) -> Interval | None:
-    """Return the AUROC of the values [N] that are known, with its interval; None where all answers are the same."""
-    known = np.isfinite(values)
-    values, is_right = values[known], is_right[known]
-    if not len(values) or is_right.min() == is_right.max():
-        return None
-    drawn = [auroc(values, is_right, counts) for counts in resample_counts(len(values), num_resamples, seed)]
-    resampled = np.concatenate(drawn)
-    return percentile_interval(float(auroc(values, is_right)[0]), resampled[np.isfinite(resampled)])

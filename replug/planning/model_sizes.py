@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
 from replug.config.paths import SETTINGS_FILE, TUNED_QUERIES
-from replug.config.schema import LMConfig, RetrieverConfig
+from replug.config.schema import RetrieverConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +159,6 @@ def lm_size(path: str) -> ModelSize:
         return replace(_read_size("lm.path", folder / "config.json"), name=path)
     known = LMS.get(path) or LMS.get(re.sub(SUFFIXES, "", _last_part(path)))
     return replace(known or _read_from_cache("lm.path", path), name=path)
-
-
-def known_parameters(lm: LMConfig) -> float | None:
-    """Return the parameters of an LM by its name or its files; None means that neither has it."""
-    try:
-        return float(lm_size(lm.path or lm.model or "").parameters)
-    except UserError:
-        return None
 
 
 def _read_from_cache(key: str, path: str) -> ModelSize:

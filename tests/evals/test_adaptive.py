@@ -1,4 +1,4 @@
-"""Policies of when to retrieve: outcomes on disk, costs, the page, and thresholds against brute force."""
+"""The policy of when to retrieve: outcomes on disk, costs, and thresholds against brute force."""
 
 import json
 import math
@@ -10,29 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replug.config.errors import UserError
-from replug.evals.adaptive import (
-    COUNTED,
-    AnsweredQuestions,
-    compare_policies,
-    costs_of,
-    figures_of_all,
-    measure_lm,
-    measure_pair,
-    oriented,
-    policy_costs,
-    read_answered,
-    thresholds_of,
-)
-from replug.evals.charts import to_svg
+from replug.evals.adaptive import AnsweredQuestions, measure_pair, read_answered, thresholds_of
 from replug.evals.folder import EvaluationFolder
 from replug.evals.thresholds import (
+    ADAPTIVE,
     ALWAYS,
     ALWAYS_RETRIEVE,
     NEVER,
     NEVER_RETRIEVE,
     ORACLE,
     accuracy_left_out,
-    auroc,
     decisions,
     draw_splits,
     fit_thresholds,
@@ -40,7 +27,6 @@ from replug.evals.thresholds import (
     measure,
     refit,
     rule_by,
-    signal_auroc,
 )
 from tests.support.outcome_folders import RELATIONS, made_up_rows, row, write_evaluation
 
@@ -61,90 +47,25 @@ def read(*folders) -> list[AnsweredQuestions]:
     return read_answered([EvaluationFolder(folder) for folder in folders])
 
 
-# Reading ----------------------------------------------------------------------------------------------------------
+# Reading, measuring -------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_is_read_as_arrays_by_method(tmp_path):
     [answered] = read(write_evaluation(tmp_path / "one", two_rows()))
     assert (answered.name, answered.identity) == ("tiny", "tiny:float32")
-    assert answered.ids == ("a", "b") and answered.relations == ("capital", "genre")
+    assert answered.relations == ["capital", "genre"] and answered.popularity.tolist() == [50.0, 7.0]
     assert list(answered.methods) == ["none", "bm25@1"]
     assert answered.right(("none", "bm25@1"))[0].tolist() == [1, 0]
-    assert all(math.isnan(value) for value in costs_of(answered.methods["none"])["prompt_tokens"])
-    signals = answered.signals(("none", "bm25@1"))
-    assert {name: values.tolist() for name, values in signals.items()} == {
-        "popularity": [50.0, 7.0],
-        "mean_logprob": [-0.5, -0.5],
-        "top_score": [3.0, 3.0],
-    }
-
-
-def test_folders_of_one_lm_bring_their_methods_together_by_the_questions_ids(tmp_path):
-    first = write_evaluation(tmp_path / "one", [row("a", "x", none=NONE), row("b", "x", none=NONE)])
-    moved = [row("b", "x", replug_at_1={**BM25, "accuracy": 1.0}), row("a", "x", replug_at_1=BM25)]
-    second = write_evaluation(tmp_path / "two", moved)
-    other = write_evaluation(tmp_path / "three", [{**one, "methods": two_rows()[0]["methods"]} for one in moved], "big")
-    answered, beside = read(first, second, other)
-    assert list(answered.methods) == ["none", "replug@1"] and beside.name == "big"
-    assert answered.right(PAIR)[1].tolist() == [0, 1]
-
-
-def change(path, old, new):
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
-    return path.parent
-
-
-@pytest.mark.parametrize(
-    ("file", "old", "new", "message"),
-    [
-        ("outcomes.jsonl", '"accuracy": 0.0, "popularity": 7', '"accuracy": 1.0, "popularity": 7', "none .*one and in"),
-        ("config.yaml", "query: '{question}'", "query: 'Q: {question}'", r"questions\.query"),
-    ],
-)
-def test_folders_of_one_lm_that_asked_or_answered_differently_are_refused(tmp_path, file, old, new, message):
-    first, second = (write_evaluation(tmp_path / name, two_rows()) for name in ("one", "two"))
-    assert len(read(first, change(second / "config.yaml", "max_questions: null", "max_questions: 2"))) == 1
-    with pytest.raises(UserError, match=message):
-        read(first, change(second / file, old, new))
+    assert all(math.isnan(value) for value in answered.methods["none"]["prompt_tokens"])
+    same = read(*(write_evaluation(tmp_path / name, two_rows()) for name in ("here", "there")))
+    assert [one.name for one in same] == ["here", "there"], "the LM's name would be that of both"
 
 
 def test_outcomes_that_no_policy_can_be_fitted_to_are_refused(tmp_path):
-    with pytest.raises(UserError, match="tiny"):
+    with pytest.raises(UserError, match="alone"):
         read(write_evaluation(tmp_path / "alone", [row("a", "x", none=NONE), row("b", "x", none=NONE)]))
     with pytest.raises(UserError, match="one asked one question"):
         read(write_evaluation(tmp_path / "one", two_rows()[:1]))
-
-
-# Costs ------------------------------------------------------------------------------------------------------------
-
-
-def costs(**numbers: list[float]) -> dict[str, np.ndarray]:
-    known = {name: np.array(numbers.get(name, [0, 0, 0, 0]), dtype=float) for name in COUNTED}
-    return dict(costs_of({"accuracy": np.zeros(4), **known}))
-
-
-CLOSED = costs(lm_calls=[1, 1, 1, 1], prompt_tokens=[10, 20, 30, 40], generated_tokens=[2, 2, 2, 2])
-AUGMENTED = costs(lm_calls=[2] * 4, retriever_calls=[1] * 4, prompt_tokens=[100, 200, 300, 400])
-SPLITS = np.array([[True, True, False, False], [False, True, True, False]])
-RETRIEVED = np.array([[False, False, True, False], [False, False, False, True]])
-
-
-@pytest.mark.parametrize(
-    ("signal", "prompt_tokens", "others"),
-    [  # Left to measure: questions 2 (retrieves) and 3; then 0 and 3 (retrieves).
-        ("popularity", ((300 + 40) / 2 + (10 + 400) / 2) / 2, (1.5, 0.5)),
-        ("mean_entropy", ((330 + 40) / 2 + (10 + 440) / 2) / 2, (2.0, 0.5)),
-        ("top_score", ((300 + 40) / 2 + (10 + 400) / 2) / 2, (1.5, 1.0)),
-    ],
-)
-def test_a_policy_costs_what_its_questions_cost_and_what_its_signal_is_known_from(signal, prompt_tokens, others):
-    of = policy_costs(CLOSED, AUGMENTED, signal, RETRIEVED, SPLITS)
-    assert of["prompt_tokens"] == prompt_tokens
-    assert (of["lm_calls"], of["retriever_calls"]) == others
-
-
-# Comparing and fitting --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -153,57 +74,35 @@ def made_up(tmp_path_factory) -> AnsweredQuestions:
     return read(write_evaluation(root / "one", made_up_rows()))[0]
 
 
-def test_every_signal_is_compared_on_the_same_splits_between_never_and_the_oracle(made_up):
-    compared, better = compare_policies(made_up, PAIR, num_resamples=50)
-    names = ["popularity", "mean_logprob", "mean_entropy", "top_score"]
-    assert [one.name for one in compared] == ["never", "always", *(name for name in names for _ in "ab"), "oracle"]
-    by = {(one.name, one.thresholds): one for one in compared}
-    assert by["never", None].worth.share.value == 0 and by["always", None].worth.share.value == 1
-    best = max(one.worth.accuracy.value for one in compared if one.thresholds)
-    assert by[better, None].worth.accuracy.value < best < by["oracle", None].worth.accuracy.value
-    assert by["mean_logprob", "one for all"].auroc.low > 0.7
-    assert by["never", None].costs["prompt_tokens"] == 240 and by["oracle", None].costs is None
-    share = by["mean_entropy", "one for all"].worth.share.value
-    assert by["mean_entropy", "one for all"].costs["lm_calls"] == pytest.approx(1 + share)
-    assert by["top_score", "one for all"].costs["retriever_calls"] == 1.0
-    assert by["popularity", "by relation"].costs["retriever_calls"] == pytest.approx(
-        by["popularity", "by relation"].worth.share.value
-    )
+def test_the_policy_lies_between_never_and_the_oracle_and_costs_what_its_questions_cost(made_up):
+    measured = measure_pair(made_up, PAIR, num_resamples=50)
+    by = measured["policies"]
+    assert list(by) == ["never", "always", "adaptive", "oracle"]
+    share = by["adaptive"]["share"]["value"]
+    assert by["never"]["share"]["value"] == 0 < share < by["always"]["share"]["value"] == 1
+    best = by[measured["better"]]["accuracy"]["value"]
+    assert best < by["adaptive"]["accuracy"]["value"] < by["oracle"]["accuracy"]["value"]
+    assert by["never"]["costs"]["prompt_tokens"] == 240 and by["oracle"]["costs"] == {}
+    assert by["adaptive"]["costs"]["retriever_calls"] == pytest.approx(share)
+    assert by["adaptive"]["costs"]["prompt_tokens"] == pytest.approx(240 + share * (700 - 240))
 
 
-@pytest.mark.parametrize("signal", ["popularity", "mean_entropy"])
-def test_reported_thresholds_are_those_of_all_questions_in_the_signals_unit(made_up, signal):
-    thresholds = thresholds_of(made_up, PAIR, signal)
-    values, right, sign = made_up.signals(PAIR)[signal], made_up.right(PAIR), -1 if signal == "mean_entropy" else 1
-    fitted = fit_thresholds(rule_by(oriented(signal, values), made_up.relations), *right)
-    [fitted["others"]] = fit_thresholds(rule_by(oriented(signal, values)), *right).values()
-    words = {-math.inf: "never", math.inf: "always"}
-    assert thresholds == {name: words.get(value, sign * value) for name, value in fitted.items()}
+def test_reported_thresholds_are_those_of_all_questions(made_up):
+    thresholds, right = thresholds_of(made_up, PAIR), made_up.right(PAIR)
+    fitted = fit_thresholds(rule_by(made_up.popularity, made_up.relations), *right)
+    [fitted["others"]] = fit_thresholds(rule_by(made_up.popularity), *right).values()
+    assert thresholds == {
+        name: {-math.inf: "never", math.inf: "always"}.get(value, value) for name, value in fitted.items()
+    }
     assert thresholds.keys() == {*RELATIONS, "others"}
     json.dumps(thresholds, allow_nan=False)
 
 
-# The page ---------------------------------------------------------------------------------------------------------
-
-
-def test_several_lms_are_drawn_by_relation_and_by_size_where_that_is_known(tmp_path):
-    rows = {name: made_up_rows(200, knows) for name, knows in (("gpt2", 0.3), ("gpt2-xl", 0.8))}
-    answered = read(*(write_evaluation(tmp_path / name, of, name) for name, of in rows.items()))
-    measured = {one.name: measure_lm(one) for one in answered}
-    drawn = {name: to_svg(draw, 7.0, height) for name, draw, height, _ in figures_of_all(measured)}
-    assert list(drawn) == ["accuracy", "relations", "sizes"]
-    assert all(drawn["relations"].count(f">{name}<") == 1 for name in (*RELATIONS, "gpt2", "gpt2-xl"))
-    assert ">124<" in drawn["sizes"] and ">1,557<" in drawn["sizes"] and "10,000 to 100,000" in drawn["sizes"]
-    unknown = {**measured, "gpt2-xl": {**measured["gpt2-xl"], "parameters": None}}
-    assert "sizes" not in [name for name, *_ in figures_of_all(unknown)]
-
-
 def test_bins_of_popularity_hold_every_question_once(made_up):
-    right = made_up.right(PAIR)
-    for bins in (measure_lm(made_up)["popularity"], measure_pair(made_up, PAIR, 10)["popularity"]):
-        assert sum(of["n"] for of in bins) == 300
-        for name, own in zip(PAIR, right, strict=True):
-            assert sum(of["n"] * of["accuracy"][name].value for of in bins) == pytest.approx(own.sum())
+    bins = measure_pair(made_up, PAIR, 10)["popularity"]
+    assert sum(of["n"] for of in bins) == 300
+    for name, own in zip(PAIR, made_up.right(PAIR), strict=True):
+        assert sum(of["n"] * of["accuracy"][name].value for of in bins) == pytest.approx(own.sum())
 
 
 # Fitted thresholds, against brute force -------------------------------------------------------------------------------
@@ -311,16 +210,16 @@ def test_what_is_measured_is_the_mean_over_splits_of_what_was_decided():
     popularity, relations, closed, augmented = questions(120)
     splits, rule = draw_splits(120), rule_by(popularity, relations)
     retrieved = decisions(rule, closed, augmented, splits)
-    worth, better = measure({"popularity": rule}, closed, augmented, splits, num_resamples=20)
+    worth, better = measure(rule, closed, augmented, splits, num_resamples=20)
     for name, right in (
-        ("popularity", np.where(retrieved, augmented, closed)),
+        (ADAPTIVE, np.where(retrieved, augmented, closed)),
         (NEVER_RETRIEVE, closed),
         (ALWAYS_RETRIEVE, augmented),
         (ORACLE, np.maximum(closed, augmented)),
     ):
         assert worth[name].accuracy.value == pytest.approx(mean_over_splits(right, splits))
         assert worth[name].accuracy.low <= worth[name].accuracy.value <= worth[name].accuracy.high
-    assert worth["popularity"].share.value == pytest.approx(mean_over_splits(retrieved, splits))
+    assert worth[ADAPTIVE].share.value == pytest.approx(mean_over_splits(retrieved, splits))
     assert worth[ALWAYS_RETRIEVE].share.low == worth[ALWAYS_RETRIEVE].share.value == 1.0
     assert better == max((NEVER_RETRIEVE, ALWAYS_RETRIEVE), key=lambda name: worth[name].accuracy.value)
 
@@ -339,26 +238,3 @@ def test_a_questions_accuracy_is_that_of_the_splits_that_leave_it_out():
             if not split[place]
         ]
         assert found[place] == pytest.approx(np.mean(rights))
-
-
-# AUROC ------------------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.tuples(VALUES, st.booleans(), st.integers(0, 3)), min_size=1, max_size=12))
-def test_auroc_is_the_share_of_pairs_that_are_in_order(rows):
-    right = [value for value, is_right, times in rows for _ in range(times) if is_right]
-    wrong = [value for value, is_right, times in rows for _ in range(times) if not is_right]
-    pairs = [1.0 if a > b else 0.5 if a == b else 0.0 for a in right for b in wrong]
-    values, is_right, counts = (np.array(column) for column in zip(*rows, strict=True))
-    [found] = auroc(values, is_right, counts[None])
-    assert found == pytest.approx(np.mean(pairs)) if pairs else math.isnan(found)
-
-
-def test_auroc_of_a_signal_has_an_interval_and_leaves_out_what_is_unknown():
-    popularity, _, closed, _ = questions(300)
-    known = signal_auroc(popularity, closed, num_resamples=200)
-    assert known is not None and 0.5 < known.low < known.value < known.high
-    values = np.append(popularity, [-np.inf, -np.inf])
-    with_unknown = signal_auroc(values, np.append(closed, [1, 1]), num_resamples=200)
-    assert with_unknown is not None and with_unknown.value == known.value
-    assert signal_auroc(popularity, np.ones(300), 10) is None
