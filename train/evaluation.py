@@ -33,9 +33,8 @@ from replug.evals.ensemble_temperatures import fit_ensemble
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.kinds import PromptedLM
 from replug.evals.language_modelling import LanguageModelling, items_of, token_texts
-from replug.evals.loop import Task, run_task
-from replug.evals.outcomes import Row, outcomes_of
-from replug.evals.outcomes import write_examples as write_outcomes
+from replug.evals.loop import Row, Task, outcomes_of, run_task
+from replug.evals.loop import write_examples as write_outcomes
 from replug.evals.questions import OpenQuestion
 from replug.evals.results import Results, add_effective_documents, add_temperatures, compare
 from replug.evals.retrieval import FIRST_MEASURES, RECALL_DEPTH, Retrieval, gold_rows

@@ -1,25 +1,317 @@
-"""From a question and its passages to a ranked answer: the one path of the evaluation and of `replug ask`."""
+"""Sample candidates for an answer, score the factors of each, and rank them (Lazaridou et al. 2022, section 3.3).
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+It is the one path from a question and its passages to an answer, of the evaluation and of `replug ask`.
+
+Four candidates are sampled for each passage, and equal ones of a passage are one. In classification the labels are
+every passage's candidates. Factors are natural logarithms of probabilities of whole texts with their end, float64.
+p(a|q,p) is that of the LM that answers: a sample's own, which costs nothing, or a label's. A sample that was cut before
+its end has none of its own, so the LM scores it with an end. The other factors are of the LM that reranks, which may be
+smaller.
+
+A score is a logarithm of any scale: only the order counts. An answer that several passages gave has the score of its
+best candidate, or the sum of all where the reranker says so. Weights w are exponents, 1 by default.
+
+    direct         p(a|q,p), of the passage that gave the answer
+    rag            the sum of p_tfidf(p|q)^w p(a|q,p)^w over the passages that gave the answer
+    noisy_channel  p(q|a,p)^w p(a|p)^w p(a|q,p)^w / p(q|p)^w (Bayes' rule times p(a|q,p), as the paper's footnote)
+    poe            the product of experts: p_tfidf(p|q)^w times the noisy channel's
+
+Weights are fitted on the validation part of a set only, by a deterministic coordinate search over a fixed grid: they
+make right answers likely where scores are log-probabilities up to a constant. A few questions say nothing about five
+weights, so below MIN_QUESTIONS all stay 1. An evaluation writes them to a file of JSON:
+
+    {"format": 1, "lm": ..., "reranker": ..., "methods": {"poe@10": {"weights": {"answer_alone": 0.5, ...}, ...}}}
+
+Letters: C candidates, P passages.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from replug.answering.prompts import STOP, AnswerPrompts
-from replug.answering.rerankers import (
-    RERANKERS,
-    Candidate,
-    Factors,
-    best_answer,
-    logprobs_of_samples,
-    normalized_over_labels,
-    sampled_candidates,
-    submit_factors,
-)
-from replug.models.black_box_lm import AsyncLM
+from replug.answering.prompts import STOP, AnswerPrompts, ScoredPart
+from replug.data.files import write_json
+from replug.data.rows import one_line
+from replug.models.black_box_lm import AsyncLM, ContinuationScore
 from replug.models.ensemble import log_softmax
-from replug.models.generation import GenerationOptions
+from replug.models.generation import Generated, GenerationOptions
 from replug.web.records import Passage
+
+# In one call: a few passes of a CPU, and work for several replicas. The texts of a call are scored together.
+PASSAGES_PER_CALL = 8
+# The factors by their names, which are the fields of `Factors`.
+ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER = "answer_given_question", "question_given_answer"
+ANSWER_ALONE, QUESTION_ALONE, PASSAGE = "answer_alone", "question_alone", "passage"
+FACTORS = (ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER, ANSWER_ALONE, QUESTION_ALONE, PASSAGE)
+
+
+Reader = tuple[AsyncLM, AnswerPrompts]  # an LM, with prompts that fit it
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An answer on one line, the number of its passage, and log p(a|q,p); None of a label and of a cut sample."""
+
+    text: str
+    passage: int
+    logprob: float | None = None
+
+
+def sampled_candidates(samples: Sequence[Sequence[Generated]], max_new_tokens: int) -> list[Candidate]:
+    """Return the distinct answers of each passage [P], in the order they were drawn. Empty answers are left out."""
+    return [
+        Candidate(text, passage, logprob)
+        for passage, drawn in enumerate(samples)
+        for text, logprob in logprobs_of_samples(drawn, max_new_tokens).items()
+    ]
+
+
+def logprobs_of_samples(samples: Sequence[Generated], max_new_tokens: int) -> dict[str, float | None]:
+    """Return each distinct answer with its largest log-probability (nats), in the order they were drawn.
+
+    One text may have been drawn by several sequences of tokens. None means that all of them had `max_new_tokens`, so
+    that the end of the answer, which other log-probs count, may be missing. Empty answers are left out.
+    """
+    logprobs: dict[str, float | None] = {}
+    for sample in samples:
+        if text := one_line(sample.text):
+            known = logprobs.setdefault(text, None)
+            if len(sample.token_logprobs) < max_new_tokens:
+                logprobs[text] = sample.sum_logprob if known is None else max(known, sample.sum_logprob)
+    return logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """The factors of one question's candidates.
+
+    `answers` [C] are the candidates' texts, `passages` [C] the numbers of their passages. Raises ValueError for a
+    factor that is not a number, since any order could follow from it.
+    """
+
+    answers: tuple[str, ...]
+    passages: np.ndarray  # int64 [C]
+    answer_given_question: np.ndarray  # [C] log p(a|q,p)
+    question_given_answer: np.ndarray  # [C] log p(q|a,p)
+    answer_alone: np.ndarray  # [C] log p(a|p)
+    question_alone: np.ndarray  # [P] log p(q|p)
+    passage: np.ndarray  # [P] log p_tfidf(p|q), minus infinity for a passage that shares no word with the question
+
+    def __post_init__(self) -> None:
+        for name in FACTORS:
+            if np.isnan(getattr(self, name)).any():
+                raise ValueError(f"{name} holds {getattr(self, name).tolist()}; expected log-probabilities")
+
+    @property
+    def distinct(self) -> tuple[str, ...]:
+        """Return the distinct answers, in the order of the candidates."""
+        return tuple(dict.fromkeys(self.answers))
+
+    def of_first(self, num_passages: int) -> "Factors":
+        """Return the factors as if there were only `num_passages` passages; p_tfidf is a share of their sum."""
+        kept, shares = self.passages < num_passages, self.passage[:num_passages]
+        if np.isfinite(shares).any():
+            shares = shares - np.logaddexp.reduce(shares)
+        else:  # all are 0: equal ones
+            shares = np.full(len(shares), -np.log(max(1, len(shares))))
+        answers = tuple(answer for answer, is_kept in zip(self.answers, kept, strict=True) if is_kept)
+        return Factors(
+            answers,
+            self.passages[kept],
+            self.answer_given_question[kept],
+            self.question_given_answer[kept],
+            self.answer_alone[kept],
+            self.question_alone[:num_passages],
+            shares,
+        )
+
+
+def submit_factors(
+    answering: Reader,
+    reranking: Reader,
+    question: str,
+    passages: Sequence[Passage],
+    candidates: Sequence[Candidate],
+) -> Callable[[], Factors]:
+    """Ask for the factors of a question that no sampling gave; the returned function waits for them.
+
+    Errors are those of `AsyncLM.submit`.
+    """
+    answers = tuple(candidate.text for candidate in candidates)
+    values = {name: np.zeros(len(answers)) for name in (ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER, ANSWER_ALONE)}
+    values[QUESTION_ALONE] = np.zeros(len(passages))
+    calls: list[tuple[list[Asked], Future[list[ContinuationScore]]]] = []
+    for start in range(0, len(passages), PASSAGES_PER_CALL):
+        numbers = range(start, min(start + PASSAGES_PER_CALL, len(passages)))
+        by_lm: dict[tuple[AsyncLM, str], list[Asked]] = {}
+        for lm, part in _asked((answering, reranking), question, passages, candidates, numbers):
+            by_lm.setdefault((lm, part[2].opening), []).append(part)
+        for (lm, opening), together in by_lm.items():
+            prefixes, continuations = zip(*((part.prefix, part.continuation) for _, _, part in together), strict=True)
+            calls.append((together, lm.submit(prefixes, continuations, opening=opening)))
+
+    def gather() -> Factors:
+        for together, scores in calls:
+            for (factor, place, _), score in zip(together, scores.result(), strict=True):
+                values[factor][place] = score.sum_logprob
+        with np.errstate(divide="ignore"):  # a passage that shares no word with the question
+            values[PASSAGE] = np.log(np.array([passage.probability for passage in passages], dtype=np.float64))
+        for row, candidate in enumerate(candidates):
+            if candidate.logprob is not None:
+                values[ANSWER_GIVEN_QUESTION][row] = candidate.logprob
+        numbers = np.array([candidate.passage for candidate in candidates], dtype=np.int64)
+        return Factors(answers, numbers, **values)
+
+    return gather
+
+
+Asked = tuple[str, tuple[int, ...], ScoredPart]  # a factor, the place of an entry, and the text whose log-prob it is
+
+
+def _asked(
+    readers: Sequence[Reader],
+    question: str,
+    passages: Sequence[Passage],
+    candidates: Sequence[Candidate],
+    numbers: range,
+) -> Iterator[tuple[AsyncLM, Asked]]:
+    """Yield what is asked about these passages and their candidates, with the LM of the two that is asked."""
+    (answering, asking), (reranking, prompts) = readers
+    own = [(row, candidate) for row, candidate in enumerate(candidates) if candidate.passage in numbers]
+    for row, candidate in own:
+        if candidate.logprob is None:
+            part = asking.answer_given_question(candidate.text, question, passages[candidate.passage].text)
+            yield answering, (ANSWER_GIVEN_QUESTION, (row,), part)
+    for number in numbers:
+        yield reranking, (QUESTION_ALONE, (number,), prompts.question_alone(question, passages[number].text))
+    for row, candidate in own:
+        text, answer = passages[candidate.passage].text, candidate.text
+        yield reranking, (QUESTION_GIVEN_ANSWER, (row,), prompts.question_given_answer(question, answer, text))
+        yield reranking, (ANSWER_ALONE, (row,), prompts.answer_alone(answer, text))
+
+
+def normalized_over_labels(factors: Factors) -> Factors:
+    """Return the factors of a classification, whose answers' probabilities are shares of the labels in each passage."""
+    if not factors.answers:  # no passages
+        return factors
+    given, alone = factors.answer_given_question.copy(), factors.answer_alone.copy()
+    for passage in range(len(factors.passage)):
+        mine = factors.passages == passage
+        given[mine], alone[mine] = log_softmax(given[mine]), log_softmax(alone[mine])
+    return replace(factors, answer_given_question=given, answer_alone=alone)
+
+
+# Rerankers -----------------------------------------------------------------------------------------------------------
+
+Weights = Mapping[str, float]  # by factor
+GradedQuestion = tuple[Factors, Mapping[str, float]]  # with the gain of each answer (exact match or accuracy, 0 to 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Reranker:
+    """The factors that a score multiplies, each with a weight.
+
+    `adds` sums over the passages that gave an answer, in place of taking the best.
+    """
+
+    factors: tuple[str, ...]
+    adds: bool = False
+
+    @property
+    def default_weights(self) -> dict[str, float]:
+        return dict.fromkeys(self.factors, 1.0)
+
+    def score(self, factors: Factors, weights: Weights) -> dict[str, float]:
+        """Return the score of each distinct answer, in order. A weight of 0 leaves its factor out."""
+        scores = np.zeros(len(factors.answers))
+        for name in sorted(self.factors, key=lambda name: name == PASSAGE):
+            if weights[name]:
+                logprobs = weights[name] * getattr(factors, name)
+                if name in (QUESTION_ALONE, PASSAGE):
+                    logprobs = logprobs[factors.passages]
+                scores = scores - logprobs if name == QUESTION_ALONE else scores + logprobs
+        rows: dict[str, list[int]] = {}
+        for row, answer in enumerate(factors.answers):
+            rows.setdefault(answer, []).append(row)
+        joined = np.logaddexp.reduce if self.adds else np.max
+        return {answer: float(joined(scores[own])) for answer, own in rows.items()}
+
+
+def best_answer(scores: Mapping[str, float]) -> str:
+    """Return the answer of the largest score, the first of equals; empty if there is none."""
+    return max(scores, key=lambda answer: scores[answer], default="")
+
+
+_CHANNEL = (QUESTION_GIVEN_ANSWER, ANSWER_ALONE, ANSWER_GIVEN_QUESTION, QUESTION_ALONE)
+RERANKERS = {
+    "direct": Reranker((ANSWER_GIVEN_QUESTION,)),
+    "rag": Reranker((PASSAGE, ANSWER_GIVEN_QUESTION), adds=True),
+    "noisy_channel": Reranker(_CHANNEL),
+    "poe": Reranker((PASSAGE, *_CHANNEL)),
+}
+
+
+GRID = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
+MIN_QUESTIONS = 30
+SMALLEST_SHARE = 1e-9  # of an answer from a passage of no probability
+MAX_ROUNDS = 10  # through all factors; it ends earlier where a round changes nothing
+
+
+def write_weights(path: Path, lm: str, reranker: str, methods: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the weights by method, such as poe@10, and how well they did, with the LMs that they belong to."""
+    write_json(path, {"format": 1, "lm": lm, "reranker": reranker, "methods": methods})
+
+
+def fit_weights(reranker: Reranker, questions: Sequence[GradedQuestion]) -> tuple[Weights, float, float]:
+    """Return the weights that make right answers likeliest, their mean gain, and that of the default weights.
+
+    The search begins at the defaults and changes one weight at a time. Among equals it takes those closest to the
+    defaults. It returns these for fewer than MIN_QUESTIONS questions, and for one factor alone: no order changes.
+    """
+    defaults = reranker.default_weights
+
+    def quality(weights: Weights) -> tuple[float, float]:
+        distance = sum(abs(weights[factor] - defaults[factor]) for factor in reranker.factors)
+        return _mean_log_share(reranker, questions, weights), -distance
+
+    weights = defaults
+    for _ in range(MAX_ROUNDS if len(questions) >= MIN_QUESTIONS and len(defaults) > 1 else 0):
+        before = weights
+        for factor in reranker.factors:
+            values = dict.fromkeys([weights[factor], *GRID])  # max takes the first of equals
+            variants = [{**weights, factor: value} for value in values]
+            weights = max((variant for variant in variants if any(variant.values())), key=quality)
+        if weights == before:
+            break
+    return weights, _mean_gain(reranker, questions, weights), _mean_gain(reranker, questions, defaults)
+
+
+def _mean_log_share(reranker: Reranker, questions: Sequence[GradedQuestion], weights: Weights) -> float:
+    """Return the mean log of right answers' share of exp(score), over questions with some right and some wrong answer.
+
+    It changes with every weight, where which answer is best changes for a few questions.
+    """
+    logs = []
+    for factors, gains in questions:
+        if min(gains.values(), default=0) < max(gains.values(), default=0):
+            scores = reranker.score(factors, weights)
+            shares = log_softmax(np.array(list(scores.values())))
+            right = np.log([max(gains[answer], SMALLEST_SHARE) for answer in scores])
+            logs.append(max(float(np.logaddexp.reduce(shares + right)), np.log(SMALLEST_SHARE)))
+    return float(np.mean(logs)) if logs else 0.0
+
+
+def _mean_gain(reranker: Reranker, questions: Sequence[GradedQuestion], weights: Weights) -> float:
+    """Return the mean gain of the best answers; a question without candidates gains nothing, and counts."""
+    gained = []
+    for factors, gains in questions:
+        best = best_answer(reranker.score(factors, weights))
+        gained.append(gains[best] if best else 0.0)
+    return float(np.mean(gained)) if gained else 0.0
 
 
 @dataclass(frozen=True, slots=True)

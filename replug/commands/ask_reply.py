@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Column, Table
 from rich.text import Text
 
-from replug.answering.answerer import Answerer, AnsweringOptions
-from replug.answering.prompts import LINE_ENDS, OWN_SHOTS, STOP, AnswerPrompts, FittingPrompts, Shot, read_shots
-from replug.answering.rerankers import (
+from replug.answering.answerer import (
     ANSWER_ALONE,
     ANSWER_GIVEN_QUESTION,
     PASSAGE,
     QUESTION_ALONE,
     QUESTION_GIVEN_ANSWER,
+    Answerer,
+    AnsweringOptions,
     Factors,
     best_answer,
 )
+from replug.answering.prompts import LINE_ENDS, OWN_SHOTS, STOP, AnswerPrompts, FittingPrompts, Shot, read_shots
 from replug.commands.ask import QUESTION, AskOptions, weighting_of
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AskConfig
@@ -35,6 +35,7 @@ from replug.config.plain_text import plain_line, plain_text
 from replug.config.rules import has_rerank_lm
 from replug.config.schema import LMConfig
 from replug.data.rows import one_line
+from replug.evals.tables import Block, Table, print_blocks
 from replug.index_workers.local_index import RunRetriever
 from replug.models.black_box_lm import AsyncLM, Mixture
 from replug.models.build import counting_template, limited_template, lm_source, load_encoder
@@ -86,17 +87,9 @@ def reply_of(
     """
     priors = [passage.probability for passage in evidence.passages]
     rows = [
-        {
-            "id": passage.doc_id,
-            "title": passage.title,
-            "url": passage.url,
-            "fetched": passage.fetched,
-            "rank": passage.rank,
-            "similarity": passage.cosine,
-            "weight": weight,
-            "prior": passage.probability,
-            "text": passage.text,
-        }
+        {"id": passage.doc_id}
+        | {name: getattr(passage, name) for name in ("title", "url", "fetched", "rank", "text")}
+        | {"similarity": passage.cosine, "weight": weight, "prior": passage.probability}
         for passage, weight in zip(evidence.passages, weights or priors, strict=True)
     ]
     best_first = sorted((scores or {}).items(), key=lambda item: -item[1])  # equal ones keep their order
@@ -333,42 +326,33 @@ def print_reply(reply: Reply) -> None:
     for line in lines:
         console.print(Text(plain_line(line), "dim"), soft_wrap=True)
     if reply["evidence"]:
-        columns = "", "weight", "prior", Column("evidence", overflow="fold"), "date"
-        table = Table(*columns, title="Evidence", title_justify="left")
+        rows = []
         for place, one in enumerate(reply["evidence"], start=1):
-            text = plain_line(one["text"])
-            shown = f"{text[:SHOWN_CHARACTERS]}…" if len(text) > SHOWN_CHARACTERS else text
-            head = f"{plain_line(one['title'])} · " if one["title"] else ""
-            told = Text.assemble((f"{head}{plain_line(one['url'])}", "bold"), "\n", (shown, "dim"), overflow="fold")
-            date = Text(plain_line(one["fetched"] or ""))
-            table.add_row(str(place), f"{one['weight']:.1%}", f"{one['prior']:.1%}", told, date)
-        console.print(table)
+            text = one["text"] if len(one["text"]) <= SHOWN_CHARACTERS else f"{one['text'][:SHOWN_CHARACTERS]}…"
+            shown = " · ".join(filter(None, (one["title"], one["url"], text)))
+            rows.append([str(place), f"{one['weight']:.1%}", f"{one['prior']:.1%}", shown, one["fetched"] or ""])
+        print_blocks([Table(["", "weight", "before", "Evidence", "date"], rows)], console.width)
     if reply["scores"]:
-        console.print(_candidates(reply))
+        print_blocks(_candidates(reply), console.width)
 
 
-def _candidates(reply: Reply) -> Table:
-    """Return a table of the best answers; factors are those of an answer's likeliest candidate."""
-    more = len(reply["scores"]) - SHOWN_CANDIDATES
-    factors = list(TITLES.values()) if reply["candidates"] else []
-    numbers = [Column(name, justify="right") for name in ("score", *factors)]
-    table = Table(
-        *(numbers[0], Column("answer", overflow="fold"), Column("from"), *numbers[1:]),
-        title=f"Candidates{f', and {more} more' if more > 0 else ''}",
-        title_justify="left",
-        caption="natural logarithms; a: answer, q: question, p: passage",
-        caption_justify="left",
-    )
+def _candidates(reply: Reply) -> list[Block]:
+    """Show the best answers; factors are those of an answer's likeliest candidate."""
+    rows = []
     for one in reply["scores"][:SHOWN_CANDIDATES]:
         own = [candidate for candidate in reply["candidates"] if candidate["answer"] == one["answer"]]
-        likelihoods = [candidate["factors"][ANSWER_GIVEN_QUESTION] for candidate in own]  # None is that of 0
-        best = max(
-            zip(likelihoods, own, strict=True), key=lambda pair: (pair[0] is not None, pair[0] or 0.0), default=None
+        likeliest: dict[str, Any] = max(
+            (one["factors"] for one in own), key=lambda of: _order(of[ANSWER_GIVEN_QUESTION]), default={}
         )
-        shown = [_number(best[1]["factors"][name]) for name in TITLES] if best else []
         places = ", ".join(str(place) for place in sorted(candidate["passage"] for candidate in own))
-        table.add_row(_number(one["score"]), Text(plain_line(one["answer"])), places, *shown)
-    return table
+        rows.append([_number(one["score"]), one["answer"], places, *(_number(likeliest[name]) for name in likeliest)])
+    heads = [TITLES[name] for name in (reply["candidates"] or [{"factors": ()}])[0]["factors"]]
+    table = Table(["score", "Candidates", "from", *heads], rows)
+    return [table, "Natural logarithms; a: answer, q: question, p: passage. --json has all candidates."]
+
+
+def _order(logprob: float | None) -> float:
+    return -math.inf if logprob is None else logprob
 
 
 def _number(value: float | None) -> str:

@@ -8,11 +8,10 @@ import shutil
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import psutil
 import typer
 
 from replug.commands.command import Overrides, load_for_run
@@ -31,10 +30,7 @@ KINDS = "an index, a prepared set, labels, an encoder, a run directory"
 SMALLER = "a smaller LM, index.kind=ivf_pq, lower resources, or more nodes: replug slurm"
 
 
-class State(Enum):
-    ok = "ok"
-    warning = "warning"
-    wrong = "wrong"
+State = StrEnum("State", ["ok", "warning", "wrong"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,7 @@ def doctor(
         checks = [check() for check in MACHINE_CHECKS] + (config_checks(what, overrides or []) if what else [])
         for check in checks:
             fix = f" → {check.fix}" if check.fix and check.state is not State.ok else ""
-            print(f"{check.state.value:<8} {check.name:<14} {plain_line(check.found + fix)}")
+            print(f"{check.state:<8} {check.name:<14} {plain_line(check.found + fix)}")
         raise typer.Exit(int(any(check.state is State.wrong for check in checks)))
     if overrides:
         raise UserError(f"{overrides[0]} is given, but {what} is not a configuration; remove it")
@@ -96,8 +92,8 @@ def cuda() -> Check:
 def ray_token() -> Check:
     """Check how Ray authenticates; the token itself is never read."""
     if (mode := os.environ.get("RAY_AUTH_MODE", "token")) != "token":
-        line = f"RAY_AUTH_MODE={mode}: whoever reaches Ray's ports runs code"
-        return Check("Ray token", State.warning, line, "unset RAY_AUTH_MODE")
+        found = f"RAY_AUTH_MODE={mode}: whoever reaches Ray's ports runs code"
+        return Check("Ray token", State.warning, found, "unset RAY_AUTH_MODE")
     path = os.environ.get("RAY_AUTH_TOKEN_PATH")
     if path is None:
         return Check("Ray token", State.ok, "every run has a token of its own")
@@ -108,21 +104,6 @@ def ray_token() -> Check:
     return Check("Ray token", State.ok, f"in {path}, which this user alone reads")
 
 
-def running_ray() -> Check:
-    """Look for clusters of this user on this machine: one that was left behind holds memory."""
-    heads = [
-        str(process.pid)
-        for process in psutil.process_iter(["name", "uids", "status"])
-        if process.info["name"] == "gcs_server"
-        and process.info["status"] != psutil.STATUS_ZOMBIE
-        and process.info["uids"].real == os.getuid()
-    ]
-    if not heads:
-        return Check("Ray here", State.ok, "no cluster of this user runs on this machine")
-    found = f"clusters of this user run here: {len(heads)} (gcs_server {', '.join(heads)})"
-    return Check("Ray here", State.warning, found, "if no run of yours needs them: ray stop, which ends all of them")
-
-
 def shared_memory() -> Check:
     """Check the room in /dev/shm, where Ray keeps its object store."""
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
@@ -131,7 +112,7 @@ def shared_memory() -> Check:
     return Check("shared memory", state, found, "a container takes --shm-size")
 
 
-MACHINE_CHECKS = (cuda, ray_token, running_ray, shared_memory)
+MACHINE_CHECKS = (cuda, ray_token, shared_memory)
 
 
 # A configuration ------------------------------------------------------------------------------------------------------

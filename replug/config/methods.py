@@ -32,7 +32,7 @@ from replug.config.errors import UserError
 
 NONE, RANDOM, BM25, GENREAD, REPLUG = "none", "random", "bm25", "genread", "replug"
 LONG_CONTEXT = "long_context"
-GOLD, RERANKERS = "gold", ("direct", "rag", "noisy_channel", "poe")  # answering/rerankers.py
+GOLD, RERANKERS = "gold", ("direct", "rag", "noisy_channel", "poe")  # answering/answerer.py
 WEB_ENGINES = ("brave", "searxng")  # of `web.engine`, beside local
 INTERNET_QA = "internet_qa"  # the evaluation whose methods these are
 SYNONYMS = {"untuned": REPLUG, "tuned": "lsr"}  # where no retriever is called so

@@ -29,7 +29,7 @@ from replug.data.progress import Progress
 from replug.evals.charts import Draw, bars, lines, to_svg
 from replug.evals.folder import LM, EvaluationFolder
 from replug.evals.intervals import Interval, wilson_interval
-from replug.evals.outcomes import OutcomeFile, Row
+from replug.evals.loop import OutcomeFile, Row
 from replug.evals.tables import Block, Blocks, Html, Table, figure, grid, html_page, row_names
 from replug.evals.thresholds import (
     ADAPTIVE,

@@ -22,17 +22,19 @@ from typing import Any
 
 import numpy as np
 
-from replug.answering.answerer import Answered, Answerer, AnsweringOptions
-from replug.answering.prompts import AnswerPrompts, FittingPrompts
-from replug.answering.rerankers import (
+from replug.answering.answerer import (
     FACTORS,
     MIN_QUESTIONS,
     RERANKERS,
+    Answered,
+    Answerer,
+    AnsweringOptions,
     Factors,
     best_answer,
     fit_weights,
     write_weights,
 )
+from replug.answering.prompts import AnswerPrompts, FittingPrompts
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GOLD, NONE, REPLUG, Method
@@ -51,8 +53,7 @@ from replug.evals.internet_sets import (
     prepare,
 )
 from replug.evals.kinds import DRAWS_QUESTIONS, EvalDataset, EvaluationKind, Finished, PromptedLM
-from replug.evals.loop import Metric, Outcome, Outcomes, Task
-from replug.evals.outcomes import OutcomeFile, Row
+from replug.evals.loop import Metric, Outcome, OutcomeFile, Outcomes, Row, Task
 from replug.evals.questions import queries_of
 from replug.evals.results import main_metric
 from replug.evals.tables import Block, Table

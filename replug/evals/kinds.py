@@ -21,8 +21,7 @@ from replug.config.schema import EnsembleConfig
 from replug.data.store import Corpus
 from replug.evals.evidence import EvidenceBook
 from replug.evals.folder import EvaluationFolder
-from replug.evals.loop import EXAMPLES_IN_FLIGHT, Task
-from replug.evals.outcomes import Row
+from replug.evals.loop import EXAMPLES_IN_FLIGHT, Row, Task
 from replug.evals.results import Results
 from replug.evals.tables import Blocks
 from replug.models.black_box_lm import AsyncLM

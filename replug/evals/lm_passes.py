@@ -19,8 +19,7 @@ from replug.data.rows import one_line
 from replug.data.store import CorpusStore
 from replug.evals.evidence import RetrievedDocuments, WrittenDocument
 from replug.evals.kinds import PromptedLM
-from replug.evals.loop import in_order
-from replug.evals.outcomes import OutcomeFile
+from replug.evals.loop import OutcomeFile, in_order
 from replug.models.generation import GenerationOptions
 
 WRITING = GenerationOptions(150)  # tokens of a document

@@ -27,8 +27,7 @@ from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import EvaluationKind, Finished, PromptedLM, check_evaluation
 from replug.evals.leakage import Overlaps, overlap_line, overlaps_with, write_leakage
 from replug.evals.lm_passes import reranked, write_documents
-from replug.evals.loop import EXAMPLES_IN_FLIGHT, Task, run_task
-from replug.evals.outcomes import OutcomeFile, Row, write_examples
+from replug.evals.loop import EXAMPLES_IN_FLIGHT, OutcomeFile, Row, Task, run_task, write_examples
 from replug.evals.results import add_effective_documents, add_temperatures, compare, main_metric, paper_of_dataset
 from replug.evals.search import find_all, needs_building
 from replug.evals.tables import result_blocks, to_markdown

@@ -9,9 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug.answering.answerer import Answerer, AnsweringOptions
+from replug.answering.answerer import (
+    RERANKERS,
+    Answerer,
+    AnsweringOptions,
+    Candidate,
+    logprobs_of_samples,
+    sampled_candidates,
+    submit_factors,
+)
 from replug.answering.prompts import AnswerPrompts, FittingPrompts, Shot, read_shots
-from replug.answering.rerankers import RERANKERS, Candidate, logprobs_of_samples, sampled_candidates, submit_factors
 from replug.config.errors import UserError
 from replug.models.black_box_lm import AsyncLM, Call, ScoreCall
 from replug.models.generation import Generated

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from replug.answering.rerankers import (
+from replug.answering.answerer import (
     GRID,
     RERANKERS,
     Factors,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from replug.answering.answerer import RERANKERS
 from replug.answering.prompts import LINE_ENDS, OWN_SHOTS, AnswerPrompts, Shot
-from replug.answering.rerankers import RERANKERS
 from replug.commands.ask import AskOptions
 from replug.commands.ask_reply import ensemble_prompts, fit_passages, print_reply, prompts_that_fit, reply_of
 from replug.config.errors import UserError

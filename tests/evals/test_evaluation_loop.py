@@ -14,8 +14,7 @@ from replug.config.schema import LMConfig
 from replug.evals import run
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, texts_of
 from replug.evals.folder import EvaluationFolder
-from replug.evals.loop import Item, Outcome, Task, run_task
-from replug.evals.outcomes import OutcomeFile, outcomes_of
+from replug.evals.loop import Item, Outcome, OutcomeFile, Task, outcomes_of, run_task
 from replug.models.ensemble import Weighting
 from tests.support.known_lm import KnownTexts
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from replug.answering.answerer import Answered
-from replug.answering.rerankers import MIN_QUESTIONS, Candidate, Factors
+from replug.answering.answerer import MIN_QUESTIONS, Answered, Candidate, Factors
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, PaperConfig, QuestionsConfig
 from replug.config.methods import parse_answering_methods

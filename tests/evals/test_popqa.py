@@ -19,8 +19,7 @@ from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocum
 from replug.evals.few_shot import Asking, FewShot
 from replug.evals.kinds import PromptedLM
 from replug.evals.lm_passes import first_line, genread_prompt
-from replug.evals.loop import Item
-from replug.evals.outcomes import Row
+from replug.evals.loop import Item, Row
 from replug.evals.popqa import (
     FORM,
     TEMPLATES,

@@ -9,8 +9,7 @@ import pytest
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
-from replug.evals.loop import Item, Metric, Task
-from replug.evals.outcomes import write_examples
+from replug.evals.loop import Item, Metric, Task, write_examples
 from replug.evals.results import Results, add_effective_documents, compare
 from replug.evals.tables import Html, Table, html_page, paper_tables, result_blocks, to_markdown
 
