@@ -188,29 +188,7 @@ def _line(text: str) -> str:
 
 
 FIELDS = ("question", "answer", "evidence")
-OWN_SHOTS = (
-    Shot(
-        "Which river flows through Nantes?",
-        "the Loire",
-        "Nantes is a city in the west of France. It lies on the Loire, some 50 km from the Atlantic.",
-    ),
-    Shot(
-        "When was the Rijksmuseum in Amsterdam opened?",
-        "1885",
-        "The Rijksmuseum was founded in The Hague in 1798. Its present building in Amsterdam, by Pierre Cuypers, was "
-        "opened in 1885.",
-    ),
-    Shot(
-        "Who painted The Night Watch?",
-        "Rembrandt",
-        "The Night Watch is a group portrait of a civic guard. Rembrandt finished it in 1642.",
-    ),
-    Shot(
-        "How many legs does a spider have?",
-        "eight",
-        "Insects have six legs. Spiders are arachnids: they have eight, and most of them make silk.",
-    ),
-)
+OWN_SHOTS = Path(__file__).with_name("shots.jsonl")  # of `replug ask`
 
 
 def read_shots(path: Path) -> list[Shot]:

@@ -3,7 +3,6 @@
 The options are checked here, before anything heavy is imported; `ask_reply` answers.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,9 +43,6 @@ class AskOptions:
     shots: Path | None = None
     max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int = 0
 
     @property
     def reranks(self) -> bool:
@@ -89,13 +85,6 @@ def ask(
         list[str] | None,
         typer.Option(help="Text that ends the answer, such as \\n; repeatable. Default: \\n."),
     ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature. 0: greedy. Default: 0; 1 for candidate answers.", min=0)
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Nucleus sampling: probability mass. Default: 1; 0.8 for candidate answers.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed of sampling.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Answer a question from the documents of an index or the results of a search engine.
@@ -111,10 +100,7 @@ def ask(
     stops = tuple(text.replace("\\n", "\n") for text in stop or ())
     if index is None and engine is None and QUICKSTART.is_dir():
         index = QUICKSTART
-    options = AskOptions(
-        *(index, engine, retriever, rerank, k, template, shots),
-        *(max_new_tokens, stops, temperature, top_p, seed),
-    )
+    options = AskOptions(index, engine, retriever, rerank, k, template, shots, max_new_tokens, stops)
     for problem in _problems(options, overrides or []):
         raise UserError(problem)
     chosen = [f"web.engine={engine or 'local'}", *([f"retriever.path={retriever}"] if retriever is not None else [])]
@@ -215,7 +201,3 @@ def _prompt_problems(options: AskOptions) -> Iterator[str]:
         yield f"--stop is for the ensemble; candidates of --rerank {options.method} end with their line: leave one out"
     if "" in options.stop:
         yield "--stop is empty; expected a text, such as \\n for the end of a line"
-    if options.top_p is not None and not 0 < options.top_p <= 1:
-        yield f"--top-p is {options.top_p}; expected above 0 and at most 1"
-    if options.temperature is not None and not 0 <= options.temperature < math.inf:
-        yield f"--temperature is {options.temperature}; expected 0 (greedy) or more"

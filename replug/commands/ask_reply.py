@@ -193,7 +193,7 @@ def prompts_that_fit(
 
 
 def _shots(options: AskOptions) -> Sequence[Shot]:
-    return OWN_SHOTS if options.shots is None else read_shots(options.shots)
+    return read_shots(options.shots or OWN_SHOTS)
 
 
 def ensemble_prompts(
@@ -225,14 +225,11 @@ def ensemble_prompts(
 
 
 def generation_options(options: AskOptions) -> GenerationOptions:
-    """Return how the ensemble decodes: greedy by default; answers to shots end with their line."""
+    """Return how the ensemble decodes: greedily; answers to shots end with their line."""
     is_template = options.template is not None
     return GenerationOptions(
         options.max_new_tokens or (NEW_TOKENS_OF_TEMPLATE if is_template else NEW_TOKENS),
         options.stop or (None if is_template else STOP),
-        0.0 if options.temperature is None else options.temperature,
-        1.0 if options.top_p is None else options.top_p,
-        options.seed,
     )
 
 
@@ -265,9 +262,10 @@ def _rerank(
     question: str, evidence: FoundEvidence, source: LMSource, rerank_source: LMSource, options: AskOptions
 ) -> Reply:
     """Return the best candidate of those sampled from each passage; without passages the likeliest sample."""
-    names, method, shots = ("max_new_tokens", "temperature", "top_p"), options.method, _shots(options)
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    answering = AnsweringOptions(rerankers=(method,), seed=options.seed, **given)  # by default as in the paper
+    method, shots = options.method, _shots(options)
+    answering = AnsweringOptions(rerankers=(method,))  # as in the paper
+    if options.max_new_tokens is not None:
+        answering = replace(answering, max_new_tokens=options.max_new_tokens)
     num_new = answering.max_new_tokens
     passages = fit_passages(source, question, evidence.passages, num_new)
     passages = fit_passages(rerank_source, question, passages, num_new)

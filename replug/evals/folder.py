@@ -38,7 +38,6 @@ class EvaluationFolder:
         self.data = path / "data"
         self.found = path / "found"
         self.written = self.found / "genread.jsonl"
-        self.overlaps = self.found / "overlaps.jsonl"
         self.leakage = path / "leakage.json"
         self.scores = path / "scores.sqlite"
         self.budget_file = path / "lm_spent.json"

@@ -6,8 +6,7 @@ words (Brown et al. 2020); a text of fewer words, down to 8, is compared whole. 
 sources hold, such as a footer, are no leak. The task says which texts are compared: an example with its continuation, a
 question, its choices, its answers.
 
-The hashes of the examples are held in memory, and the corpus streams past once. found/overlaps.jsonl keeps what was
-found, and leakage.json holds it for the examples of the results.
+The hashes of the examples are held in memory, and the corpus streams past once. leakage.json keeps what was found.
 """
 
 import hashlib
@@ -38,16 +37,13 @@ REASONS = (SOURCE, EQUAL, NGRAM)
 class Overlaps:
     """Why examples are in the corpus, by their ids; those that are not are left out.
 
-    `num_with_source` of `num_examples` name a source, and `num_short` are too short for n-grams. `num_own` examples
-    come from the source of a document; with `excludes_own` such documents count for nothing, since the example cannot
-    retrieve them.
+    `num_with_source` examples name a source, and `num_short` are too short for n-grams. With `excludes_own` documents
+    of an example's own source count for nothing, since it cannot retrieve them.
     """
 
     reasons: Mapping[str, Sequence[str]]
-    num_examples: int
     num_with_source: int
     num_short: int
-    num_own: int = 0
     excludes_own: bool = False
 
     def of(self, ids: Sequence[str]) -> np.ndarray:
@@ -103,37 +99,25 @@ def find_overlaps(
     reasons = {e.id: [reason for reason in counted if row in matches[reason]] for row, e in enumerate(examples)}
     return Overlaps(
         reasons={name: some for name, some in reasons.items() if some},
-        num_examples=len(examples),
         num_with_source=sum(bool(example.source) for example in examples),
         num_short=num_short,
-        num_own=len(matches[SOURCE]),
         excludes_own=excludes_own,
     )
 
 
-def overlap_counts(overlaps: Overlaps, ids: Sequence[str]) -> dict[str, int]:
-    """Count the examples that are in the corpus, by reason."""
-    own = [overlaps.reasons[identifier] for identifier in ids if identifier in overlaps.reasons]
-    return {reason: sum(reason in reasons for reasons in own) for reason in REASONS}
-
-
 def overlap_line(overlaps: Overlaps, ids: Sequence[str]) -> str:
     """Return what a reader of the table must know."""
-    num, counts = int(overlaps.of(ids).sum()), overlap_counts(overlaps, ids)
+    own = [overlaps.reasons[identifier] for identifier in ids if identifier in overlaps.reasons]
+    num = len(own)
     names = {EQUAL: "an equal text", NGRAM: f"{MOST_WORDS} words in a row"}
     if overlaps.num_with_source and not overlaps.excludes_own:
         names = {SOURCE: "source", **names}
-    by = ", ".join(f"{counts[reason]} by {name}" for reason, name in names.items())
+    by = ", ".join(f"{sum(reason in of for of in own)} by {name}" for reason, name in names.items())
     lines = [f"In the corpus: {num} of {len(ids)} examples ({num / len(ids):.1%}): {by}."]
     if overlaps.excludes_own:
-        lines.append(
-            f"Documents of an example's own source are not retrieved, and not compared: {overlaps.num_own} of "
-            f"{overlaps.num_examples} have some."
-        )
-    elif not overlaps.num_with_source:
-        lines.append("Sources are not compared: no example names one.")
-    elif overlaps.num_with_source < overlaps.num_examples:
-        lines.append(f"{overlaps.num_with_source} of {overlaps.num_examples} examples name a source.")
+        lines.append("Documents of an example's own source are not retrieved, and not compared.")
+    elif overlaps.num_with_source < len(ids):
+        lines.append(f"{overlaps.num_with_source} examples name a source; those of others are not compared.")
     if overlaps.num_short:
         lines.append(f"{overlaps.num_short} have fewer than {LEAST_WORDS} words: only documents equal to them count.")
     return " ".join(lines)
@@ -143,7 +127,7 @@ def overlaps_with(config: EvaluationConfig, corpus: Corpus, task: Task, path: Pa
     """Compare every example of a task with the corpus, or read what the file has of the same comparison."""
     texts = [task.compared(row) for row in range(len(task.examples))]
     compared = [[example.id, own, example.source] for example, own in zip(task.examples, texts, strict=True)]
-    rule = [MOST_WORDS, LEAST_WORDS, LEAST_COMMON]
+    rule = [MOST_WORDS, LEAST_WORDS, LEAST_COMMON, *Overlaps.__slots__]
     inputs = json.dumps([compared, corpus.corpus_sha256, config.exclude_own_source, *rule])
     digest = hashlib.sha256(inputs.encode()).hexdigest()
     kept = read_json(path, "remove it") if path.is_file() else None
@@ -160,11 +144,3 @@ def overlaps_with(config: EvaluationConfig, corpus: Corpus, task: Task, path: Pa
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"digest": digest, **asdict(overlaps)})
     return overlaps
-
-
-def write_leakage(path: Path, overlaps: Overlaps, ids: Sequence[str]) -> None:
-    """Write the share of the results' examples that the corpus holds, how many for each reason, and which."""
-    own = {identifier: overlaps.reasons[identifier] for identifier in ids if identifier in overlaps.reasons}
-    others = {name: value for name, value in asdict(overlaps).items() if name not in ("reasons", "num_examples")}
-    counts = overlap_counts(overlaps, ids)
-    write_json(path, {"n": len(ids), "share": len(own) / len(ids), "by": counts, **others, "examples": own})

@@ -25,37 +25,18 @@ from replug.evals.evidence import Evidence
 from replug.evals.few_shot import Asking, FewShotPrompts, FewShotTask, PromptForm, dropped_shots, few_shot_dataset
 from replug.evals.kinds import SHOWS_SHOTS, EvalDataset, EvaluationKind
 from replug.evals.loop import Item, Metric, Outcome, Outcomes
-from replug.evals.questions import knowledge_line, queries_of
+from replug.evals.questions import PUBLISHED_SETS, knowledge_line, queries_of
 from replug.models.black_box_lm import common_read
 from replug.models.ensemble import MovingWeights, log_softmax, mix
 
-# Hendrycks et al.'s own categories.
-CATEGORIES = {
-    "STEM": """
-        abstract_algebra astronomy college_biology college_chemistry college_computer_science college_mathematics
-        college_physics computer_security conceptual_physics electrical_engineering elementary_mathematics
-        high_school_biology high_school_chemistry high_school_computer_science high_school_mathematics
-        high_school_physics high_school_statistics machine_learning
-    """,
-    "humanities": """
-        formal_logic high_school_european_history high_school_us_history high_school_world_history international_law
-        jurisprudence logical_fallacies moral_disputes moral_scenarios philosophy prehistory professional_law
-        world_religions
-    """,
-    "social sciences": """
-        econometrics high_school_geography high_school_government_and_politics high_school_macroeconomics
-        high_school_microeconomics high_school_psychology human_sexuality professional_psychology public_relations
-        security_studies sociology us_foreign_policy
-    """,
-    "other": """
-        anatomy business_ethics clinical_knowledge college_medicine global_facts human_aging management marketing
-        medical_genetics miscellaneous nutrition professional_accounting professional_medicine virology
-    """,
-}
 # Chung et al. 2022 count anatomy to STEM, and so do Codex's figures.
 WITH_ANATOMY = {"STEM": "STEM with anatomy", "other": "other without anatomy"}
-CATEGORY_OF = {subject: category for category, subjects in CATEGORIES.items() for subject in subjects.split()}
-
+# Hendrycks et al.'s own categories.
+CATEGORY_OF = {
+    subject: category
+    for category, subjects in PUBLISHED_SETS["mmlu_categories"].items()
+    for subject in subjects.split()
+}
 
 LETTERS = ("A", "B", "C", "D")
 ANATOMY = "anatomy"

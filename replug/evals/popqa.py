@@ -43,6 +43,7 @@ from replug.evals.lm_passes import first_line
 from replug.evals.loop import Item, Metric, Outcome, Row
 from replug.evals.questions import (
     BETWEEN_BLOCKS,
+    PUBLISHED_SETS,
     STOP,
     OpenQuestion,
     answers_field,
@@ -59,24 +60,7 @@ from replug.models.generation import Generated
 NUM_SHOTS = 15
 LEAST_POPULAR = 4000  # questions, whose accuracy section 1 tells
 # Subjects stand where the braces are. The relations' names are those of the field `prop`.
-TEMPLATES = {
-    "occupation": "What is {}'s occupation?",
-    "place of birth": "In what city was {} born?",
-    "genre": "What genre is {}?",
-    "father": "Who is the father of {}?",
-    "country": "In what country is {}?",
-    "producer": "Who was the producer of {}?",
-    "director": "Who was the director of {}?",
-    "capital of": "What is {} the capital of?",
-    "screenwriter": "Who was the screenwriter for {}?",
-    "composer": "Who was the composer of {}?",
-    "color": "What color is {}?",
-    "religion": "What is the religion of {}?",
-    "sport": "What sport does {} play?",
-    "author": "Who is the author of {}?",
-    "mother": "Who is the mother of {}?",
-    "capital": "What is the capital of {}?",
-}
+TEMPLATES: dict[str, str] = PUBLISHED_SETS["popqa_templates"]
 
 
 def question_of(relation: str, subject: str) -> str:

@@ -3,6 +3,7 @@
 A set has rows with `question` and `answers`, and optional `id`, `domain` and `gold` (ids of documents).
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from replug.evals.loop import Item
 
 BETWEEN_BLOCKS = "\n\n"
 STOP = "\n"
+PUBLISHED_SETS = json.loads(Path(__file__).with_name("published_sets.json").read_text(encoding="utf-8"))
 QUESTION_FIELDS = ("id", "question", "answers", "domain", "source", "gold", "candidates")
 
 

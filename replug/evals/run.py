@@ -25,7 +25,7 @@ from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocum
 from replug.evals.few_shot import FewShot
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import EvaluationKind, Finished, PromptedLM, check_evaluation
-from replug.evals.leakage import Overlaps, overlap_line, overlaps_with, write_leakage
+from replug.evals.leakage import Overlaps, overlap_line, overlaps_with
 from replug.evals.lm_passes import reranked, write_documents
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, OutcomeFile, Row, Task, run_task, write_examples
 from replug.evals.results import add_effective_documents, add_temperatures, compare, main_metric, paper_of_dataset
@@ -97,7 +97,7 @@ def _measure(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluatio
             documents = corpus.corpus if corpus else None
             book = EvidenceBook(methods, documents, retrieved, retrieves, written, weighting, dataset.cut)
             task = dataset.make_task(lms, book)
-            overlaps = overlaps_with(config, corpus, task, folder.overlaps) if corpus else None
+            overlaps = overlaps_with(config, corpus, task, folder.leakage) if corpus else None
             num_in_flight = lms.num_in_flight if lms else EXAMPLES_IN_FLIGHT
             rows = run_task(task, book, OutcomeFile(folder.outcomes), config.evaluation, num_in_flight)
     measured, compared = kind.settle(config, folder, task, rows)
@@ -186,7 +186,6 @@ def write_results(
     write_examples(folder.examples, rows, book, task)
     blocks = result_blocks(results, config.evaluation, paper)
     if overlaps:
-        write_leakage(folder.leakage, overlaps, ids)
         blocks.append(overlap_line(overlaps, ids))
     blocks += kind.add_findings(Finished(config, folder, rows, book, results))
     replace_file(folder.table, to_markdown(blocks).encode())

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 from fastapi.exceptions import RequestValidationError
@@ -81,20 +81,22 @@ class ServingLimits:
 
 AS_LIST = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 Texts = Annotated[list[str], AS_LIST, Field(min_length=1, max_length=MAX_TEXTS)]
-Zero = Annotated[float, Field(ge=0, le=0)]
-One = Annotated[float, Field(ge=1, le=1)]
 Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
 class StrictRequest(BaseModel):
-    """A request that may hold no other keys and no other types."""
+    """A request that may hold no other keys and no other types.
 
+    `neutral` are keys that are accepted at the values that ask for nothing.
+    """
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
     def _checked(cls, body: Any) -> Any:
-        """Drop nulls. Refuse half characters (lone surrogates), which JSON can hold and no tokenizer reads."""
+        """Drop nulls and neutral values. Refuse half characters (lone surrogates), which no tokenizer reads."""
         if not isinstance(body, dict):
             return body
         for key, value in body.items():
@@ -102,7 +104,11 @@ class StrictRequest(BaseModel):
                 json.dumps([key, value], ensure_ascii=False).encode()
             except UnicodeEncodeError as error:
                 raise refused(plain_line(key), "holds half a character (a lone surrogate)") from error
-        return {key: value for key, value in body.items() if value is not None}
+        given = {key: value for key, value in body.items() if value is not None}
+        for key in given.keys() & cls.neutral.keys():
+            if given.pop(key) not in cls.neutral[key]:
+                raise refused(key, f"should be {' or '.join(map(json.dumps, cls.neutral[key]))}, or left out")
+        return given
 
 
 class _OpenAIRequest(StrictRequest):
@@ -152,10 +158,6 @@ class StreamOptions(StrictRequest):
     include_obfuscation: bool = False  # OpenAI pads its own pieces
 
 
-class TextFormat(StrictRequest):
-    type: Literal["text"]
-
-
 class _Generation(_OpenAIRequest):
     model: Literal["replug"]
     max_tokens: int | None = None
@@ -166,33 +168,21 @@ class _Generation(_OpenAIRequest):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     replug: EnsembleOptions = EnsembleOptions()
-    # Keys of OpenAI's API at the value that asks for nothing:
-    n: Literal[1] = 1
-    best_of: Literal[1] = 1
-    echo: Literal[False] = False
-    suffix: Literal[""] = ""
-    logprobs: Literal[False] = False
-    top_logprobs: Literal[0] = 0
-    frequency_penalty: Zero = 0
-    presence_penalty: Zero = 0
-    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] = {}
-    tools: Nothing = []
-    functions: Nothing = []
-    tool_choice: Literal["none", "auto"] = "none"
-    function_call: Literal["none", "auto"] = "none"
-    response_format: TextFormat | None = None
-    modalities: list[Literal["text"]] = ["text"]
-    reasoning_effort: Literal["none"] = "none"
-    verbosity: Literal["medium"] = "medium"
-    # The same of vLLM's and llama.cpp's, which their clients send:
-    top_k: Literal[-1, 0] = -1
-    min_p: Zero = 0
-    repetition_penalty: One = 1
-    length_penalty: One = 1
-    ignore_eos: Literal[False] = False
-    use_beam_search: Literal[False] = False
-    skip_special_tokens: Literal[True] = True
-    add_generation_prompt: Literal[True] = True
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        # Of OpenAI's API.
+        **dict.fromkeys(("n", "best_of"), (1,)),
+        **dict.fromkeys(("echo", "logprobs"), (False,)),
+        **dict.fromkeys(("top_logprobs", "frequency_penalty", "presence_penalty"), (0,)),
+        **dict.fromkeys(("tools", "functions"), ([],)),
+        **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+        **{"suffix": ("",), "logit_bias": ({},), "reasoning_effort": ("none",), "verbosity": ("medium",)},
+        **{"response_format": ({"type": "text"},), "modalities": (["text"],)},
+        # Of vLLM's and llama.cpp's, which their clients send.
+        **{"top_k": (-1, 0), "min_p": (0,)},
+        **dict.fromkeys(("repetition_penalty", "length_penalty"), (1,)),
+        **dict.fromkeys(("ignore_eos", "use_beam_search"), (False,)),
+        **dict.fromkeys(("skip_special_tokens", "add_generation_prompt"), (True,)),
+    }
 
     def options(self, limits: ServingLimits, default_tokens: int) -> GenerationOptions:
         """Return how to decode the answer. Raises ApiError for values out of range."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from replug.answering.answerer import RERANKERS
-from replug.answering.prompts import LINE_ENDS, OWN_SHOTS, AnswerPrompts, Shot
+from replug.answering.prompts import LINE_ENDS, OWN_SHOTS, AnswerPrompts, Shot, read_shots
 from replug.commands.ask import AskOptions
 from replug.commands.ask_reply import ensemble_prompts, fit_passages, print_reply, prompts_that_fit, reply_of
 from replug.config.errors import UserError
@@ -87,7 +87,7 @@ def test_an_index_answers_by_the_ensemble_of_its_documents(replug, index):
     total = sum(math.exp(similarity) for similarity in similarities)
     priors = [one["prior"] for one in evidence]
     assert priors == pytest.approx([math.exp(one) / total for one in similarities])
-    prompts = AnswerPrompts(OWN_SHOTS)
+    prompts = AnswerPrompts(read_shots(OWN_SHOTS))
     mixture = Mixture([prompts.ask(QUESTION, one["text"]) for one in evidence], priors, Weighting(0.05, read=64))
     [expected] = StandInLM().generate([mixture], GenerationOptions(4, "\n"))
     assert row["answer"] == expected.text and row["sum_logprob"] == pytest.approx(expected.sum_logprob)
@@ -100,7 +100,7 @@ def test_pruned_passages_have_no_weight(replug, index):
     row = asked(
         replug, *("--index", index, LM, "--k", "3", "--max-new-tokens", "4", "ensemble.prune=0.3", "ensemble.read=6")
     )
-    prompts = AnswerPrompts(OWN_SHOTS)
+    prompts = AnswerPrompts(read_shots(OWN_SHOTS))
     priors = [one["prior"] for one in row["evidence"]]
     texts = [prompts.ask(QUESTION, one["text"]) for one in row["evidence"]]
     [expected] = StandInLM().generate([Mixture(texts, priors, Weighting(0.05, 0.3, 6))], GenerationOptions(4, "\n"))
@@ -135,7 +135,7 @@ def test_a_template_continues_with_the_documents_before_it(replug, index):
 def test_without_passages_the_lm_answers_alone_and_says_so(replug):
     typed = [LM, "--k", "0", "--max-new-tokens", "4"]
     row = asked(replug, *typed)
-    prompt = AnswerPrompts(OWN_SHOTS).ask(QUESTION, None)
+    prompt = AnswerPrompts(read_shots(OWN_SHOTS)).ask(QUESTION, None)
     assert row["answer"] == texts_of(StandInLM(), [prompt], 4, "\n")[0] and row["evidence"] == []
     assert row["method"] == "closed book"
     assert "no evidence: the LM answers alone" in replug("ask", QUESTION, *typed).output

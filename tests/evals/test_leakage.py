@@ -11,7 +11,7 @@ from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
 from replug.evals.language_modelling import LanguageModelling, require_sources
-from replug.evals.leakage import find_overlaps, overlap_line, overlaps_with, write_leakage
+from replug.evals.leakage import find_overlaps, overlap_line, overlaps_with
 from replug.evals.loop import Item
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
@@ -49,7 +49,7 @@ def test_a_document_of_the_same_source_is_found_unless_it_is_not_retrieved():
     assert find_overlaps(EXAMPLES, TEXTS, documents).reasons == {"copied": ["source", "equal text", "n-gram"]}
     own = find_overlaps(EXAMPLES, TEXTS, documents, excludes_own=True)
     assert own.reasons == {}
-    assert "own source are not retrieved, and not compared: 1 of 4 have some." in overlap_line(own, ["copied"])
+    assert "own source are not retrieved, and not compared." in overlap_line(own, ["copied"])
     copy = document("d3", LONG, source="elsewhere")
     assert find_overlaps(EXAMPLES, TEXTS, [*documents, copy], True).reasons == {"copied": ["equal text", "n-gram"]}
 
@@ -101,15 +101,13 @@ def task_of(of: list[Example]) -> LanguageModelling:
 
 
 def test_what_was_found_is_kept_and_measured_again_for_other_texts(corpus, tmp_path):
-    config, path = EvaluationConfig(evaluation="lm", out="x"), tmp_path / "found/overlaps.jsonl"
+    config, path = EvaluationConfig(evaluation="lm", out="x"), tmp_path / "leakage.json"
     first = overlaps_with(config, corpus, task_of(examples()), path)
     assert first.reasons["w0"] == ["source", "equal text", "n-gram"]
     corpus.corpus = None  # is not read again
     assert overlaps_with(config, corpus, task_of(examples()), path) == first
     with pytest.raises(TypeError):  # of other texts it would be read
         overlaps_with(config, corpus, task_of(examples(3)), path)
-    write_leakage(tmp_path / "leakage.json", first, ["w1", "w3"])
-    assert '"share": 0.5' in (tmp_path / "leakage.json").read_text()
 
 
 def test_a_text_without_a_source_is_refused_where_its_own_documents_are_left_out():
