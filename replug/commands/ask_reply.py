@@ -15,17 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from replug.answering.answerer import (
-    ANSWER_ALONE,
-    ANSWER_GIVEN_QUESTION,
-    PASSAGE,
-    QUESTION_ALONE,
-    QUESTION_GIVEN_ANSWER,
-    Answerer,
-    AnsweringOptions,
-    Factors,
-    best_answer,
-)
+from replug.answering.answerer import FACTORS, PASSAGE, QUESTION_ALONE, Answerer, AnsweringOptions, Factors, best_answer
 from replug.answering.prompts import LINE_ENDS, OWN_SHOTS, STOP, AnswerPrompts, FittingPrompts, Shot, read_shots
 from replug.commands.ask import QUESTION, AskOptions, weighting_of
 from replug.config.errors import UserError
@@ -53,14 +43,7 @@ NUM_PASSAGES = 10  # by default
 NEW_TOKENS, NEW_TOKENS_OF_TEMPLATE = 32, 64
 FOLDER = Path("runs/ask")  # of engines' answers, if no index is searched
 CLOSED_BOOK = "closed book"
-TITLES = {
-    ANSWER_GIVEN_QUESTION: "p(a|q,p)",
-    QUESTION_GIVEN_ANSWER: "p(q|a,p)",
-    ANSWER_ALONE: "p(a|p)",
-    QUESTION_ALONE: "p(q|p)",
-    PASSAGE: "p(p|q)",
-}
-
+TITLES = dict(zip(FACTORS, ("p(a|q,p)", "p(q|a,p)", "p(a|p)", "p(q|p)", "p(p|q)"), strict=True))
 
 Reply = dict[str, Any]  # what --json prints: an answer and what it is from
 Candidates = list[dict[str, Any]]
@@ -335,22 +318,16 @@ def print_reply(reply: Reply) -> None:
 
 
 def _candidates(reply: Reply) -> list[Block]:
-    """Show the best answers; factors are those of an answer's likeliest candidate."""
+    """Show the best answers with the factors of each candidate's passages, numbered from 1."""
     rows = []
     for one in reply["scores"][:SHOWN_CANDIDATES]:
         own = [candidate for candidate in reply["candidates"] if candidate["answer"] == one["answer"]]
-        likeliest: dict[str, Any] = max(
-            (one["factors"] for one in own), key=lambda of: _order(of[ANSWER_GIVEN_QUESTION]), default={}
-        )
-        places = ", ".join(str(place) for place in sorted(candidate["passage"] for candidate in own))
-        rows.append([_number(one["score"]), one["answer"], places, *(_number(likeliest[name]) for name in likeliest)])
-    heads = [TITLES[name] for name in (reply["candidates"] or [{"factors": ()}])[0]["factors"]]
-    table = Table(["score", "Candidates", "from", *heads], rows)
+        places = ", ".join(str(candidate["passage"]) for candidate in own)
+        factors = (", ".join(_number(candidate["factors"][name]) for candidate in own) for name in TITLES)
+        rows.append([_number(one["score"]), one["answer"], *([places, *factors] if own else [])])
+    heads = ["from", *TITLES.values()] if reply["candidates"] else []
+    table = Table(["score", "Candidates", *heads], rows)
     return [table, "Natural logarithms; a: answer, q: question, p: passage. --json has all candidates."]
-
-
-def _order(logprob: float | None) -> float:
-    return -math.inf if logprob is None else logprob
 
 
 def _number(value: float | None) -> str:

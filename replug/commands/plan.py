@@ -80,8 +80,8 @@ def _training_lines(plan: Plan) -> list[str]:
         f"{time} on {plan['devices']}{_cost(plan)}; {plan['lm_calls']:,} LM calls (pairs of "
         f"document and text), {plan['tokens']:.3g} tokens",
         *placed,
-        f"vectors and weights in each node's memory {gigabytes(plan['host_gb'])}; disk "
-        f"{gigabytes(plan['disk_gb']['total'])}, of it index versions {gigabytes(plan['disk_gb']['index_versions'])}",
+        f"vectors and weights in each node's memory {plan['host_gb']:.3g} GB; disk {plan['disk_gb']['total']:.3g} GB, "
+        f"of it index versions {plan['disk_gb']['index_versions']:.3g} GB",
     ]
 
 
@@ -104,14 +104,6 @@ def hours(value: float) -> str:
     if value >= 1:
         return f"{value:,.1f} h"
     return f"{60 * value:.1f} min" if value >= 1 / 60 else "1 min at most"
-
-
-def gigabytes(value: float) -> str:
-    """Return GB in the unit that reads best."""
-    for unit, size in (("TB", 1000.0), ("GB", 1.0)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value * 1e3:.3g} MB"
 
 
 def _stages_table(title: str, plan: Plan) -> Table:

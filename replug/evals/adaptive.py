@@ -26,28 +26,12 @@ from replug.config.load import load_stored_evaluation_config
 from replug.config.methods import GENREAD, NONE
 from replug.data.files import replace_file, write_json
 from replug.data.progress import Progress
+from replug.evals import thresholds as fit
 from replug.evals.charts import Draw, bars, lines, to_svg
 from replug.evals.folder import LM, EvaluationFolder
 from replug.evals.intervals import Interval, wilson_interval
 from replug.evals.loop import OutcomeFile, Row
 from replug.evals.tables import Block, Blocks, Html, Table, figure, grid, html_page, row_names
-from replug.evals.thresholds import (
-    ADAPTIVE,
-    ALWAYS,
-    ALWAYS_RETRIEVE,
-    MIN_QUESTIONS,
-    NEVER,
-    NEVER_RETRIEVE,
-    NUM_RESAMPLES,
-    ORACLE,
-    accuracy_left_out,
-    decisions,
-    draw_splits,
-    fit_thresholds,
-    mean_over_splits,
-    measure,
-    rule_by,
-)
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +51,7 @@ COSTS = {  # of a question, by the numbers of outcomes: the head of a column, an
 NOTE = (
     "The policy is fitted to 75% of the questions and measured on the others, in 100 random splits. Intervals are "
     "95%, by fitting anew in a bootstrap over questions. The gain is that over the better of never and always. A "
-    f"relation with fewer than {MIN_QUESTIONS} questions to fit to has the threshold of all questions."
+    f"relation with fewer than {fit.MIN_QUESTIONS} questions to fit to has the threshold of all questions."
 )
 
 
@@ -138,26 +122,25 @@ def _numbers(rows: Sequence[Row], method: str) -> dict[str, np.ndarray]:
 # Measuring --------------------------------------------------------------------------------------------------------
 
 
-def measure_pair(answered: AnsweredQuestions, pair: Pair, num_resamples: int = NUM_RESAMPLES) -> Measured:
+def measure_pair(answered: AnsweredQuestions, pair: Pair, num_resamples: int = fit.NUM_RESAMPLES) -> Measured:
     """Return what report.json holds of a method without retrieval and one with it."""
-    right, splits = answered.right(pair), draw_splits(len(answered.relations))
-    rule = rule_by(answered.popularity, answered.relations)
-    retrieved = decisions(rule, *right, splits)
-    worth, better = measure(rule, *right, splits, num_resamples)
+    right, splits = answered.right(pair), fit.draw_splits(len(answered.relations))
+    rule = fit.rule_by(answered.popularity, answered.relations)
+    retrieved = fit.decisions(rule, *right, splits)
+    worth, better = fit.measure(rule, *right, splits, num_resamples)
     without, with_documents = (answered.methods[name] for name in pair)
+    chosen = {name: np.where(retrieved, with_documents[name], without[name]) for name in COSTS}
     costs = {
-        NEVER_RETRIEVE: {name: float(without[name].mean()) for name in COSTS},
-        ALWAYS_RETRIEVE: {name: float(with_documents[name].mean()) for name in COSTS},
-        ADAPTIVE: {
-            name: mean_over_splits(np.where(retrieved, with_documents[name], without[name]), splits) for name in COSTS
-        },
-        ORACLE: {},  # which nobody can follow
+        fit.NEVER_RETRIEVE: {name: float(without[name].mean()) for name in COSTS},
+        fit.ALWAYS_RETRIEVE: {name: float(with_documents[name].mean()) for name in COSTS},
+        fit.ADAPTIVE: {name: fit.mean_over_splits(own, splits) for name, own in chosen.items()},
+        fit.ORACLE: {},  # which nobody can follow
     }
     return {
         "closed": pair[0],
         "augmented": pair[1],
         "help and harm": help_and_harm(answered, pair),
-        POPULARITY: accuracy_by_popularity(answered, pair, accuracy_left_out(*right, retrieved, splits)),
+        POPULARITY: accuracy_by_popularity(answered, pair, fit.accuracy_left_out(*right, retrieved, splits)),
         "thresholds": {POPULARITY: thresholds_of(answered, pair)},
         "better": better,
         "policies": {name: {**asdict(worth[name]), "costs": of} for name, of in costs.items()},
@@ -167,10 +150,10 @@ def measure_pair(answered: AnsweredQuestions, pair: Pair, num_resamples: int = N
 def thresholds_of(answered: AnsweredQuestions, pair: Pair) -> dict[str, float | Literal["never", "always"]]:
     """Return the thresholds, fitted to all questions, of relations with questions enough, and that of `others`."""
     right, popularity = answered.right(pair), answered.popularity
-    fitted = fit_thresholds(rule_by(popularity, answered.relations), *right)
-    [fitted["others"]] = fit_thresholds(rule_by(popularity), *right).values()
+    fitted = fit.fit_thresholds(fit.rule_by(popularity, answered.relations), *right)
+    [fitted["others"]] = fit.fit_thresholds(fit.rule_by(popularity), *right).values()
     return {
-        name: "never" if threshold == NEVER else "always" if threshold == ALWAYS else threshold
+        name: "never" if threshold == fit.NEVER else "always" if threshold == fit.ALWAYS else threshold
         for name, threshold in fitted.items()
     }
 
@@ -210,7 +193,7 @@ def accuracy_by_popularity(answered: AnsweredQuestions, pair: Pair, adaptive: np
         own = places == place
         accuracy = {name: of for name, of in accuracies(answered, own).items() if name in pair}
         if not np.isnan(adaptive[own]).all():
-            accuracy[f"{ADAPTIVE} {pair_name(pair)}"] = float(np.nanmean(adaptive[own]))
+            accuracy[f"{fit.ADAPTIVE} {pair_name(pair)}"] = float(np.nanmean(adaptive[own]))
         ends = {"low": float(edges[place]), "high": float(edges[place + 1])}
         bins.append({**ends, "n": int(own.sum()), "accuracy": accuracy})
     return bins
@@ -219,7 +202,9 @@ def accuracy_by_popularity(answered: AnsweredQuestions, pair: Pair, adaptive: np
 # The report ---------------------------------------------------------------------------------------------------------
 
 
-def write_report(lms: Sequence[AnsweredQuestions], out: Path, num_resamples: int = NUM_RESAMPLES) -> dict[str, Blocks]:
+def write_report(
+    lms: Sequence[AnsweredQuestions], out: Path, num_resamples: int = fit.NUM_RESAMPLES
+) -> dict[str, Blocks]:
     """Write figures, report.json, and last report.html; return the sections of the page."""
     out.mkdir(parents=True, exist_ok=True)
     progress = Progress("policies compared", sum(len(answered.pairs()) for answered in lms))
@@ -228,8 +213,8 @@ def write_report(lms: Sequence[AnsweredQuestions], out: Path, num_resamples: int
         num, pairs = len(answered.relations), {}
         for pair in answered.pairs():
             name = pair_name(pair)
-            pairs[name] = of = measure_pair(answered, pair, num_resamples)
-            if of["policies"][ADAPTIVE]["gain"]["low"] <= 0:
+            pairs[name] = of = measure_pair(answered, pair)
+            if of["policies"][fit.ADAPTIVE]["gain"]["low"] <= 0:
                 log.warning(f"{answered.name}, {name}: the policy may gain nothing over {of['better']}")
             progress.advance()
         accuracy = accuracies(answered, np.ones(num, dtype=bool))
@@ -273,12 +258,11 @@ def _json(value: Any) -> Any:
 
 def figure_of_all(measured: Mapping[str, Measured]) -> Figure:
     """Return the figure in which LMs stand side by side (figure 7)."""
-    accuracy = {
-        name: lm["accuracy"]
-        | {f"{ADAPTIVE} {pair}": Interval(**of["policies"][ADAPTIVE]["accuracy"]) for pair, of in lm["pairs"].items()}
-        for name, lm in measured.items()
-    }
-    adaptive = {name for of in accuracy.values() for name in of if name.startswith(ADAPTIVE)}
+    accuracy = {name: dict(lm["accuracy"]) for name, lm in measured.items()}
+    for name, lm in measured.items():
+        for pair, of in lm["pairs"].items():
+            accuracy[name][f"{fit.ADAPTIVE} {pair}"] = Interval(**of["policies"][fit.ADAPTIVE]["accuracy"])
+    adaptive = {name for of in accuracy.values() for name in of if name.startswith(fit.ADAPTIVE)}
     draw = partial(bars, groups=accuracy, label="right answers", is_share=True, hatched=adaptive)
     return "accuracy", draw, 3.6, "Every method, and policies by popularity (hatched)."
 
@@ -288,7 +272,7 @@ def figure_of_pair(answered: AnsweredQuestions, name: str, of: Measured) -> Figu
     draw = partial(_draw_popularity, bins=of[POPULARITY])
     caption = "Two methods, and a policy by popularity on questions left out of fitting (dashed); Wilson's intervals."
     slug = "".join(letter if letter.isalnum() else "_" for letter in f"{name} {answered.name}")
-    return f"{ADAPTIVE}_{slug}", draw, 3.8, caption
+    return f"{fit.ADAPTIVE}_{slug}", draw, 3.8, caption
 
 
 def _draw_popularity(axes: Axes, bins: Sequence[Measured]) -> None:
@@ -304,7 +288,7 @@ def _draw_popularity(axes: Axes, bins: Sequence[Measured]) -> None:
     }
     # A logarithmic scale needs limits where no bin has questions enough to be drawn.
     axes.set_xlim(bins[0]["low"], bins[-1]["high"])
-    dashed = [method for method in methods if method.startswith(ADAPTIVE)]
+    dashed = [method for method in methods if method.startswith(fit.ADAPTIVE)]
     lines(axes, points, "popularity of the subject", "right answers", log_x=True, is_share=True, dashed=dashed)
 
 
@@ -317,7 +301,7 @@ def _pair_blocks(of: Measured) -> Iterator[Block]:
     yield Table([of["closed"], of["augmented"], "questions", "share", "documents hold an answer"], rows)
     yield f"{of['augmented']} harms in the second row and helps in the third."
     yield comparison_table(of)
-    if of["policies"][ADAPTIVE]["gain"]["low"] <= 0:
+    if of["policies"][fit.ADAPTIVE]["gain"]["low"] <= 0:
         yield "No gain of the policy is shown: its interval holds 0."
     rules = [
         f"{relation}: {rule if isinstance(rule, str) else f'below {rule:g}'}"

@@ -30,17 +30,7 @@ COLOURS = {
     "lsr/posterior": "#7a2c10",
 }
 OTHERS = ("#7a9e7e", "#8c4a9e", "#3d8f8f", "#b86b8b", "#6b6bb8", "#a0752f")  # for all other names
-STYLE: Any = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.25,
-    "font.size": 10,
-    "svg.fonttype": "none",
-    "text.parse_math": False,  # a dollar sign in a domain's name is a dollar sign
-    "svg.hashsalt": "replug",  # the same figure gives the same bytes
-}
+STYLE = Path(__file__).with_name("charts.mplstyle")
 LEGEND_CHARACTERS = 80
 BLANKS = str.maketrans({" ": "␣", "\n": "\\n", "\t": "\\t"})
 
@@ -51,7 +41,7 @@ Draw = Callable[[Axes], None]
 @contextmanager
 def _styled() -> Iterator[None]:
     """Draw in our style, without a warning for each letter that the font lacks: a browser has another font."""
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+    with matplotlib.rc_context(fname=STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing", UserWarning)
         yield
 

@@ -94,24 +94,20 @@ def _markdown(block: Block) -> str:
 def result_blocks(results: Results, title: str, paper: PaperConfig | None = None) -> list[Block]:
     """Show methods down and metrics over all examples across, then differences, groups, and the paper's figures.
 
-    The first metric has its intervals. The paper's figures stand in the last column, where they are known. Oracles
-    (`bpb_...`) are no columns: a terminal has no room for them, and the headroom's sentences tell of them.
+    The first metric has its intervals. Oracles (`bpb_...`) are no columns: a terminal has no room for them, and the
+    headroom's sentences tell of them.
     """
     named = dict.fromkeys(name for of in results.values() for name in of)
     metrics = [name for name in named if "/" not in name and " - " not in name and not name.startswith("bpb_")]
     main, first = metrics[0], next(iter(results.values()))
-    has_paper = any("paper" in of[main] for of in results.values())
-    head = ["method", main, "95% interval", *metrics[1:]]
-    head += [f"paper, {paper.table}" if paper and paper.table else "paper"] if has_paper else []
     rows = []
     for method, of in results.items():
         others = [f"{of[name]['value']:.4g}" if name in of else "" for name in metrics[1:]]
-        figure = [f"{of[main]['paper']:g}" if "paper" in of[main] else ""] if has_paper else []
-        rows.append([method, f"{of[main]['value']:.4f}", interval_text(of[main]), *others, *figure])
+        rows.append([method, f"{of[main]['value']:.4f}", interval_text(of[main]), *others])
     num = sum("p_holm" in entry for of in results.values() for entry in of.values())
     blocks = [
         f"{title}, {size_text(first[main])}",
-        Table(head, rows),
+        Table(["method", main, "95% interval", *metrics[1:]], rows),
         _difference_lines(results),
         *_group_tables(results, main),
         reading_line(num, first[main], _tested_alone(results, main)),

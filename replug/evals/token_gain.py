@@ -152,23 +152,21 @@ class EntityNames:
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names: dict[Words, str] = {}
-        self._longest: dict[str, int] = {}  # by first word, words of the longest name that begins with it
         for name in names:
             if words := tuple(_WORD.findall(name)):
                 self._names.setdefault(words, name)
-                self._longest[words[0]] = max(len(words), self._longest.get(words[0], 0))
+        longest_first: dict[str, list[str]] = {}  # patterns by first word
+        for words in sorted(self._names, key=len, reverse=True):
+            longest_first.setdefault(words[0], []).append(r"\W+".join(words))
+        self._patterns = {word: re.compile(rf"(?:{'|'.join(some)})\b") for word, some in longest_first.items()}
 
     def mentions(self, text: str) -> list[Mention]:
         """Return names in order; of names that begin at one word the longest, and none within another."""
-        words, place = list(_WORD.finditer(text)), 0
         found: list[Mention] = []
-        while place < len(words):
-            some = [word.group() for word in words[place : place + self._longest.get(words[place].group(), 0)]]
-            length = next((n for n in range(len(some), 0, -1) if tuple(some[:n]) in self._names), 0)
-            if length:
-                name = self._names[tuple(some[:length])]
-                found.append((name, words[place].start(), words[place + length - 1].end()))
-            place += max(1, length)
+        for word in _WORD.finditer(text):
+            pattern, is_free = self._patterns.get(word.group()), not found or word.start() >= found[-1][2]
+            if is_free and pattern and (match := pattern.match(text, word.start())):
+                found.append((self._names[tuple(_WORD.findall(match.group()))], *match.span()))
         return found
 
 

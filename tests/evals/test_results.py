@@ -69,7 +69,7 @@ def test_the_table_shows_differences_groups_and_the_papers_figures():
     paper = PaperConfig("table 9", {"replug": 1.5, "Atlas 11B": 0.479}, {"left": {"replug": 2.5}, "law": {"none": 1}})
     results = results_of(paper=paper)
     table = to_markdown(result_blocks(results, "lengths", paper))
-    assert "paper, table 9" in table and "| 1.5 |" in table
+    assert "length, table 9" in table and "| 1.5 |" in table
     assert "length of replug − none: +7.5000 (+7.0000 to +8.0000: no difference shown)" in table
     assert "Fewer than 6 examples show no difference." in table
     assert "| left | 1 | 0.0000 | 8.0000 |" in table
