@@ -138,7 +138,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         side = index.require_side(body.input_type, "input_type")
         vectors, num_tokens, are_cut = await _within(service, request, service.embed(index, side, body.input))
         content = embeddings_json(vectors, num_tokens, are_cut, body.encoding_format == "base64", index.version)
-        return JSONResponse(content, headers=body.ignored_header())
+        return JSONResponse(content)
 
     @app.post("/search")
     async def search(request: Request, body: SearchRequest) -> JSONResponse:
@@ -206,11 +206,11 @@ async def _answer(
     """Answer whole, or in a stream after everything that can be refused has been checked."""
     if not body.stream:
         content = shape.whole(await _within(service, request, _answers(service, questions)))
-        return JSONResponse(content, headers=body.ignored_header())
+        return JSONResponse(content)
     await _within(service, request, service.retrieve(questions[0]))
     await asyncio.to_thread(service.require_room, questions)
     events = _events(service, questions[0], shape, body.stream_options.include_usage)
-    headers = {"Cache-Control": "no-cache", **body.ignored_header()}
+    headers = {"Cache-Control": "no-cache"}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 

@@ -1,9 +1,8 @@
 """Requests and responses in OpenAI's shapes; documents, weights and the index version are under `replug`.
 
 Unknown keys are refused, and so are values that an ensemble cannot fulfil, such as n=2. Clients send many keys at the
-value that asks for nothing, such as n=1: these are accepted. Keys that no answer depends on, such as user, are accepted
-and named in a header of the response. A key that is null counts as absent. Refusals have OpenAI's error shape, so that
-its clients raise their own errors.
+value that asks for nothing, such as n=1: these are accepted. Keys that no answer depends on, such as user, are ignored.
+A key that is null counts as absent. Refusals have OpenAI's error shape, so that its clients raise their own errors.
 """
 
 import base64
@@ -29,7 +28,11 @@ QUERY: Final = "query"
 DOCUMENT: Final = "document"
 LM_NAME, RETRIEVER_NAME = "replug", "retriever"  # values of `model`
 MAX_TEXTS, MAX_DOCUMENTS = 2048, 100  # of one request; OpenAI's own limit of inputs
-IGNORED_HEADER = "X-Replug-Ignored"
+# Keys of OpenAI's API that no answer depends on: `prediction` makes its answers faster, and tools are refused here.
+IGNORED = (
+    *("user", "safety_identifier", "metadata", "store", "service_tier", "prediction", "parallel_tool_calls"),
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+)
 DEFAULT_TOKENS = 16  # of a completion, as OpenAI has it; chats default to the server's limit
 
 
@@ -96,7 +99,7 @@ class StrictRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _checked(cls, body: Any) -> Any:
-        """Drop nulls and neutral values. Refuse half characters (lone surrogates), which no tokenizer reads."""
+        """Drop nulls, ignored keys and neutral values. Refuse half characters, which no tokenizer reads."""
         if not isinstance(body, dict):
             return body
         for key, value in body.items():
@@ -104,34 +107,14 @@ class StrictRequest(BaseModel):
                 json.dumps([key, value], ensure_ascii=False).encode()
             except UnicodeEncodeError as error:
                 raise refused(plain_line(key), "holds half a character (a lone surrogate)") from error
-        given = {key: value for key, value in body.items() if value is not None}
+        given = {key: value for key, value in body.items() if value is not None and key not in IGNORED}
         for key in given.keys() & cls.neutral.keys():
             if given.pop(key) not in cls.neutral[key]:
                 raise refused(key, f"should be {' or '.join(map(json.dumps, cls.neutral[key]))}, or left out")
         return given
 
 
-class _OpenAIRequest(StrictRequest):
-    """Keys of OpenAI's API that no answer depends on."""
-
-    user: Any = None
-    safety_identifier: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    prediction: Any = None  # it makes OpenAI's answers faster
-    parallel_tool_calls: Any = None  # tools are refused
-    prompt_cache_key: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
-
-    def ignored_header(self) -> dict[str, str]:
-        """Return the header that names such keys of this request, if it has any."""
-        names = sorted(self.model_fields_set & _OpenAIRequest.model_fields.keys())
-        return {IGNORED_HEADER: ", ".join(names)} if names else {}
-
-
-class EmbeddingRequest(_OpenAIRequest):
+class EmbeddingRequest(StrictRequest):
     """Texts to embed; `input_type` says for which side of the retriever."""
 
     model: Literal["retriever"]
@@ -158,7 +141,7 @@ class StreamOptions(StrictRequest):
     include_obfuscation: bool = False  # OpenAI pads its own pieces
 
 
-class _Generation(_OpenAIRequest):
+class _Generation(StrictRequest):
     model: Literal["replug"]
     max_tokens: int | None = None
     temperature: float = 0.0

@@ -17,7 +17,6 @@ from tests.support.serving import TEXTS, ask, listening, service_of
 from tests.support.small_index import write_small_index
 
 TOKEN, QUERY = "0123456789abcdef", " ".join(TEXTS[2].split()[:3])
-HEADER = "x-replug-ignored"
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +39,11 @@ def test_openais_client_gets_vectors_as_long_as_the_index_has(url: str) -> None:
         client.embeddings.create(model="retriever", input=TEXTS, dimensions=12)
 
 
-def test_openais_client_is_told_which_keys_change_nothing(url: str) -> None:
+def test_keys_of_openais_client_that_no_answer_depends_on_change_nothing(url: str) -> None:
     client = openai.OpenAI(base_url=f"{url}/v1", api_key=TOKEN, max_retries=0)
     neutral = {"user": "me", "metadata": {"a": "b"}, "service_tier": "flex", "store": True, "safety_identifier": "x"}
     chat = {"model": "replug", "prompt": "x", "max_tokens": 2}
-    with_keys = client.completions.with_raw_response.create(**chat, extra_body=neutral)
-    assert with_keys.headers[HEADER] == "metadata, safety_identifier, service_tier, store, user"
-    plain = client.completions.with_raw_response.create(**chat)
-    assert HEADER not in plain.headers and plain.parse().choices == with_keys.parse().choices
-    stream = client.completions.with_raw_response.create(**chat, stream=True, user="me")
-    assert stream.headers[HEADER] == "user"
-    assert client.embeddings.with_raw_response.create(model="retriever", input="x", user="me").headers[HEADER] == "user"
+    assert client.completions.create(**chat, extra_body=neutral).choices == client.completions.create(**chat).choices
     with pytest.raises(openai.BadRequestError, match="audio: unknown, or not supported"):
         client.completions.create(**chat, extra_body={"audio": {"voice": "x"}})
 
