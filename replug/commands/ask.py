@@ -36,7 +36,6 @@ class AskOptions:
 
     index: Path | None = None
     engine: str | None = None
-    retriever: str | None = None
     method: str = REPLUG
     k: int | None = None
     template: str | None = None
@@ -65,10 +64,6 @@ def ask(
     rerank: Annotated[
         str, typer.Option(help="replug (ensemble of every token), direct, rag, noisy_channel or poe.")
     ] = REPLUG,
-    retriever: Annotated[
-        str | None,
-        typer.Option(help="Encoder that reranks passages of --engine, such as RUN_DIR/retriever."),
-    ] = None,
     k: Annotated[
         int | None, typer.Option(help="Number of passages. 0: the LM answers alone. Default: 10.", min=0)
     ] = None,
@@ -100,11 +95,10 @@ def ask(
     stops = tuple(text.replace("\\n", "\n") for text in stop or ())
     if index is None and engine is None and QUICKSTART.is_dir():
         index = QUICKSTART
-    options = AskOptions(index, engine, retriever, rerank, k, template, shots, max_new_tokens, stops)
+    options = AskOptions(index, engine, rerank, k, template, shots, max_new_tokens, stops)
     for problem in _problems(options, overrides or []):
         raise UserError(problem)
-    chosen = [f"web.engine={engine or 'local'}", *([f"retriever.path={retriever}"] if retriever is not None else [])]
-    config = config_of(options.index, [*(overrides or []), *chosen])
+    config = config_of(options.index, [*(overrides or []), f"web.engine={engine or 'local'}"])
     options = _with_template(options, config)
     from replug.commands.ask_reply import print_reply, reply_to
 
@@ -170,24 +164,21 @@ def _problems(options: AskOptions, overrides: Sequence[str]) -> Iterator[str]:
 
 def _override_problems(options: AskOptions, overrides: Sequence[str]) -> Iterator[str]:
     """Yield keys that nothing reads, and keys that have an option."""
-    has_passages, passages = options.engine is not None, "--engine, since an index has its own encoder and documents"
     reads = {  # by section or key: whether it is read, and with what
-        "web": (has_passages, passages),
-        "retriever": (has_passages, passages),
+        "web": (options.engine is not None, "--engine, since an index has its own documents"),
         "rerank_lm": (options.reranks, "a reranker, such as --rerank poe"),
         "ensemble": (options.k != 0, "passages, and --k 0 reads none"),
-        TEMPERATURE: (bool(options.retriever) or not has_passages, "a retriever's similarities: --retriever"),
+        TEMPERATURE: (options.engine is None, "the similarities of an index"),
     }
-    options_of = {"web.engine": "--engine", "retriever.path": "--retriever"}
-    for name in [*(one.partition("=")[0] for one in overrides), *(["--retriever"] if options.retriever else ())]:
-        section = "retriever" if name == "--retriever" else name.partition(".")[0]
+    for name in (one.partition("=")[0] for one in overrides):
+        section = name.partition(".")[0]
         for is_read, needed in (reads[key] for key in (section, name) if key in reads):
             if not is_read:
                 yield f"{name} has no effect here; it is for {needed}"
         if section == "ensemble" and options.reranks and name != TEMPERATURE:
             yield f"{name} is for the ensemble of every token; expected it without --rerank {options.method}"
-        if name in options_of:
-            yield f"{name} is set as a key; expected {options_of[name]}"
+        if name == "web.engine":
+            yield f"{name} is set as a key; expected --engine"
 
 
 def _prompt_problems(options: AskOptions) -> Iterator[str]:

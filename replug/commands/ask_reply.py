@@ -28,14 +28,14 @@ from replug.data.rows import one_line
 from replug.evals.tables import Block, Table, print_blocks
 from replug.index_workers.local_index import RunRetriever
 from replug.models.black_box_lm import AsyncLM, Mixture
-from replug.models.build import counting_template, limited_template, lm_source, load_encoder
+from replug.models.build import counting_template, limited_template, lm_source
 from replug.models.ensemble import REPLUG_WEIGHTS
 from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import GenerationOptions
 from replug.models.lm_source import LMSource
 from replug.train.run_dir import RunDirectory
 from replug.web import require_web
-from replug.web.records import FoundEvidence, Passage, first_passages, passages_of_documents, rank_densely
+from replug.web.records import FoundEvidence, Passage, first_passages, passages_of_documents
 
 log = logging.getLogger(__name__)
 
@@ -129,23 +129,15 @@ def find_evidence(question: str, k: int, options: AskOptions, config: AskConfig,
     if options.index is not None:
         retriever = RunRetriever(options.index)
         [documents] = retriever.retrieve([question], k)
-        return FoundEvidence(question, tuple(passages_of_documents(documents, _temperature(config, retriever))), {})
+        given = config.ensemble.temperature
+        temperature = own_temperature(retriever).value if given is None else float(given)
+        return FoundEvidence(question, tuple(passages_of_documents(documents, temperature)), {})
     require_web("--engine")
     from replug.web.evidence import evidence_finder
 
     with closing(evidence_finder(config.web, folder / "snapshot")) as finder:
         evidence = finder.find(question)
-    passages: Sequence[Passage] = evidence.passages
-    if config.retriever.path:
-        encoder = load_encoder(config.retriever)
-        passages = rank_densely(encoder, question, passages, _temperature(config, encoder))
-    return replace(evidence, passages=tuple(first_passages(passages, k)))
-
-
-def _temperature(config: AskConfig, retriever: object) -> float:
-    """Return the ensemble's temperature: the key's, else the one saved with the retriever, else 1."""
-    given = config.ensemble.temperature
-    return own_temperature(retriever).value if given is None else float(given)
+    return replace(evidence, passages=tuple(first_passages(evidence.passages, k)))
 
 
 # Prompts that fit ----------------------------------------------------------------------------------------------------

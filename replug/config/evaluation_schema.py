@@ -144,7 +144,6 @@ class AskConfig:
 
     lm: LMConfig = section(LMConfig)
     rerank_lm: LMConfig = section(LMConfig)  # neither path nor url: answers are reranked by the LM that sampled them
-    retriever: RetrieverConfig = section(RetrieverConfig, path="")  # re-ranks passages, where it has a path
     ensemble: AnsweringConfig = section(AnsweringConfig)
     web: WebConfig = section(WebConfig)
 

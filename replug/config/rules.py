@@ -87,9 +87,6 @@ def _ask_problems(config: AskConfig) -> Iterator[str]:
         for name in ("prune", "read"):
             if (value := getattr(config.ensemble, name)) != getattr(AnsweringConfig(), name):
                 yield f"ensemble.{name} is {value}, and weights={weights} stay as they are; expected weights=posterior"
-    if not config.retriever.path and config.retriever != RetrieverConfig(""):
-        yield "retriever.path is missing, but other keys of retriever are set; expected both. Give --retriever DIR"
-    yield from untrained_problems(config.retriever)
 
 
 def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator[str]:

@@ -2,12 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from replug.models.ensemble import Retrieved, document_weights
-
-if TYPE_CHECKING:  # brings torch
-    from replug.models.encoder import Encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +57,13 @@ class EngineRefused(Exception):
         self.reason = reason
 
 
-def rank_densely(
-    encoder: "Encoder", question: str, passages: Sequence[Passage], temperature: float = 1.0
-) -> list[Passage]:
-    """Return the passages by an encoder, the most similar first; equal ones keep their order."""
-    if not passages:
-        return []
-    from replug.models.encoder_retriever import EncoderRetriever
-
-    retriever = EncoderRetriever(encoder, [passage.text for passage in passages])
-    [documents] = retriever.retrieve([question], len(passages))
-    return _weighted([(passages[int(one.id)], one.similarity) for one in documents], temperature)
-
-
 def passages_of_documents(documents: Sequence[Retrieved], temperature: float = 1.0) -> list[Passage]:
     """Return retrieved documents, each as a whole passage, the most similar first."""
-    passages = [
-        Passage(document.text, f"document:{document.id}", "", None, rank, document.similarity, 0.0, document.id)
-        for rank, document in enumerate(documents, start=1)
+    weights = document_weights([document.similarity for document in documents], temperature).tolist()
+    return [
+        Passage(one.text, f"document:{one.id}", "", None, rank, one.similarity, weight, one.id)
+        for rank, (one, weight) in enumerate(zip(documents, weights, strict=True), start=1)
     ]
-    return _weighted([(passage, passage.cosine) for passage in passages], temperature)
 
 
 def first_passages(passages: Sequence[Passage], k: int) -> list[Passage]:
@@ -88,11 +71,3 @@ def first_passages(passages: Sequence[Passage], k: int) -> list[Passage]:
     kept = passages[:k]
     total = sum(passage.probability for passage in kept)
     return [replace(passage, probability=passage.probability / total if total else 1 / len(kept)) for passage in kept]
-
-
-def _weighted(passages: Sequence[tuple[Passage, float]], temperature: float) -> list[Passage]:
-    weights = document_weights([similarity for _, similarity in passages], temperature).tolist()
-    return [
-        replace(passage, cosine=similarity, probability=weight)
-        for (passage, similarity), weight in zip(passages, weights, strict=True)
-    ]

@@ -173,15 +173,6 @@ def test_another_lm_may_rerank(replug, index):
 # Engines ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_retriever_ranks_the_passages_of_an_engine(replug, site):
-    typed = ["--engine", "searxng", f"web.url={site.url}", LM, "--max-new-tokens", "3", "--k", "3"]
-    evidence = asked(replug, *typed, "--retriever", "stand_in")["evidence"]
-    similarities, priors = ([one[name] for one in evidence] for name in ("similarity", "prior"))
-    assert similarities == sorted(similarities, reverse=True)
-    assert priors == pytest.approx([math.exp(one) / sum(map(math.exp, similarities)) for one in similarities])
-    assert evidence != asked(replug, *typed)["evidence"]
-
-
 def test_pages_of_a_search_engine_are_the_evidence_with_their_date(replug, site):
     typed = ["--engine", "searxng", f"web.url={site.url}", LM, "--max-new-tokens", "3"]
     row = asked(replug, *typed, "--rerank", "poe")
@@ -216,10 +207,9 @@ ENGINE = ["--engine", "searxng", "web.url=http://127.0.0.1:1"]
         ([*ENGINE, "--rerank", "poe", "--template", "{question}"], "--template is for the ensemble; --rerank poe has"),
         ([*ENGINE, "--k", "60"], "--k is 60, and web.max_passages=50 are kept; raise that too"),
         (["--index", ".", "web.url=x"], "web.url has no effect here"),
-        (["--index", ".", "--retriever", "x"], "--retriever has no effect here"),
         ([*ENGINE, "ensemble.temperature=2"], "ensemble.temperature has no effect here"),
         ([*ENGINE, "rerank_lm.path=x"], "rerank_lm.path has no effect here"),
-        ([*ENGINE, "retrieve.k=3"], "retrieve: unknown key; expected keys of lm and rerank_lm and retriever and"),
+        ([*ENGINE, "retrieve.k=3"], "retrieve: unknown key; expected keys of lm and rerank_lm and ensemble and"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -19,13 +19,10 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import WebConfig
 from replug.data.records import Document
-from replug.data.sources.built_in_texts import stand_in_vocabulary
-from replug.models.encoder import Encoder
 from replug.models.ensemble import Retrieved
-from replug.models.packaged import resolve_encoder_path
 from replug.web.evidence import EvidenceFinder, evidence_finder, found_in_documents
 from replug.web.extraction import split_passages, tfidf_cosines
-from replug.web.records import EngineRefused, EngineResult, FoundEvidence, Passage, first_passages, rank_densely
+from replug.web.records import EngineRefused, EngineResult, FoundEvidence, Passage, first_passages
 from replug.web.snapshot import KeptPage
 from tests.support.shared_data import shared
 from tests.support.web_site import FOOTER, QUICK, WebSite, answer, article, searxng, web_site
@@ -274,22 +271,6 @@ def test_cosines_equal_a_computation_by_hand() -> None:
 
 def passages(*texts: str, probability: float = 0.25) -> list[Passage]:
     return [Passage(text, f"u{row}", "t", "2026-01-01", row, 0.1, probability) for row, text in enumerate(texts, 1)]
-
-
-def test_passages_are_ordered_and_weighed_by_similarity():
-    topics = [" ".join(topic) for topic in stand_in_vocabulary()[:3]]
-    encoder, question = Encoder(resolve_encoder_path("stand_in")), topics[2][:20]
-    ranked = rank_densely(encoder, question, passages(*topics))
-    vectors, query = encoder.encode(topics).numpy(), encoder.encode([question]).numpy()[0]
-    expected = sorted((float(vector @ query), row) for row, vector in enumerate(vectors, 1))[::-1]
-    assert [one.rank for one in ranked] == [row for _, row in expected]
-    similarities = np.array([similarity for similarity, _ in expected])
-    np.testing.assert_allclose([one.cosine for one in ranked], similarities, atol=1e-5)
-    np.testing.assert_allclose(
-        [one.probability for one in ranked], np.exp(similarities) / np.exp(similarities).sum(), atol=1e-5
-    )
-    assert all(one.url == f"u{one.rank}" and one.fetched == "2026-01-01" for one in ranked)
-    assert rank_densely(encoder, question, []) == []
 
 
 def test_the_first_passages_share_what_they_have_together():
