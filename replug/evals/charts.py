@@ -16,7 +16,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
-from replug.config.methods import Method
 from replug.evals.intervals import Interval
 from replug.evals.results import Results
 
@@ -115,19 +114,14 @@ def lines(
     x_label: str,
     y_label: str = "",
     *,
-    levels: Mapping[str, float] | None = None,
     marks: Sequence[float] = (),
     log_x: bool = False,
     is_share: bool = False,
     dashed: Collection[str] = (),
     marker: str | None = "o",
 ) -> None:
-    """Draw a line of (x, value) for each key; `levels` are dashed horizontal lines, `marks` dotted vertical ones."""
-    levels = levels or {}
-    for name, colour in colours_of([*points, *levels]).items():
-        if name in levels:
-            axes.axhline(levels[name], color=colour, linestyle="--", label=name)
-            continue
+    """Draw a line of (x, value) for each key; `marks` are dotted vertical lines."""
+    for name, colour in colours_of([*points]).items():
         values = [value for _, value in points[name]]
         look: Any = {"marker": marker, "ms": 4, "lw": 1.5, "elinewidth": 0.8, "color": colour, "label": name}
         if name in dashed:
@@ -145,7 +139,7 @@ def lines(
         axes.set_ylim(bottom=0)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    if len(points) + len(levels) > 1:
+    if len(points) > 1:
         legend(axes)
 
 
@@ -204,16 +198,6 @@ def draw_methods(axes: Axes, results: Results, metric: str) -> None:
     bars(axes, values, f"{metric}; {_spread_name(results)}", horizontal=True, from_zero=False)
 
 
-def draw_sweep(axes: Axes, results: Results, metric: str, sweeps: Mapping[str, Mapping[int, str]]) -> None:
-    """Draw the metric over the number of documents; `sweeps` maps series -> number -> method."""
-    points = {
-        name: [(count, spread(results, methods[count], metric)) for count in sorted(methods)]
-        for name, methods in sweeps.items()
-    }
-    levels: dict[str, float] = {name: results[name][metric]["value"] for name in ("none", "gold") if name in results}
-    lines(axes, points, f"documents; {_spread_name(results)}", metric, levels=levels)
-
-
 def draw_document_weights(axes: Axes, picture: Mapping[str, Any]) -> None:
     """Draw the weight of each document at each token of a text as shades, and below it what the weights gain.
 
@@ -240,15 +224,6 @@ def draw_document_weights(axes: Axes, picture: Mapping[str, Any]) -> None:
     gains.set_ylabel("gain, bits")
     gains.tick_params(axis="x", labelbottom=False, length=0)
     gains.grid(axis="x", visible=False)
-
-
-def sweeps_of(methods: Sequence[Method]) -> dict[str, dict[int, str]]:
-    """Return series -> number of documents -> method, of series that have at least three numbers."""
-    sweeps: dict[str, dict[int, str]] = {}
-    for method in methods:
-        if method.k:
-            sweeps.setdefault(method.series, {})[method.k] = method.name
-    return {series: of for series, of in sweeps.items() if len(of) >= 3}
 
 
 def _spread_name(results: Results) -> str:

@@ -37,7 +37,6 @@ class EvaluationFolder:
         self.config = path / "config.yaml"
         self.data = path / "data"
         self.found = path / "found"
-        self.written = self.found / "genread.jsonl"
         self.leakage = path / "leakage.json"
         self.scores = path / "scores.sqlite"
         self.budget_file = path / "lm_spent.json"

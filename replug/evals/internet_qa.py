@@ -135,11 +135,9 @@ def with_evidence(prepared: Prepared, evidence_of_questions: Iterable[FoundEvide
         progress.advance()
     without = sum(not evidence.passages for evidence in found.values())
     if without:
-        counts = sum((Counter(evidence.failures) for evidence in found.values()), Counter())
-        reasons = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
         log.warning(
-            f"{without} of {len(found)} questions have no passage, so methods that rerank answer them with nothing"
-            f"{f'; what went wrong: {reasons}' if reasons else ''}"
+            f"{without} of {len(found)} questions have no passage, so methods that rerank answer them with nothing; "
+            "the table says why"
         )
     return replace(prepared, found=found, in_pages=in_pages)
 

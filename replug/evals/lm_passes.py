@@ -7,8 +7,6 @@ context).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
-from pathlib import Path
 
 import numpy as np
 
@@ -19,7 +17,7 @@ from replug.data.rows import one_line
 from replug.data.store import CorpusStore
 from replug.evals.evidence import RetrievedDocuments, WrittenDocument
 from replug.evals.kinds import PromptedLM
-from replug.evals.loop import OutcomeFile, in_order
+from replug.evals.loop import in_order
 from replug.models.generation import GenerationOptions
 
 WRITING = GenerationOptions(150)  # tokens of a document
@@ -36,16 +34,13 @@ def first_line(generated: str) -> str:
     return generated.removeprefix(BETWEEN_BLOCKS).partition("\n")[0].strip()
 
 
-def write_documents(lm: PromptedLM, questions: Sequence[str], path: Path) -> list[WrittenDocument]:
-    """Write a document for each question that is not blank and that the file at `path` lacks.
+def write_documents(lm: PromptedLM, questions: Sequence[str]) -> list[WrittenDocument]:
+    """Write a document for each question that is not blank; equal questions share one. The LM's cache keeps them.
 
-    Raises UserError where the file is of other questions, and UnscorableText for a prompt that the LM does not hold.
+    Raises UnscorableText for a prompt that the LM does not hold.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file, distinct = OutcomeFile(path), list(dict.fromkeys(questions))
-    known = file.by("question", set(distinct))
-    progress = Progress("documents written by the LM", len(distinct), len(known))
-    missing = [question for question in distinct if question not in known]
+    distinct = list(dict.fromkeys(questions))
+    progress, written = Progress("documents written by the LM", len(distinct)), dict[str, WrittenDocument]()
 
     def begin(question: str) -> Callable[[], WrittenDocument]:
         if not question.strip():
@@ -60,12 +55,10 @@ def write_documents(lm: PromptedLM, questions: Sequence[str], path: Path) -> lis
 
         return finish
 
-    for question, document in zip(missing, in_order(map(begin, missing), lm.num_in_flight), strict=True):
-        known[question] = {"question": question, **asdict(document)}
-        file.append(known[question])
+    for question, document in zip(distinct, in_order(map(begin, distinct), lm.num_in_flight), strict=True):
+        written[question] = document
         progress.advance()
-    names = [field.name for field in fields(WrittenDocument)]
-    return [WrittenDocument(*(known[question][name] for name in names)) for question in questions]
+    return [written[question] for question in questions]
 
 
 def reranked(

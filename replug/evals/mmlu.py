@@ -146,21 +146,15 @@ def _question(where: str, row: list[str], answers: dict[str, int], subject: str,
 
 
 def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield each row with where it begins (`file:line`); rows without a field are passed over."""
+    """Yield each row with where it ends (`file:line`); rows without a field are passed over."""
     if not path.is_file():
         raise UserError(f"{path} does not exist; expected rows of {FIELDS}")
-    line = 1
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            for row in reader:
-                if row:
-                    yield f"{path}:{line}", row
-                line = reader.line_num + 1
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 ({error.reason}) at or after line {line}; convert the file") from error
-    except csv.Error as error:
-        raise UserError(f"{path}:{line}: not valid CSV ({error}); expected {FIELDS}") from error
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            yield from ((f"{path}:{reader.line_num}", row) for row in reader if row)
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise UserError(f"{path}:{reader.line_num}: not valid CSV in UTF-8 ({error}); expected {FIELDS}") from error
 
 
 class Mmlu(FewShotTask):

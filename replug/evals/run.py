@@ -19,7 +19,7 @@ from replug.config.rules import evaluation_methods, has_rerank_lm
 from replug.config.schema import Config, LMConfig
 from replug.data.files import replace_file, write_json
 from replug.data.folder import sole_writer
-from replug.evals.charts import draw_methods, draw_sweep, sweeps_of, to_svg
+from replug.evals.charts import draw_methods, to_svg
 from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.few_shot import FewShot
@@ -91,7 +91,7 @@ def _measure(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluatio
                 retrieved |= reranked(lms, methods, corpus.corpus, retrieved, dataset.queries, dataset.cut)
             written: list[WrittenDocument] = []
             if lms and any(method.source == GENREAD for method in methods):
-                written = write_documents(lms, dataset.questions, folder.written)
+                written = write_documents(lms, dataset.questions)
             retrieves = [bool(query.strip()) for query in dataset.queries]
             weighting = posterior_weighting(config.ensemble, config.lm, is_asked=bool(dataset.questions))
             documents = corpus.corpus if corpus else None
@@ -189,12 +189,7 @@ def write_results(
         blocks.append(overlap_line(overlaps, ids))
     blocks += kind.add_findings(Finished(config, folder, rows, book, results))
     replace_file(folder.table, to_markdown(blocks).encode())
-    metric, sweeps = main_metric(results), sweeps_of(book.methods)
-    if sweeps:
-        figure = to_svg(partial(draw_sweep, results=results, metric=metric, sweeps=sweeps), width=7, height=4)
-    else:
-        height = 1.2 + 0.45 * len(results)
-        figure = to_svg(partial(draw_methods, results=results, metric=metric), width=8, height=height)
-    replace_file(folder.figure, figure.encode())
+    draw = partial(draw_methods, results=results, metric=main_metric(results))
+    replace_file(folder.figure, to_svg(draw, width=8, height=1.2 + 0.45 * len(results)).encode())
     write_json(folder.results, {config.evaluation: results})
     folder.finish()

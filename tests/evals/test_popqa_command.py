@@ -92,7 +92,6 @@ def test_every_way_to_answer_is_measured_with_its_costs_and_reported(evaluate, r
     of_bm25 = [row for row in rows if row["method"] == "bm25@1"]
     assert all(row["top_score"] is not None and row["documents"] for row in of_bm25)
     assert "Popularity is monthly page views" in (out / "table.md").read_text()
-    assert len((out / "found/genread.jsonl").read_text().splitlines()) == 24, "shots have documents too"
     ended = replug("report", out, "--policies", tmp_path / "policies")
     assert ended.status == 0, ended.printed
     pairs = json.loads((tmp_path / "policies/report.json").read_text())["stand_in"]["pairs"]
@@ -113,20 +112,17 @@ def num_answers(out: Path) -> int:
 
 
 @pytest.mark.nightly
-def test_killed_among_documents_and_among_answers_it_has_the_results_of_an_unbroken_run(evaluate, data, tmp_path):
+def test_killed_among_answers_it_has_the_results_of_an_unbroken_run(evaluate, data, tmp_path):
     settings = [*with_corpus(data), "methods=[none,bm25@1,genread]", "data.corpus=" + str(data / "corpus.jsonl")]
     whole, _ = evaluate(tmp_path / "whole", *settings)
     out = tmp_path / "killed"
     slow = [*settings, "lm.path=stand_in:0.05"]
-    before = 0
-    for file, total in ((out / "found/genread.jsonl", 24), (out / "outcomes.jsonl", 20)):
-        process = start_process(*typed(data, out, *slow))
-        wait_for_lines(process, file, 3)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        assert 3 <= len(file.read_bytes().splitlines()) < total, "it was not killed in the middle"
-        assert num_answers(out) > before, "answers are stored as they come"
-        before = num_answers(out)
+    process = start_process(*typed(data, out, *slow))
+    wait_for_lines(process, out / "outcomes.jsonl", 3)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert 3 <= len((out / "outcomes.jsonl").read_bytes().splitlines()) < 20, "it was not killed in the middle"
+    assert num_answers(out) > 24, "documents and answers are stored as they come"
     again, _ = evaluate(out, *slow)
     assert again == whole
     assert num_answers(out) == num_answers(tmp_path / "whole") == 24 + 20 * 3
