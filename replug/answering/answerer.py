@@ -337,7 +337,6 @@ class AnsweringOptions:
 class Answered:
     """The candidates of a question with their factors, and by reranker the score of each distinct answer."""
 
-    question: str
     passages: tuple[Passage, ...]
     candidates: tuple[Candidate, ...]
     factors: Factors
@@ -428,6 +427,6 @@ class Answerer:
             factors = normalized_over_labels(scored()) if self._options.labels else scored()
             rerankers = {name: RERANKERS[name] for name in self._options.rerankers}
             scores = {name: of.score(factors, of.default_weights) for name, of in rerankers.items()}
-            return Answered(question, tuple(passages), tuple(candidates), factors, scores)
+            return Answered(tuple(passages), tuple(candidates), factors, scores)
 
         return ranked

@@ -125,13 +125,13 @@ def _source(lm: LMConfig, folder: Path, prefix: str = "") -> LMSource:
 def find_evidence(question: str, k: int, options: AskOptions, config: AskConfig, folder: Path) -> FoundEvidence:
     """Find the `k` passages nearest to the question, with weights that sum to 1. With k=0 none is searched for."""
     if not k:
-        return FoundEvidence(question, (), {})
+        return FoundEvidence((), {})
     if options.index is not None:
         retriever = RunRetriever(options.index)
         [documents] = retriever.retrieve([question], k)
         given = config.ensemble.temperature
         temperature = own_temperature(retriever).value if given is None else float(given)
-        return FoundEvidence(question, tuple(passages_of_documents(documents, temperature)), {})
+        return FoundEvidence(tuple(passages_of_documents(documents, temperature)), {})
     require_web("--engine")
     from replug.web.evidence import evidence_finder
 

@@ -12,7 +12,7 @@ paper are those of `paper` in the evaluations' configurations.
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -27,11 +27,11 @@ from replug.config.methods import GENREAD, NONE
 from replug.data.files import replace_file, write_json
 from replug.data.progress import Progress
 from replug.evals import thresholds as fit
-from replug.evals.charts import Draw, bars, lines, to_svg
+from replug.evals.charts import Draw, Value, lines, to_svg
 from replug.evals.folder import LM, EvaluationFolder
 from replug.evals.intervals import Interval, wilson_interval
 from replug.evals.loop import OutcomeFile, Row
-from replug.evals.tables import Block, Blocks, Html, Table, figure, grid, html_page, row_names
+from replug.evals.tables import Block, Blocks, Html, Table, figure, html_page, row_names
 
 log = logging.getLogger(__name__)
 
@@ -129,10 +129,11 @@ def measure_pair(answered: AnsweredQuestions, pair: Pair, num_resamples: int = f
     retrieved = fit.decisions(rule, *right, splits)
     worth, better = fit.measure(rule, *right, splits, num_resamples)
     without, with_documents = (answered.methods[name] for name in pair)
-    chosen = {name: np.where(retrieved, with_documents[name], without[name]) for name in COSTS}
+    counted = [name for name in COSTS if np.isfinite([without[name], with_documents[name]]).all()]
+    chosen = {name: np.where(retrieved, with_documents[name], without[name]) for name in counted}
     costs = {
-        fit.NEVER_RETRIEVE: {name: float(without[name].mean()) for name in COSTS},
-        fit.ALWAYS_RETRIEVE: {name: float(with_documents[name].mean()) for name in COSTS},
+        fit.NEVER_RETRIEVE: {name: float(without[name].mean()) for name in counted},
+        fit.ALWAYS_RETRIEVE: {name: float(with_documents[name].mean()) for name in counted},
         fit.ADAPTIVE: {name: fit.mean_over_splits(own, splits) for name, own in chosen.items()},
         fit.ORACLE: {},  # which nobody can follow
     }
@@ -158,10 +159,10 @@ def thresholds_of(answered: AnsweredQuestions, pair: Pair) -> dict[str, float | 
     }
 
 
-def accuracies(answered: AnsweredQuestions, among: np.ndarray) -> dict[str, Interval | float]:
+def accuracies(answered: AnsweredQuestions, among: np.ndarray) -> dict[str, Any]:
     """Return the accuracy by method among the questions bool [N], with Wilson's intervals."""
-    num = int(among.sum())
-    return {name: wilson_interval(float(of["accuracy"][among].sum()), num) for name, of in answered.methods.items()}
+    right = {name: float(of["accuracy"][among].sum()) for name, of in answered.methods.items()}
+    return {name: asdict(wilson_interval(num_right, int(among.sum()))) for name, num_right in right.items()}
 
 
 def help_and_harm(answered: AnsweredQuestions, pair: Pair) -> list[Measured]:
@@ -223,10 +224,10 @@ def write_report(
     def shown(name: str, draw: Draw, height: float, caption: str) -> Html:
         svg = to_svg(draw, 7.0, height)
         replace_file(out / f"{name}.svg", svg.encode())
-        return grid([figure(svg, caption)])
+        return figure(svg, caption)
 
     about = f"{len(lms[0].relations):,} questions, asked of {', '.join(measured)}."
-    sections: dict[str, Blocks] = {"": [about, shown(*figure_of_all(measured))]}
+    sections: dict[str, Blocks] = {"": [about, accuracy_table(measured)]}
     for answered in lms:
         for name, of in measured[answered.name]["pairs"].items():
             drawn = shown(*figure_of_pair(answered, name, of))
@@ -240,31 +241,20 @@ def write_report(
             "Mallen et al. asked far larger LMs all 14,282 questions, with passages of Wikipedia.",
             Table(["table", "what", "value"], list(papers)),
         ]
-    write_json(out / "report.json", _json(measured))
+    write_json(out / "report.json", measured)
     replace_file(out / "report.html", html_page("When to retrieve", sections).encode())
     return sections
 
 
-def _json(value: Any) -> Any:
-    """Return what JSON can hold; null is NaN, which was not measured."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return _json(asdict(value))
-    if isinstance(value, Mapping):
-        return {name: _json(of) for name, of in value.items()}
-    if isinstance(value, list):
-        return [_json(of) for of in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def figure_of_all(measured: Mapping[str, Measured]) -> Figure:
-    """Return the figure in which LMs stand side by side (figure 7)."""
-    accuracy = {name: dict(lm["accuracy"]) for name, lm in measured.items()}
+def accuracy_table(measured: Mapping[str, Measured]) -> Table:
+    """Show the accuracy of every method by LM, and of the policies by popularity (figure 7)."""
+    shown = {name: dict(lm["accuracy"]) for name, lm in measured.items()}
     for name, lm in measured.items():
         for pair, of in lm["pairs"].items():
-            accuracy[name][f"{fit.ADAPTIVE} {pair}"] = Interval(**of["policies"][fit.ADAPTIVE]["accuracy"])
-    adaptive = {name for of in accuracy.values() for name in of if name.startswith(fit.ADAPTIVE)}
-    draw = partial(bars, groups=accuracy, label="right answers", is_share=True, hatched=adaptive)
-    return "accuracy", draw, 3.6, "Every method, and policies by popularity (hatched)."
+            shown[name][f"{fit.ADAPTIVE} {pair}"] = of["policies"][fit.ADAPTIVE]["accuracy"]
+    columns = list(dict.fromkeys(column for own in shown.values() for column in own))
+    rows = [[n, *(_interval_text(own[of]) if of in own else "" for of in columns)] for n, own in shown.items()]
+    return Table(["right answers", *columns], rows)
 
 
 def figure_of_pair(answered: AnsweredQuestions, name: str, of: Measured) -> Figure:
@@ -280,7 +270,7 @@ def _draw_popularity(axes: Axes, bins: Sequence[Measured]) -> None:
     methods = list(dict.fromkeys(method for of in bins for method in of["accuracy"]))
     points = {
         method: [
-            (math.sqrt(of["low"] * of["high"]) * 1.06 ** (number - (len(methods) - 1) / 2), of["accuracy"][method])
+            (math.sqrt(of["low"] * of["high"]) * 1.06 ** (number - (len(methods) - 1) / 2), _drawn(of, method))
             for of in bins
             if of["n"] >= MIN_DRAWN and method in of["accuracy"]
         ]
@@ -290,6 +280,11 @@ def _draw_popularity(axes: Axes, bins: Sequence[Measured]) -> None:
     axes.set_xlim(bins[0]["low"], bins[-1]["high"])
     dashed = [method for method in methods if method.startswith(fit.ADAPTIVE)]
     lines(axes, points, "popularity of the subject", "right answers", log_x=True, is_share=True, dashed=dashed)
+
+
+def _drawn(of: Measured, method: str) -> Value:
+    accuracy = of["accuracy"][method]
+    return accuracy if isinstance(accuracy, float) else Interval(**accuracy)
 
 
 def _pair_blocks(of: Measured) -> Iterator[Block]:
@@ -316,7 +311,7 @@ def comparison_table(of: Measured) -> Table:
     head = ["policy", "accuracy", f"gain over {of['better']}", "retrieves", *(name for name, _ in COSTS.values())]
     rows = []
     for name, policy in of["policies"].items():
-        costs = {cost: value for cost, value in policy["costs"].items() if not math.isnan(value)}
+        costs = policy["costs"]
         own = (f"{costs[cost]:,.{digits}f}" if cost in costs else "" for cost, (_, digits) in COSTS.items())
         gain = "" if name == of["better"] else _interval_text(policy["gain"], "+")
         rows.append([name, _interval_text(policy["accuracy"]), gain, f"{policy['share']['value']:.0%}", *own])

@@ -73,8 +73,6 @@ def bars(
     *,
     horizontal: bool = False,
     from_zero: bool = True,
-    is_share: bool = False,
-    hatched: Collection[str] = (),
 ) -> None:
     """Draw a group of bars for each key; bars of one name have one colour, and names of groups need no legend.
 
@@ -87,8 +85,6 @@ def bars(
         places = [row + (own.index(name) - (len(own) - 1) / 2) * width for row, own, _ in shown]
         values = [value for _, _, value in shown]
         look: Any = {"color": colour, "label": name, "error_kw": {"lw": 0.9}}
-        if name in hatched:
-            look |= {"hatch": "////", "edgecolor": "white", "lw": 0}
         draw, error = (axes.barh, "xerr") if horizontal else (axes.bar, "yerr")
         look[error] = _errors(values)
         draw(places, [_middle(value) for value in values], width * 0.92, **look)
@@ -102,8 +98,6 @@ def bars(
         ends = [end for of in groups.values() for value in of.values() for end in _ends(value)]
         margin = 0.25 * (max(ends) - min(ends)) or 0.1
         (axes.set_xlim if horizontal else axes.set_ylim)(max(0.0, min(ends) - margin), max(ends) + margin)
-    if is_share:
-        of_values.set_major_formatter(PercentFormatter(1.0))
     if names != list(groups):
         legend(axes)
 

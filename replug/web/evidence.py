@@ -105,12 +105,12 @@ def _found(question: str, whole: Sequence[Passage], most: int, failures: Mapping
     texts = tuple(one.text for one in whole)
     parts = [replace(one, text=text) for one in whole for text in split_passages(one.text, SENTENCES_PER_PASSAGE)]
     if not parts:
-        return FoundEvidence(question, (), dict(sorted(failures.items())), texts)
+        return FoundEvidence((), dict(sorted(failures.items())), texts)
     cosines = tfidf_cosines(question, [part.text for part in parts])
     best = np.argsort(-cosines, kind="stable")[:most]  # stable: by rank, then place
     nearest = zip(best.tolist(), cosines[best].tolist(), tfidf_probabilities(cosines[best]).tolist(), strict=True)
     passages = tuple(replace(parts[row], cosine=cosine, probability=share) for row, cosine, share in nearest)
-    return FoundEvidence(question, passages, dict(sorted(failures.items())), texts)
+    return FoundEvidence(passages, dict(sorted(failures.items())), texts)
 
 
 def evidence_finder(

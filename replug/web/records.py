@@ -43,7 +43,6 @@ class FoundEvidence:
     that passages are cut from, in the engine's order.
     """
 
-    question: str
     passages: tuple[Passage, ...]
     failures: Mapping[str, int]
     pages: tuple[str, ...] = ()

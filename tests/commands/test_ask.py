@@ -310,7 +310,7 @@ REPLY = reply_of(
     "poe",
     "tiny",
     AskOptions(engine="searxng"),
-    FoundEvidence("who?", PASSAGES, {"timeout": 2}),
+    FoundEvidence(PASSAGES, {"timeout": 2}),
     scores={"Someone": -float("inf"), f"Nobody {HOSTILE}": -46.75},
     candidates=CANDIDATES,
 )

@@ -138,7 +138,7 @@ def test_the_page_shows_several_lms_with_the_papers_numbers_and_every_figure(wri
     assert page.count("<td>0.465</td>") == 1, "once, of both folders"
     assert "<b>" not in page
     found = {path.stem for path in out.glob("*.svg")}
-    assert found == {"accuracy", "adaptive_bm25_1_tiny", "adaptive_bm25_1_large__b_"}
+    assert found == {"adaptive_bm25_1_tiny", "adaptive_bm25_1_large__b_"}
     assert page.count("<svg") == len(found)
 
 

@@ -102,7 +102,7 @@ def test_bins_of_popularity_hold_every_question_once(made_up):
     bins = measure_pair(made_up, PAIR, 10)["popularity"]
     assert sum(of["n"] for of in bins) == 300
     for name, own in zip(PAIR, made_up.right(PAIR), strict=True):
-        assert sum(of["n"] * of["accuracy"][name].value for of in bins) == pytest.approx(own.sum())
+        assert sum(of["n"] * of["accuracy"][name]["value"] for of in bins) == pytest.approx(own.sum())
 
 
 # Fitted thresholds, against brute force -------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def answered(probability: float = 0.4, zero: bool = False) -> Answered:
         shared,
     )
     candidates = (Candidate("red", 0, -1.0), Candidate("red", 1, -2.0), Candidate("blue", 1, -1.0))
-    return Answered("what colour?", passages, candidates, factors, {})
+    return Answered(passages, candidates, factors, {})
 
 
 def row(question: InternetQuestion, of: Answered, prepared: Prepared) -> dict:
@@ -74,7 +74,7 @@ def row(question: InternetQuestion, of: Answered, prepared: Prepared) -> dict:
 
 
 def prepared(questions=QUESTIONS, metric="exact_match", methods=METHODS) -> Prepared:
-    found = {one.example.id: FoundEvidence("", (), {}) for one in questions}
+    found = {one.example.id: FoundEvidence((), {}) for one in questions}
     return Prepared(tuple(methods), tuple(questions), (), metric, False, {}, found)
 
 
@@ -158,7 +158,7 @@ def test_without_a_validation_part_weights_are_the_defaults_and_without_a_test_p
 
 def test_a_question_without_passages_is_answered_with_nothing_and_counts(tmp_path):
     empty = Factors((), np.zeros(0, dtype=np.int64), *(np.zeros(0) for _ in range(5)))
-    _, rows = decided(tmp_path, of=Answered("q", (), (), empty, {}))
+    _, rows = decided(tmp_path, of=Answered((), (), empty, {}))
     numbers = rows[0]["methods"]["rag@2"]["numbers"]
     assert rows[0]["methods"]["rag@2"]["detail"]["answer"] == "" and numbers["exact_match"] == 0.0
     assert numbers["passages"] == 0.0 and numbers["retrieval_recall"] == 0.0

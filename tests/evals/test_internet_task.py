@@ -82,7 +82,7 @@ def prepared(names: list[str], labels: tuple[str, ...] = (), answer: str = "the 
         for n, (text, share) in enumerate(zip(TEXTS, (0.5, 0.3, 0.2), strict=True))
     )
     methods = tuple(parse_answering_methods(names, 10))
-    found = FoundEvidence(example.query, passages, {"http_404": 2}) if any(method.k for method in methods) else None
+    found = FoundEvidence(passages, {"http_404": 2}) if any(method.k for method in methods) else None
     return Prepared(
         methods,
         (question,),
