@@ -109,12 +109,17 @@ def token_ends(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return [[start + end for start in cuts for _, end in next(encodings).offsets] for cuts in borders]
 
 
+def num_bytes(text: str) -> int:
+    """Return the bytes of a text in UTF-8, at once where it is ASCII."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
 def pieces_within(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> list[list[str]]:
     """Cut each text into pieces of at most `limit` tokens, as even as can be: nearly always it is one piece already.
 
     A token is at least one byte, so only what is longer in bytes is tokenized.
     """
-    long = [row for row, text in enumerate(texts) if len(text.encode()) > limit]
+    long = [row for row, text in enumerate(texts) if num_bytes(text) > limit]
     encodings = tokenizer.encode_batch_fast([texts[row] for row in long], add_special_tokens=False)
     over = {row for row, encoding in zip(long, encodings, strict=True) if len(encoding) > limit}
     return [_cut_evenly(tokenizer, text, limit) if row in over else [text] for row, text in enumerate(texts)]

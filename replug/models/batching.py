@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from replug.data.tokenizing import num_bytes
+
 
 def token_budget_batches(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:
     """Yield rows grouped by length, longest first, each group's padded size within the budget (one row at least)."""
@@ -91,16 +93,13 @@ def units_of_similar_length(prefixes: Sequence[str], continuations: Sequence[str
 
     Choices after one prefix stay together: the LM reads their prefix once.
     """
-    num_bytes = BYTES_PER_TOKEN * num_tokens
-    together: dict[tuple, list[int]] = {}
+    together: dict[str | int, list[int]] = {}
     for row, (prefix, continuation) in enumerate(zip(prefixes, continuations, strict=True)):
-        is_choice = len(continuation) <= CHOICE_CHARACTERS
-        together.setdefault((prefix,) if is_choice else (prefix, row), []).append(row)
+        together.setdefault(prefix if len(continuation) <= CHOICE_CHARACTERS else row, []).append(row)
     groups = list(together.values())
-    lengths = [
-        len(prefixes[rows[0]].encode()) + sum(len(continuations[row].encode()) for row in rows) for rows in groups
-    ]
-    return [[row for group in batch for row in groups[group]] for batch in token_budget_batches(lengths, num_bytes)]
+    lengths = [num_bytes(prefixes[rows[0]]) + sum(num_bytes(continuations[row]) for row in rows) for rows in groups]
+    batches = token_budget_batches(lengths, BYTES_PER_TOKEN * num_tokens)
+    return [[row for group in batch for row in groups[group]] for batch in batches]
 
 
 # Padded tokens in a pass of an encoder if no key says otherwise: what stays in a core's cache, or keeps a GPU busy.
