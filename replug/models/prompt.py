@@ -8,14 +8,16 @@ were concatenated with the nearest last are cut from their beginning.
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from replug.config.rules import CONTEXT, DOCUMENT
-from replug.data.tokenizing import FIRST_CHARACTERS
+from replug.data.records import Example
+from replug.data.tokenizing import FIRST_CHARACTERS, num_bytes
 from replug.models.black_box_lm import UnscorableText
 from replug.models.pair_tokens import (
     answer_blank,
@@ -23,12 +25,14 @@ from replug.models.pair_tokens import (
     num_tokens,
     pair_token_ids,
     pairs_token_ids,
+    text_rules,
     token_spans,
     within,
 )
 
 PLACES = re.compile(f"({re.escape(DOCUMENT)}|{re.escape(CONTEXT)})")
 DOCUMENTS_LINE = re.compile(rf"^[^\n]*{re.escape(DOCUMENT)}[^\n]*(\n([^\S\n]*\n)*|$)", re.MULTILINE)
+JOINED = 64  # tokens that a prompt may have beyond those of its parts: where two meet, a word is cut in another way
 Build = Callable[[str | None], str]  # the prompt with a document, or without
 
 
@@ -138,15 +142,22 @@ class PromptTemplate:
     def prefixes(self, parts: Sequence[tuple[str | None, str, str]]) -> list[str]:
         """Return `prefix` of each document, context and continuation.
 
-        One call of the tokenizer counts all prompts whose bytes do not prove that they fit; a cut takes several calls.
+        Prompts are tokenized where neither their bytes nor the tokens of their parts say that they fit; a cut takes
+        several calls of the tokenizer.
         """
         wholes = [self.whole(document, context) for document, context, _ in parts]
-        rows = [row for row, part in enumerate(parts) if not self._surely_holds(wholes[row] + part[2], 0)]
+        rows = [row for row, part in enumerate(parts) if not self._surely_holds(wholes[row], num_bytes(part[2]))]
         if not rows:
             return wholes
         assert self.max_tokens is not None
-        near = [row for row in rows if len(wholes[row] + parts[row][2]) <= FIRST_CHARACTERS * self.max_tokens]
+        near = [row for row in rows if len(wholes[row]) + len(parts[row][2]) <= FIRST_CHARACTERS * self.max_tokens]
         with self._lock:
+            # Each part is tokenized once, such as a context that stands behind twenty documents.
+            texts = [text or "" for row in near for text in parts[row]]
+            lengths = np.array([len(ids) for ids in text_rules(self._tokenizer).ids(texts, begins=False)], np.int64)
+            left = self.max_tokens - num_tokens(self._tokenizer, self.whole("", "")) - JOINED
+            sure = {row for row, length in zip(near, lengths.reshape(-1, 3).sum(1), strict=True) if length <= left}
+            rows, near = [row for row in rows if row not in sure], [row for row in near if row not in sure]
             pairs = pairs_token_ids(self._tokenizer, [wholes[row] for row in near], [parts[row][2] for row in near])
         fits = {
             row for row, (before, after) in zip(near, pairs, strict=True) if len(before) + len(after) <= self.max_tokens
@@ -207,7 +218,7 @@ class PromptTemplate:
 
     def _surely_holds(self, prompt: str, num_after: int) -> bool:
         """Return whether the bytes fit: a token has at least one, so most prompts need not be tokenized."""
-        return self.max_tokens is None or len(prompt.encode()) + 2 + num_after <= self.max_tokens
+        return self.max_tokens is None or num_bytes(prompt) + 2 + num_after <= self.max_tokens
 
     def _excess(self, prefix: str, continuation: str) -> int:
         """Return the tokens over the limit."""
@@ -230,3 +241,15 @@ class PromptTemplate:
         if count >= len(spans):
             return ""
         return text[spans[count - 1][1] :] if keep_end else text[: spans[-count][0]]
+
+
+def prompts_of(
+    template: PromptTemplate, examples: Sequence[Example], texts: Iterable[Sequence[str | None]]
+) -> tuple[list[str], list[str]]:
+    """Return prefixes and continuations, one of each for every text before every example; None is no document."""
+    parts = [
+        (text, example.context, example.continuation)
+        for example, before in zip(examples, texts, strict=True)
+        for text in before
+    ]
+    return template.prefixes(parts), [template.continuation(continuation) for _, _, continuation in parts]

@@ -14,7 +14,7 @@ from replug.config.load import load_ask_config
 from replug.models.build import limited_template, lm_source
 from replug.models.pair_tokens import pair_token_ids
 from replug.models.prompt import PromptTemplate
-from tests.support.tokenizers import CHAT, llama_with, write_family
+from tests.support.tokenizers import CHAT, FAMILIES, llama_with, write_family
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,17 @@ def test_prefixes_of_a_batch_are_those_of_each_pair(tokenizer):
     parts = [(document, words("c", 5), " " + words("y", 3)) for document in documents]
     assert batch.prefixes(parts) == [alone.prefix(*part) for part in parts]
     assert batch.num_truncated == alone.num_truncated == 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_a_batch_in_a_long_window_is_cut_where_each_pair_is(tmp_path: Path, family: str, is_chat: bool):
+    tokenizer = write_family(family, tmp_path)
+    batch, alone = (PromptTemplate("\n", tokenizer, 300, is_chat=is_chat) for _ in range(2))
+    counts = [None, 0, *range(10, 60), 400]
+    parts = [(None if count is None else words("d", count), words("c", 20), " y") for count in counts]
+    assert batch.prefixes(parts) == [alone.prefix(*part) for part in parts]
+    assert 0 < batch.num_truncated == alone.num_truncated < len(parts)
 
 
 def test_concatenated_documents_lose_their_beginning_which_is_farthest(tokenizer):
