@@ -35,7 +35,7 @@ from replug.models.black_box_lm import ContinuationScore
 from replug.models.lm_source import GivenSource
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.pair_tokens import TokenizedCall
-from replug.models.prompt import PromptTemplate
+from replug.models.prompt import PromptTemplate, prompts_of
 from replug.models.score_cache import CachingLM
 from replug.models.scorer_pool import ScorerPool, TimedScores
 from replug.train.pipeline import BatchPipeline
@@ -137,8 +137,7 @@ def measure(pool: ScorerPool, case: Case, steps: int, file: Path) -> tuple[float
             search=search,
             executor=executor,
             k=K,
-            score=lm.submit_sums,
-            template=PromptTemplate(""),
+            score=lambda examples, texts: lm.submit_sums(*prompts_of(PromptTemplate(""), examples, texts)),
             depth=case.depth,
             max_steps=max_steps,
             clock=StepClock(),

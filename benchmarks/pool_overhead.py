@@ -2,14 +2,16 @@
 
     python -m benchmarks.pool_overhead --pairs 160 640 1280 --replicas 8 64
 
-Replicas and searchers answer at once, so all that is measured is rank 0's own: prompts, the cache on disk, units, calls
-to replicas, and a search of every shard, as many as replicas. The time is that of all threads of this process, Ray's
-among them; replicas and searchers are other processes. The last line fits a + b * pairs + c * replicas.
+Replicas and searchers answer at once, so all that is measured is rank 0's own: a search of every shard, as many as
+replicas, and prompts, the cache on disk, units and calls to replicas, or one message to the feeder that does these. The
+time is that of all threads of a process, Ray's among them; replicas and searchers are other processes. The last lines
+fit a + b * pairs + c * replicas.
 """
 
 import argparse
 import functools
 import pickle
+import sys
 import tempfile
 import time
 from collections import deque
@@ -20,23 +22,29 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import psutil
 import ray
 
 from benchmarks.machine import describe_machine
 from replug.cluster.actor_pool import ActorPool
 from replug.cluster.ray_cluster import own_ray
+from replug.config.schema import LMConfig
 from replug.data.records import Example
 from replug.index_workers.service import SearcherGroup
 from replug.models import scorer_pool
-from replug.models.black_box_lm import ScoreCall
+from replug.models.black_box_lm import BlackBoxLM, ScoreCall
+from replug.models.lm_source import LocalSource
 from replug.models.prompt import PromptTemplate
-from replug.models.score_cache import CachingLM
 from replug.models.scorer_pool import ScorerPool, TimedScores
-from replug.train.pipeline import prompts_of
+from replug.train import workers
+from replug.train.workers import Workers
 
 K, TEXT_BYTES, TOKENS, DIM = 20, 512, 128, 768  # documents of a query, sizes of texts and vectors, as in paper.yaml
 PROCESSES = 8  # that all replicas or all shards share, as handles of rank 0: a hundred processes take minutes to start
 AHEAD = 2  # steps that are scored beside the one that is waited for
+OWN = psutil.Process()
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # for the feeder
 
 
 class Pickled:
@@ -49,7 +57,7 @@ class Pickled:
         return pickle.loads, (self.data,)
 
 
-class InstantLM:
+class InstantLM(LocalSource):
     """Stands in for a source of local weights."""
 
     identity, max_tokens = "instant", None
@@ -59,6 +67,18 @@ class InstantLM:
 
     def tokens_per_unit(self, on_gpu: bool) -> int:
         return self._unit_tokens
+
+    def load(self, spread: bool = False) -> BlackBoxLM:
+        raise NotImplementedError
+
+    def open(self, lm: LMConfig) -> ScorerPool:
+        """Start replicas that answer at once, and wait until they are up."""
+        with patch.multiple(scorer_pool, Scorer=Replica, ActorPool=Handles):
+            pool = ScorerPool(self, lm.num_replicas, threads=1)  # type: ignore[arg-type]
+        pool._units_per_call = scorer_pool.UNITS_PER_CALL_GPU
+        while pool.pool.num_up < lm.num_replicas:
+            time.sleep(0.1)
+        return pool
 
 
 def _answer(pairs: int) -> TimedScores:
@@ -94,16 +114,16 @@ class Shard:
         return np.zeros((len(queries), k), np.int64), np.zeros((len(queries), k), np.float32)
 
 
-def milliseconds(steps: int, step: Callable[[int], object]) -> float:
+def milliseconds(steps: int, step: Callable[[int], object], process: psutil.Process) -> float:
     """Return the mean of a step, without the first ones, which find nothing to wait for."""
     for number in range(steps):
         if number == AHEAD + 1:
-            began = time.process_time()
+            began = sum(process.cpu_times()[:2])
         step(number)
-    return 1000 * (time.process_time() - began) / (steps - AHEAD - 1)
+    return 1000 * (sum(process.cpu_times()[:2]) - began) / (steps - AHEAD - 1)
 
 
-def scoring(lm: CachingLM, pairs: int, steps: int) -> float:
+def scoring(workers: Workers, pairs: int, steps: int, process: psutil.Process) -> float:
     rng, waiting = np.random.default_rng(), deque()
 
     def text() -> str:
@@ -113,11 +133,11 @@ def scoring(lm: CachingLM, pairs: int, steps: int) -> float:
     documents = [[text() for _ in range(K)] for _ in range(pairs // K)]
 
     def step(number: int) -> None:
-        waiting.append(lm.submit_sums(*prompts_of(PromptTemplate("\n"), examples[number], documents)))
+        waiting.append(workers.submit_examples(examples[number], documents))
         if len(waiting) > AHEAD:
             waiting.popleft().result(300)
 
-    found = milliseconds(steps, step)
+    found = milliseconds(steps, step, process)
     for future in waiting:
         future.result(300)
     return found
@@ -131,21 +151,31 @@ def searched(arguments: argparse.Namespace, shards: int) -> dict[int, float]:
         found = {}
         for pairs in arguments.pairs:
             vectors = np.random.default_rng().random((pairs // K, DIM), np.float32)
-            found[pairs] = milliseconds(arguments.steps, lambda _, vectors=vectors: group.search(0, vectors, K))
+            found[pairs] = milliseconds(arguments.steps, lambda _, vectors=vectors: group.search(0, vectors, K), OWN)
         return found
 
 
-def scored(arguments: argparse.Namespace, replicas: int) -> dict[int, float]:
-    """Return the milliseconds of scoring, by pairs."""
-    with tempfile.TemporaryDirectory() as folder, patch.multiple(scorer_pool, Scorer=Replica, ActorPool=Handles):
-        pool = ScorerPool(
-            InstantLM(arguments.unit_tokens, [pickle.dumps(_answer(n)) for n in range(129)]), replicas, threads=1
-        )  # type: ignore[arg-type]
-        pool._units_per_call = scorer_pool.UNITS_PER_CALL_GPU
-        while pool.pool.num_up < replicas:
-            time.sleep(0.1)
-        with closing(CachingLM(pool, Path(folder, "scores.sqlite"))) as lm:
-            return {pairs: scoring(lm, pairs, arguments.steps) for pairs in arguments.pairs}
+def scored(arguments: argparse.Namespace, replicas: int, is_fed: bool) -> dict[int, tuple[float, float]]:
+    """Return the milliseconds of scoring by pairs: rank 0's, and the feeder's."""
+    source = InstantLM(arguments.unit_tokens, [pickle.dumps(_answer(n)) for n in range(129)])
+    lm, fed_here = LMConfig(num_replicas=replicas), 0 if is_fed else replicas
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.object(workers, "MOST_FED_HERE", fed_here),
+        workers.started_lm(lm, source, Path(folder, "scores.sqlite")) as opened,  # type: ignore[arg-type]
+    ):
+        both = Workers(opened, None, PromptTemplate("\n"))  # type: ignore[arg-type]
+        both.submit_examples([Example("", "a", "b", "")], [["c"]]).result(300)
+        feeders = [
+            one
+            for one in psutil.process_iter(["cmdline"])
+            if (one.info["cmdline"] or [""])[0].startswith("ray::Feeder")
+        ]
+        found = {}
+        for pairs in arguments.pairs:
+            own = scoring(both, pairs, arguments.steps, OWN)
+            found[pairs] = (own, scoring(both, pairs, arguments.steps, feeders[0]) if is_fed else 0.0)
+        return found
 
 
 @own_ray(starts=True)
@@ -158,16 +188,24 @@ def main() -> None:
     arguments = parser.parse_args()
     print(describe_machine(1))
     ray.init(num_cpus=PROCESSES, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    measured: list[tuple[int, int, float]] = []
+    measured: dict[str, list[tuple[int, int, float]]] = {"rank 0": [], "rank 0 with a feeder": [], "the feeder": []}
     for replicas in arguments.replicas:
-        search, scores = searched(arguments, replicas), scored(arguments, replicas)
+        search = searched(arguments, replicas)
+        here, fed = scored(arguments, replicas, is_fed=False), scored(arguments, replicas, is_fed=True)
         for pairs in arguments.pairs:
-            parts = f"scores {scores[pairs]:6.1f} ms, search {search[pairs]:6.1f} ms"
-            print(f"{replicas:3} replicas, {pairs:5} pairs: {parts}", flush=True)
-            measured.append((pairs, replicas, scores[pairs] + search[pairs]))
-    pairs, replicas, spent = np.array(measured).T
-    fit = np.linalg.lstsq(np.stack([np.ones_like(pairs), pairs, replicas], axis=1), spent, rcond=None)[0]
-    print(f"{fit[0]:.1f} ms + {1000 * fit[1]:.1f} us a pair + {fit[2]:.2f} ms a replica")
+            (own, _), (beside, feeder) = here[pairs], fed[pairs]
+            print(
+                f"{replicas:3} replicas, {pairs:5} pairs: search {search[pairs]:5.1f} ms, scores {own:5.1f} ms, or "
+                f"{beside:5.1f} ms with a feeder that takes {feeder:5.1f} ms",
+                flush=True,
+            )
+            spent = (search[pairs] + own, search[pairs] + beside, feeder)
+            for rows, one in zip(measured.values(), spent, strict=True):
+                rows.append((pairs, replicas, one))
+    for name, rows in measured.items():
+        pairs, replicas, spent = np.array(rows).T
+        fit = np.linalg.lstsq(np.stack([np.ones_like(pairs), pairs, replicas], axis=1), spent, rcond=None)[0]
+        print(f"{name}: {fit[0]:.1f} ms + {1000 * fit[1]:.1f} us a pair + {fit[2]:.2f} ms a replica")
 
 
 if __name__ == "__main__":

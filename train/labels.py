@@ -52,6 +52,7 @@ from replug.models.black_box_lm import ContinuationScore, sums_of
 from replug.models.build import lm_source, load_encoder
 from replug.models.encoder import Encoder, require_finite_vectors
 from replug.models.encoder_side import query_sample, require_known
+from replug.models.feeder import FedLM
 from replug.models.hardware import check_gpus
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
@@ -111,7 +112,8 @@ def _label(config: Config, out: Path, index: Path, run_stages: RunStages | None)
             build_version(laid_out, encoder, data, workers.index, IndexState(0, 0))
         with stages.stage(LABELS):
             _write_labels(laid_out, data, out, workers, encoder, interruption.check)
-        log.info(f"{workers.lm.num_misses:,} pairs were scored, {workers.lm.num_hits:,} were found in the cache")
+        counts = workers.lm.metrics()
+        log.info(f"{counts['misses']:,.0f} pairs were scored, {counts['hits']:,.0f} were found in the cache")
     counts = {"queries": len(data.queries), "dev": len(data.dev) if data.dev is not None else 0}
     folder.finish([f"{split}.parquet" for split, count in counts.items() if count], {"counts": counts})
     return Labels(out)
@@ -375,7 +377,7 @@ def similarities(queries: np.ndarray, doc_rows: np.ndarray, take: Callable[[np.n
 
 
 def label_rows(
-    lm: CachingLM,
+    lm: CachingLM | FedLM,
     template: PromptTemplate,
     corpus: CorpusStore,
     check: Callable[[], None],

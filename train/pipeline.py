@@ -22,7 +22,7 @@ from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet
 from replug.index_workers.build_plan import IndexState
 from replug.models.encoder import require_finite_vectors
-from replug.models.prompt import PromptTemplate
+from replug.models.prompt import PromptTemplate, prompts_of
 from replug.train.step_metrics import StepClock
 
 log = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ class BatchPipeline:
     """Keeps `depth` batches in flight, and no more: so the LM's pool never has more than that to do.
 
     `encode` maps texts to vectors [B, D] by the live weights, `executor` runs `search` for `k` documents of each, and
-    `score` takes prefixes and continuations. There is no batch after step `max_steps`. `check` is called while a step
-    waits, to raise what should end the wait.
+    `score` takes examples and the texts before each. There is no batch after step `max_steps`. `check` is called while
+    a step waits, to raise what should end the wait.
     """
 
     def __init__(
@@ -58,8 +58,7 @@ class BatchPipeline:
         search: Search,
         executor: Executor,
         k: int,
-        score: Callable[[Sequence[str], Sequence[str]], Scores],
-        template: PromptTemplate,
+        score: Callable[[Sequence[Example], list[list[str]]], Scores],
         depth: int,
         max_steps: int,
         clock: StepClock,
@@ -68,7 +67,7 @@ class BatchPipeline:
     ) -> None:
         self._sampler, self._queries, self._corpus = sampler, data.queries, data.corpus
         self._encode, self._search, self._executor, self._k = encode, search, executor, k
-        self._exclude_own_source, self._score, self._template = exclude_own_source, score, template
+        self._exclude_own_source, self._score = exclude_own_source, score
         self._depth, self._max_steps = depth, max_steps
         self._clock, self._check_run = clock, check
         self._in_flight: dict[int, _InFlight] = {}
@@ -173,20 +172,9 @@ class BatchPipeline:
 
     def _ask(self, batch: RetrievedBatch) -> Scores:
         """Put the whole batch to the LM in one call, so that the pool can put pairs of similar length together."""
-        examples = self._queries.examples(batch.query_rows)
-        return self._score(*prompts_of(self._template, examples, map(self._corpus.texts, batch.doc_rows)))
-
-
-def prompts_of(
-    template: PromptTemplate, examples: Sequence[Example], texts: Iterable[Sequence[str | None]]
-) -> tuple[list[str], list[str]]:
-    """Return prefixes and continuations, one of each for every text before every example; None is no document."""
-    parts = [
-        (text, example.context, example.continuation)
-        for example, before in zip(examples, texts, strict=True)
-        for text in before
-    ]
-    return template.prefixes(parts), [template.continuation(continuation) for _, _, continuation in parts]
+        return self._score(
+            self._queries.examples(batch.query_rows), [self._corpus.texts(rows) for rows in batch.doc_rows]
+        )
 
 
 def score_in_calls(

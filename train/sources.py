@@ -168,8 +168,7 @@ class LiveBatches(BatchSource):
             executor=self._executor,
             k=config.retrieve.k,
             exclude_own_source=config.retrieve.exclude_own_source,
-            score=workers.lm.submit_sums,
-            template=workers.template,
+            score=workers.submit_examples,
             depth=config.train.pipeline_depth,
             max_steps=config.train.max_steps,
             clock=clock,
@@ -227,7 +226,7 @@ class LiveBatches(BatchSource):
         """
         super().end(step)
         refresh, last = self._refresh, self._refresh.last
-        lm = {**self._workers.lm.metrics(), "truncated": float(self._workers.template.num_truncated)}
+        lm = {"truncated": float(self._workers.template.num_truncated), **self._workers.lm.metrics()}
         return {
             "index/live_version": float(refresh.live.version),
             "index/live_step": float(refresh.live.step),

@@ -69,6 +69,20 @@ def forget(cluster_stays: bool = False) -> None:
         known.clear()
 
 
+Places = tuple[dict[tuple[str, int], Any], ...]
+
+
+def shared_places() -> Places:
+    """Return the places for an actor that starts some of the actors."""
+    return _strategies, _gpus, _memory
+
+
+def take_places(places: Places) -> None:
+    """Take the places that another process holds."""
+    for known, given in zip(shared_places(), places, strict=True):
+        known.update(given)
+
+
 def index_actors() -> IndexActors:
     """Return the actors of the index as they are laid out; without a layout one of each, on processors."""
     return _index[0] if _index else IndexActors()

@@ -50,8 +50,8 @@ CUT_BYTES, KEPT_DOCUMENTS = 3.0e6, 1.1e4
 # Of one core in an exact search: seconds to read a stored number, and FLOP a second (docs/scale.md).
 CORE_READS, CORE_FLOP = 7.5e-10, 1.24e11
 HOST_CORES = 64  # of a node that searches on its processors
-# Of rank 0's interpreter in a live step, for each of its pairs, and for each scorer (benchmarks/pool_overhead.py).
-OWN_STEP, OWN_PAIR, OWN_SCORER = 3.2e-3, 2.7e-5, 4.4e-4
+# Of the interpreter that feeds the scorers, for each pair and for each scorer (benchmarks/pool_overhead.py).
+FED_PAIR, FED_SCORER = 1.6e-5, 4e-4
 RING_WITHIN, RING_BETWEEN = 1e11, 1e10  # bytes a second of gradients: within a node (NVLink), between nodes (100 Gbit)
 ROLES = {SCORER: "score", BUILDER: "embed", SEARCHER: "search", TRAINER: "train"}
 
@@ -191,7 +191,7 @@ def stage_seconds(stage: Stage, config: Config, counts: Counts, layout: Layout, 
 
 
 def live_step_seconds(config: Config, layout: Layout, units: Seconds) -> float:
-    """Return the seconds of a live step: those of the busiest GPU, the search in host memory, or rank 0's calls."""
+    """Return the seconds of a live step: those of the busiest GPU, the search in host memory, or the feeder."""
     pairs = config.train.batch_size * config.retrieve.k
     work = {
         "score": pairs * (units.pair or 0.0) / units.devices["score"],
@@ -202,8 +202,8 @@ def live_step_seconds(config: Config, layout: Layout, units: Seconds) -> float:
     if not layout.gpus:
         return sum(work.values())
     groups = {_roles_on(gpu) for gpu in layout.gpus} | (set() if _searches_on_gpu(layout) else {frozenset(["search"])})
-    calls = OWN_STEP + pairs * OWN_PAIR + units.devices["score"] * OWN_SCORER
-    return max(calls, *(sum(work[role] for role in roles) for roles in groups))
+    fed = pairs * FED_PAIR + units.devices["score"] * FED_SCORER
+    return max(fed, *(sum(work[role] for role in roles) for roles in groups))
 
 
 def _roles_on(gpu: PlannedGPU) -> frozenset[str]:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from replug.models.encoder import Encoder
+from replug.train import workers
 from tests.support.command_line import STEPS, start, wait_for
 from tests.support.fault_server import FaultServer
 from tests.support.real_models import real_encoder, real_lm
@@ -69,6 +71,29 @@ def test_killed_in_a_refresh_the_same_command_goes_on_with_the_same_losses(quiet
     wait_for(process, status=-signal.SIGKILL)
     assert not (run / "results.json").exists(), "the run ended before it was killed"
     assert "resuming at step" in finish(run, slow)
+    assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
+    assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_whose_feeder_of_scorers_is_killed_has_the_same_losses(quiet_run, finish, tmp_path, monkeypatch, caplog):
+    run = tmp_path / "run"
+    monkeypatch.setattr(workers, "MOST_FED_HERE", 0)
+
+    def kill() -> None:
+        while not (run / "metrics.jsonl").exists() or len(metrics(run)) < 4:
+            time.sleep(0.05)
+        feeders = [one for one in psutil.process_iter(["name"]) if one.info["name"].startswith("ray::Feeder")]
+        for feeder in feeders:
+            feeder.kill()
+        killed.extend(feeders)
+
+    killed: list[psutil.Process] = []
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    finish(run, "lm.path=stand_in:0.05")
+    killer.join(60)
+    assert killed and "feeder of scorers 0 died" in caplog.text
     assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
     assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
 
