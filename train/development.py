@@ -50,7 +50,8 @@ class DevResult:
     Texts give bits per byte of the ensemble at `temperature`. Labelled candidates give two more numbers. `kl` is the
     training loss. `scored_share` is the share of the `k` nearest candidates of all development texts that the LM has
     scored for the text. Where it falls, a search finds documents that `bpb` does not measure. Questions give the mean
-    reciprocal rank of the first right document, and the `share` of the way from the untuned weights that was measured.
+    reciprocal rank of the first right document, the `share` of the way from the untuned weights that was measured, and
+    the `least_gain` over these: the lower end of its interval.
     """
 
     step: int
@@ -61,10 +62,11 @@ class DevResult:
     mrr: float | None = None
     success_at_1: float | None = None
     share: float | None = None
+    least_gain: float | None = None
 
     def is_better(self, other: "DevResult") -> bool:
-        if self.mrr is not None and other.mrr is not None:
-            return self.mrr > other.mrr
+        if self.least_gain is not None and other.least_gain is not None:
+            return self.least_gain > other.least_gain
         assert self.bpb is not None and other.bpb is not None
         return self.bpb < other.bpb
 
