@@ -5,9 +5,8 @@ The formula is Lucene's, with k1 = 1.5 and b = 0.75, the defaults of bm25s (Kamp
     score(q, d) = sum over the words w of q of  log(1 + (N - n_w + 0.5) / (n_w + 0.5))
                                                * f_wd / (f_wd + k1 (1 - b + b |d| / mean |d|))
 
-Words are those of `data.words`, in any script, without the most frequent English ones. `search_bm25` reads the
-documents twice, a chunk in memory at a time, and gives the scores of bm25s to the last bit. `BM25Index` keeps all words
-in memory, about 2 KiB for each document of 80 words.
+Words are those of `data.words`, in any script, without the most frequent English ones. The documents are read twice, a
+chunk in memory at a time, and the scores are those of bm25s to the last bit.
 """
 
 import itertools
@@ -37,10 +36,24 @@ def search_bm25(texts: Callable[[], Iterable[str]], queries: Sequence[str], k: i
     Where the corpus has fewer than k, so many columns. Raises UserError where it holds no word to search by.
     """
     words = [_words_of(query) for query in queries]
-    numbers = _numbered(words)
-    weigh = _weighing(_count_chunks(texts(), numbers), len(numbers))
-    scorers = (_scorer(counts, *weigh) for counts in _count_chunks(texts(), numbers))
-    return _best_rows(scorers, [[numbers[word] for word in own] for own in words], k)
+    numbers = {word: number for number, word in enumerate(dict.fromkeys(itertools.chain.from_iterable(words)))}
+    weights, mean_length = _weighing(_count_chunks(texts(), numbers), len(numbers))
+    best = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))] * len(queries)
+    start = 0
+    for lengths, counted, documents, frequencies in _count_chunks(texts(), numbers):
+        saturation = K1 * ((1 - B) + B * lengths / mean_length)
+        parts = (weights[counted] * (frequencies / (saturation[documents] + frequencies))).astype(np.float32)
+        bounds = np.searchsorted(counted, np.arange(len(weights) + 1))
+        for query, own in enumerate(words):
+            scores = np.zeros(len(lengths), dtype=np.float32)
+            for number in map(numbers.__getitem__, own):
+                here = slice(bounds[number], bounds[number + 1])
+                scores[documents[here]] += parts[here]
+            best[query] = _better(best[query], scores, start, k)
+        start += len(lengths)
+    rows, scores_of = zip(*best, strict=True) if best else ((), ())
+    shape = len(queries), min(k, start)
+    return np.array(rows, np.int64).reshape(shape), np.array(scores_of, np.float32).reshape(shape)
 
 
 def without_words(scores: np.ndarray) -> str | None:
@@ -51,32 +64,8 @@ def without_words(scores: np.ndarray) -> str | None:
     return f"BM25 finds no word of {num_without:,} of {len(scores):,} texts in the corpus, so its order says nothing"
 
 
-class BM25Index:
-    """The same scores from an index in memory, so that a search reads no corpus.
-
-    Raises UserError where the corpus holds no word to search by.
-    """
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        documents = list(texts)
-        self._numbers = _numbered(map(_words_of, documents))
-        chunks = list(_count_chunks(documents, self._numbers))
-        weigh = _weighing(chunks, len(self._numbers))
-        self._scorers = [_scorer(counts, *weigh) for counts in chunks]
-
-    def search(self, query: str, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows and scores [k] of a query's best documents."""
-        words = [self._numbers[word] for word in _words_of(query) if word in self._numbers]
-        rows, scores = _best_rows(self._scorers, [words], k)
-        return rows[0], scores[0]
-
-
 def _words_of(text: str) -> list[str]:
     return [word for word in search_words(text) if word not in STOP_WORDS]
-
-
-def _numbered(words: Iterable[Iterable[str]]) -> dict[str, int]:
-    return {word: number for number, word in enumerate(dict.fromkeys(itertools.chain.from_iterable(words)))}
 
 
 def _weighing(chunks: Iterable[tuple[np.ndarray, ...]], num_words: int) -> tuple[np.ndarray, float]:
@@ -106,39 +95,6 @@ def _count_chunks(texts: Iterable[str], numbers: dict[str, int]) -> Iterator[tup
         places = words * len(chunk) + np.repeat(np.arange(len(chunk)), lengths)
         kept, frequencies = np.unique(places[words >= 0], return_counts=True)
         yield lengths, *np.divmod(kept, len(chunk)), frequencies
-
-
-Scorer = Callable[[Sequence[int]], np.ndarray]
-
-
-def _scorer(counts: tuple[np.ndarray, ...], weights: np.ndarray, mean_length: float) -> Scorer:
-    """Return a function from the numbers of a query's words to its scores [documents of the chunk]."""
-    lengths, words, documents, frequencies = counts
-    saturation = K1 * ((1 - B) + B * lengths / mean_length)
-    parts = (weights[words] * (frequencies / (saturation[documents] + frequencies))).astype(np.float32)
-    bounds = np.searchsorted(words, np.arange(len(weights) + 1))
-
-    def scores_of(query: Sequence[int]) -> np.ndarray:
-        scores = np.zeros(len(lengths), dtype=np.float32)
-        for word in query:
-            here = slice(bounds[word], bounds[word + 1])
-            scores[documents[here]] += parts[here]
-        return scores
-
-    return scores_of
-
-
-def _best_rows(scorers: Iterable[Scorer], queries: Sequence[Sequence[int]], k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows and scores [B, <=k] over the chunks of a corpus, for queries as numbers of words."""
-    best = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32))] * len(queries)
-    start = 0
-    for scores_of in scorers:
-        scores = [scores_of(query) for query in queries]
-        best = [_better(before, new, start, k) for before, new in zip(best, scores, strict=True)]
-        start += len(scores[0]) if scores else 0
-    num_found = min(k, start)
-    rows = np.array([rows for rows, _ in best], dtype=np.int64).reshape(len(queries), num_found)
-    return rows, np.array([scores for _, scores in best], dtype=np.float32).reshape(len(queries), num_found)
 
 
 def _better(before: tuple[np.ndarray, np.ndarray], scores: np.ndarray, start: int, k: int) -> tuple:

@@ -10,7 +10,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.index_workers import bm25
-from replug.index_workers.bm25 import BM25Index, search_bm25, without_words
+from replug.index_workers.bm25 import search_bm25, without_words
 from tests.support.shared_data import shared
 
 TEXTS = [
@@ -107,15 +107,6 @@ def test_rows_and_scores_are_those_of_an_index_of_the_whole_to_the_last_bit(
     queries = ["w3 w70 w71 w3", "w499", "nothing known", *made_up[5:9]]
     for ours, theirs in zip(search(queries, k, texts), by_bm25s(texts, queries, k), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-
-
-def test_an_index_in_memory_gives_the_same_scores_and_documents(made_up: list[str]) -> None:
-    index = BM25Index(made_up)
-    for query in ("w3 w70 w71 w3", "w499 unheardof", made_up[5]):
-        for found, expected in zip(index.search(query, 20), search([query], 20, made_up), strict=True):
-            np.testing.assert_array_equal(found, expected[0])
-    assert index.search("unheardof", 5000)[1].tolist() == [0] * len(made_up)
-    assert BM25Index(TEXTS).search("", 3)[1].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("language", ["de", "ar", "th", "zh"])

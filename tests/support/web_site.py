@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
 
 from replug.data.records import Document
-from replug.index_workers.bm25 import BM25Index
+from replug.index_workers.bm25 import search_bm25
 from replug.web.fetch import FetchLimits
 
 QUICK = FetchLimits(seconds=2.5, seconds_to_wait=20.0, max_bytes=2**19, delay_seconds=0.0)
@@ -115,12 +115,12 @@ def article(title: str, text: str) -> bytes:
 
 def searxng(site: WebSite, documents: Sequence[Document], per_page: int = 10) -> Route:
     """A search over the site's pages by BM25; a document's id is its page's path."""
-    index = BM25Index(document.text for document in documents)
+    texts = [document.text for document in documents]
 
     def search(send: Send, request: Request) -> None:
         start = (int(request.query["pageno"]) - 1) * per_page
-        rows, scores = index.search(request.query["q"], start + per_page)
-        ids = [documents[row].id for row, score in zip(rows, scores, strict=True) if score > 0][start:]
+        rows, scores = search_bm25(lambda: texts, [request.query["q"]], start + per_page)
+        ids = [documents[row].id for row, score in zip(rows[0], scores[0], strict=True) if score > 0][start:]
         results = [{"url": site.url + one, "title": one, "engine": "stand-in"} for one in ids]
         answer(json.dumps({"results": results}).encode(), content_type="application/json")(send, request)
 
