@@ -14,7 +14,7 @@ parameters of PostgreSQL go to libpq. Nothing is ever written into a store.
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -164,16 +164,6 @@ def _library(name: str, extra: str) -> Any:
         raise UserError(f"data.corpus: {error.name} is not installed; run: pip install 'replug[{extra}]'") from error
 
 
-@contextmanager
-def _closing_if_refused(source: "CandidateSource") -> Iterator[None]:
-    """Close a store that the block does not accept."""
-    try:
-        yield
-    except BaseException:
-        source.close()
-        raise
-
-
 class Qdrant:
     """A collection of Qdrant: in a folder of this machine, which one process may open, or on a server."""
 
@@ -192,8 +182,10 @@ class Qdrant:
                 self._client = library.QdrantClient(url=url, api_key=key)
             else:
                 self._client = library.QdrantClient(path=address.parts.path)
-        with _closing_if_refused(self):  # or the folder could not be opened again
+        with ExitStack() as refused:  # or the folder could not be opened again
+            refused.callback(self.close)
             self._require_vectors()
+            refused.pop_all()
 
     def _require_vectors(self) -> None:
         address = self._address
@@ -285,8 +277,10 @@ class PgVector:
         libpq = address.parts._replace(query=urlencode(address.others)).geturl()
         with address.asking(self._library.Error):
             self._connection = self._library.connect(libpq, autocommit=True)
-        with _closing_if_refused(self):
+        with ExitStack() as refused:
+            refused.callback(self.close)
             self._require_table()
+            refused.pop_all()
 
     def _require_table(self) -> None:
         address, fields = self._address, self._address.fields

@@ -8,15 +8,15 @@ keys, in their order.
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from replug.data.files import file_sha256, write_json
+from replug.data.files import write_json
 from replug.data.folder import FileSum, file_sum
 from replug.data.prepare.cutting import SCHEMAS, iterate, load_rules, read_range
 from replug.data.prepare.disjoint import (
@@ -69,7 +69,7 @@ class ShardReport:
 def write_shard(work: WorkFolder, number: int, keys: tuple[int, int], limit: int | None = None) -> ShardReport:
     """Write the documents of a range of keys, at most `limit`, with their token ids; marked when whole."""
     dropped, token_ids = Counter[str](), load_rules(work).tokenizers.token_ids
-    overlap_filter = OverlapFilter.load(work.overlap_filters / "examples")
+    overlap_filter = OverlapFilter.load(work.overlap_filter)
     chosen = [
         Document(row["id"], row["text"], row["domain"], row["source"])
         for row in chosen_pieces(work, "documents", keys, overlap_filter, dropped)
@@ -97,7 +97,7 @@ def write_ids_of_shard(shard: Path, rule: TokenIds) -> None:
 
 
 def choose_examples(
-    work: WorkFolder, cut: Cut, split: str, overlap_filter: OverlapFilter, dropped: Counter
+    work: WorkFolder, cut: Cut, split: str, dropped: Counter, overlap_filter: OverlapFilter
 ) -> Iterator[Example]:
     """Yield the first texts of a split, as many as are requested, in the order of their keys."""
     count, requested = 0, cut.requested[split]
@@ -163,59 +163,48 @@ def forget_other_ids(work: WorkFolder, token_ids: TokenIds | None) -> None:
         write_token_rules(work.documents, fingerprint)
 
 
+Texts = Mapping[str, Callable[[OverlapFilter], Iterable[Example]]]  # by split, without what the filter knows
+
+
 def write_texts(
-    work: WorkFolder, cut: Cut, dropped: Counter, ngram: int | None, seed: int
+    work: WorkFolder, texts: Texts, seed: int, ngram: int | None = None, common: np.ndarray = NOTHING
 ) -> tuple[dict[str, dict[str, int]], tuple[list[str], list[str]]]:
-    """Write held-out texts, then splits that overlap none before them, and the filter that documents are held against.
+    """Write splits of texts in order, each after the filter of those before, and the filter that documents must pass.
 
     Returns the numbers of texts of each split by domain, and what the proof shows: shared sources and equal texts.
     """
-    overlap_filter, common = OverlapFilter.empty(), _common_ngrams(work, cut, ngram)
+    overlap_filter = write_overlap_filter(work.overlap_filter, (), None, seed)
     proof: tuple[list[str], list[str]] = ([], [])
+    paths: dict[str, Path] = {}
+    for split, choose in texts.items():
+        examples, path = choose(overlap_filter), work.out / f"{split}.arrow"
+        own = {name for of in examples for name in of.own_columns} if isinstance(examples, list) else ()
+        write_examples(path, examples, own)
+        overlaps = prove_examples(read_examples_of(path), overlap_filter, seed, PIECE_NAMES[split])
+        for known, more in zip(proof, overlaps, strict=True):
+            known += more
+        paths[split] = path
+        written = (example for before in paths.values() for example in read_examples_of(before))
+        overlap_filter = write_overlap_filter(work.overlap_filter, written, ngram, seed, common)
+    domains = {split: Counter(example.domain for example in read_examples_of(path)) for split, path in paths.items()}
+    return {split: dict(sorted(domains[split].items())) for split in SPLITS if split in domains}, proof
+
+
+def chosen_texts(work: WorkFolder, cut: Cut, dropped: Counter) -> Texts:
+    """Return the splits of texts that are requested of a cut source, in the order in which they are chosen."""
     splits = [split for split in TEXT_SPLITS if split in cut.requested]
-    paths = {split: work.out / f"{split}.arrow" for split in splits}
-    for number, split in enumerate(splits):
-        path, made = paths[split], work.path / f"{split}.arrow"
-        write_examples(made, choose_examples(work, cut, split, overlap_filter, dropped))
-        if not path.is_file() or file_sha256(path) != file_sha256(made):  # an equal file stays
-            made.replace(path)
-        for known, more in zip(
-            proof, prove_examples(read_examples_of(path), overlap_filter, seed, PIECE_NAMES[split]), strict=True
-        ):
-            known += more
-        so_far = [paths[before] for before in splits[: number + 1]]
-        is_last = number == len(splits) - 1
-        folder = work.overlap_filters / ("examples" if is_last else split)
-        chosen = (example for path in so_far for example in read_examples_of(path))
-        overlap_filter = write_overlap_filter(folder, chosen, ngram, seed, common)
-    domains = {split: Counter(example.domain for example in read_examples_of(paths[split])) for split in splits}
-    return {split: dict(sorted(domains[split].items())) for split in SPLITS if split in splits}, proof
+    return {split: partial(choose_examples, work, cut, split, dropped) for split in splits}
 
 
-def write_own_texts(
-    work: WorkFolder, own: Mapping[str, Sequence[Example]], seed: int
-) -> tuple[dict[str, dict[str, int]], tuple[list[str], list[str]]]:
-    """Write the user's own texts and the filter that documents are held against; returns what `write_texts` does.
+def own_texts(examples: Mapping[str, list[Example]]) -> Texts:
+    """Return the user's own texts. None is dropped, and no document for words that it shares with one.
 
-    Texts overlap where a split has an equal one or a source of another. No text is dropped, and no document for words
-    that it shares with one: a question may quote the document that answers it.
+    A question may quote the document that answers it.
     """
-    overlap_filter = OverlapFilter.empty()
-    if not own:
-        write_overlap_filter(work.overlap_filters / "examples", (), None, seed)
-    proof: tuple[list[str], list[str]] = ([], [])
-    for number, (split, examples) in enumerate(own.items()):
-        write_examples(work.out / f"{split}.arrow", examples, {name for of in examples for name in of.own_columns})
-        for known, more in zip(proof, prove_examples(examples, overlap_filter, seed, PIECE_NAMES[split]), strict=True):
-            known += more
-        so_far = [example for of in list(own.values())[: number + 1] for example in of]
-        is_last = number == len(own) - 1
-        folder = work.overlap_filters / ("examples" if is_last else split)
-        overlap_filter = write_overlap_filter(folder, so_far, None, seed)
-    return {split: dict(Counter(example.domain for example in of)) for split, of in own.items()}, proof
+    return {split: lambda _, of=of: of for split, of in examples.items()}  # type: ignore[misc]
 
 
-def _common_ngrams(work: WorkFolder, cut: Cut, n: int | None) -> np.ndarray:
+def shared_ngrams(work: WorkFolder, cut: Cut, n: int | None) -> np.ndarray:
     """Return the n-grams that most of the source documents share, as some hundred of them show."""
     if n is None:
         return NOTHING

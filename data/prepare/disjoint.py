@@ -37,10 +37,6 @@ class OverlapFilter:
     n: int | None
 
     @staticmethod
-    def empty() -> "OverlapFilter":
-        return OverlapFilter(NOTHING, NOTHING, NOTHING, None)
-
-    @staticmethod
     def load(folder: Path) -> "OverlapFilter":
         n = int((folder / "n").read_text())
         paths = (folder / f"{name}.u64" for name in ("keys", "sources", "ngrams"))

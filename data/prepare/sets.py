@@ -20,9 +20,11 @@ from replug.data.files import write_json
 from replug.data.folder import file_sum, sole_writer
 from replug.data.prepare.assembly import (
     ShardReport,
+    chosen_texts,
     forget_other_ids,
+    own_texts,
+    shared_ngrams,
     write_ids_of_shard,
-    write_own_texts,
     write_shards,
     write_texts,
 )
@@ -146,9 +148,10 @@ def _make_splits(
     forget_other_ids(work, token_ids)
     dropped = Counter(cut.dropped)
     if own is None:
-        domains, proof = write_texts(work, cut, dropped, config.ngram_overlap, seed)
+        common = shared_ngrams(work, cut, config.ngram_overlap)
+        domains, proof = write_texts(work, chosen_texts(work, cut, dropped), seed, config.ngram_overlap, common)
     else:
-        domains, proof = write_own_texts(work, own, seed)
+        domains, proof = write_texts(work, own_texts(own), seed)
     are_enough = not _fall_short(cut, {split: sum(count.values()) for split, count in domains.items()})
     shards = write_shards(work, cut, pool) if are_enough else []  # of which there may be thousands, in vain
     for report in shards:
@@ -182,14 +185,13 @@ def _prove(
 ) -> DisjointProof:
     """Compare the files of documents as they were written; raises UserError where they overlap texts, or these do."""
     sources, texts = map(list, of_texts)
-    overlap_filter = work.overlap_filters / "examples"
     progress = Progress("proving that no text is in two splits", len(paths))
-    for shared, equal in pool.run(prove_shard, ((path, overlap_filter, seed) for path in paths)):
+    for shared, equal in pool.run(prove_shard, ((path, work.overlap_filter, seed) for path in paths)):
         sources += shared
         texts += equal
         progress.advance()
     overlaps = tuple(sorted(sources)), tuple(sorted(texts))
-    ngram = OverlapFilter.load(overlap_filter).n
+    ngram = OverlapFilter.load(work.overlap_filter).n
     numbers = (counts["documents"], counts["queries"], counts["heldout"])
     proof = DisjointProof(*numbers, *overlaps, counts.get("dev", 0), ngram)
     log.info(str(proof))
@@ -238,7 +240,7 @@ def prepare_rows(
         given = {"train": train, "heldout": heldout, **({"dev": dev} if dev else {})}
         examples = _own_examples(given, fields)
         num_documents = import_documents(work.documents, corpus, fields)
-        domains, overlaps = write_own_texts(work, examples, seed=0)
+        domains, overlaps = write_texts(work, own_texts(examples), seed=0)
         shards = [] if names_store(str(corpus)) else shard_paths(work.documents)
         counts = {"documents": num_documents, **{split: len(rows) for split, rows in examples.items()}}
         proof = _prove(work, shards, {**counts, "documents": num_documents if shards else 0}, overlaps, 0, pool)

@@ -5,7 +5,7 @@ OUT/work/source_shards/00000/report.json  a source shard that is cut, beside its
 OUT/work/shards/00000.json                a shard of the corpus that is written
 OUT/work/margin.json                      pieces that are kept for each requested one, where not the usual number
 OUT/work/duplicates.npy                   ids of texts that occur twice, and the version that is kept
-OUT/work/overlap_filters/                 hashes of queries and held-out texts
+OUT/work/overlap_filter/                  hashes of queries and held-out texts
 """
 
 import itertools
@@ -40,7 +40,7 @@ class WorkFolder:
         self._folder, self.out = folder, folder.path
         self.path, self.documents = self.out / "work", self.out / "documents"
         self.rules, self.duplicates = self.path / "rules.json", self.path / "duplicates.npy"
-        self.overlap_filters = self.path / "overlap_filters"
+        self.overlap_filter = self.path / "overlap_filter"
 
     def begin(self, afresh: bool) -> None:
         """Make the folders; what an interrupted run left is removed if the set is begun `afresh`."""

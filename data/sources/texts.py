@@ -119,10 +119,19 @@ def _too_long(name: str, line: int, num_characters: int) -> Rejected:
 
 
 def _joined_texts(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at: str) -> Iterator[Item]:
-    """Join rows that are lines of longer texts, as Wikitext's: a text begins where a line matches."""
-    begins = re.compile(new_text_at)
-    lines = _Lines(fields.max_characters)
-    first = 0
+    """Join rows that are lines of longer texts, as Wikitext's: a text begins where a line matches.
+
+    No more of a text is in memory than it may have.
+    """
+    begins, lines, length, first = re.compile(new_text_at), list[str](), 0, 0
+
+    def joined() -> Iterator[Item]:
+        """Yield the text so far; none of blank lines, which stand before the next."""
+        if length > fields.max_characters:
+            yield first, _too_long(name, first, length)
+        elif any(line.strip() for line in lines):
+            yield first, _checked(_unnamed("".join(lines), "all"), fields, name, first)
+
     for number, row in rows:
         if not isinstance(row, dict):
             yield number, row
@@ -132,34 +141,15 @@ def _joined_texts(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at:
         if not isinstance(line, str):
             yield number, _text_of_row(row, fields, name, number)
             continue
-        if begins.search(line) and lines.hold_text:
-            yield first, lines.text(fields, name, first)
-            lines = _Lines(fields.max_characters)
-        first = number if lines.length == 0 else first
-        lines.add(line if line.endswith("\n") else f"{line}\n")
-    if lines.hold_text:
-        yield first, lines.text(fields, name, first)
-
-
-class _Lines:
-    """Collects the lines of a text. A text above the limit keeps only its length."""
-
-    def __init__(self, max_characters: int) -> None:
-        self.hold_text, self.length = False, 0
-        self._max, self._lines = max_characters, list[str]()
-
-    def add(self, line: str) -> None:
-        self.hold_text = self.hold_text or bool(line.strip())
-        self.length += len(line)
-        if self.length > self._max:
-            self._lines.clear()
-        else:
-            self._lines.append(line)
-
-    def text(self, fields: FieldMap, name: str, first: int) -> SourceText | Rejected:
-        if self.length > self._max:
-            return _too_long(name, first, self.length)
-        return _checked(_unnamed("".join(self._lines), "all"), fields, name, first)
+        if begins.search(line) and (text := list(joined())):
+            yield from text
+            lines, length = [], 0
+        first = number if length == 0 else first
+        lines.append(line if line.endswith("\n") else f"{line}\n")
+        length += len(lines[-1])
+        if length > fields.max_characters:
+            lines.clear()
+    yield from joined()
 
 
 # Files of text ----------------------------------------------------------------------------------------------
