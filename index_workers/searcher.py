@@ -68,10 +68,6 @@ class Searcher:
         with self._loading:
             self._versions = {version: loaded for version, loaded in self._versions.items() if version in keep}
 
-    def held(self) -> list[int]:
-        """Return versions in memory."""
-        return sorted(self._versions)
-
     def _load_once(self, version: int) -> Shard:
         with self._loading:
             fingerprint = self._store.fingerprint(version)

@@ -10,6 +10,7 @@ and `scancel` send to every process at once, because `replug` still needs its ac
 import contextlib
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,13 +18,34 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
-
-from replug.slurm.gpu_options import gpus_of_step
 
 OBJECT_STORE_BYTES = 2**30  # ids, queries and answers pass through it, vectors and weights do not
 LOOK_SECONDS = 0.3
 SHIELDED = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
+UNSUPPORTED = {"gpus", "gpus-per-task", "gpus-per-socket"}
+GPU_RESOURCES = ("gpu", "shard", "mps")  # the latter are parts of a GPU, which other jobs use too
+
+
+def gpus_per_node(options: Mapping[str, str]) -> tuple[int, str | None]:
+    """Return the GPUs of each node by sbatch's options, and their type where it is named.
+
+    Options are `--gpus-per-node` (4, a100, a100:4) or `--gres` (gpu, gpu:4, gpu:a100:4, lustre:1,gpu:2). Raises
+    ValueError for options that do not tell them.
+    """
+    resources = [re.sub(r"^gres[:/]", "", part.strip()) for part in options.get("gres", "").split(",")]
+    requested = [f"--gres={part}" for part in resources if part.partition(":")[0] in GPU_RESOURCES]
+    requested += [f"--{name}={options[name]}" for name in {"gpus-per-node"} | UNSUPPORTED if name in options]
+    if not requested:
+        return 0, None
+    match = re.fullmatch(r"--(?:gpus-per-node=|gres=gpu:?)([A-Za-z][\w.-]*)?:?(\d+)?", requested[0])
+    if len(requested) > 1 or match is None:
+        raise ValueError(
+            f"{', '.join(requested)}: the GPUs of each node do not follow from it; expected one option, such as "
+            "--gpus-per-node=4 or --gpus-per-node=a100:4"
+        )
+    return int(match[2] or 1), match[1]
 
 
 def main() -> int:
@@ -33,10 +55,7 @@ def main() -> int:
     folder, address, *rest = sys.argv[1:]
     is_first_here = not Path(folder).exists()  # else another process of the job made it, and removes it
     write_token(Path(folder), sys.stdin.readline().strip())
-    try:
-        command = ray_command(folder, address, "--head" in rest)
-    except ValueError as error:
-        sys.exit(f"replug job: {error}")
+    command = ray_command(folder, address, "--head" in rest)
     signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED)  # inherited by all that Ray starts, whatever handlers it sets
     ray, is_told = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0), threading.Event()
     threading.Thread(target=stop_at_end_of_input, args=(ray, is_told), daemon=True).start()
@@ -65,7 +84,7 @@ def ray_command(folder: str, address: str, is_head: bool) -> list[str]:
     cpus = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ["SLURM_CPUS_ON_NODE"]
     options = {
         "num-cpus": cpus,
-        "num-gpus": str(gpus_of_step(os.environ)),
+        "num-gpus": os.environ.get("SLURM_GPUS_ON_NODE") or "0",  # Ray compares it with CUDA_VISIBLE_DEVICES
         "object-store-memory": str(OBJECT_STORE_BYTES),
         "temp-dir": f"{folder}/ray",  # not the folder itself, which Ray opens to everybody
         "min-worker-port": "0",

@@ -35,9 +35,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from replug.cluster import gpus, layout, places
 from replug.cluster.background import wait_for_ray_threads
 from replug.cluster.environment import private_folder
-from replug.cluster.gpu_shares import ROLES, Sizes
 from replug.cluster.interruption import EXIT_STATUS, Interruption, kill, ray_children
-from replug.cluster.layout import Layout, NoRoom
+from replug.cluster.layout import ROLES, Layout, NoRoom, Sizes
 from replug.cluster.packing import Node
 from replug.config.errors import RunError, UserError
 from replug.config.schema import Config

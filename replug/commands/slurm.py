@@ -26,7 +26,7 @@ from typing import Annotated
 import typer
 
 from replug import __version__
-from replug.cluster.gpu_shares import ROLES as ALL_ROLES
+from replug.cluster.layout import ROLES as ALL_ROLES
 from replug.cluster.layout import UNKNOWN, Layout, NoRoom, lay_out
 from replug.cluster.packing import Node
 from replug.commands.command import LM, ConfigFile, Overrides, Retriever, Source, with_short_keys
@@ -39,7 +39,7 @@ from replug.data.folder import sole_writer
 from replug.planning.accelerators import find_accelerator
 from replug.planning.memory import host_bytes, run_sizes
 from replug.planning.stages import known_documents
-from replug.slurm.gpu_options import gpus_per_node as gpus_of_options
+from replug.slurm.ray_node import gpus_per_node as gpus_of_options
 from replug.train.run_dir import RunDirectory, describe_environment
 
 CODE = Path(__file__).parents[1]  # the package, whose folders may be links

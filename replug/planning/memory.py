@@ -8,8 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from replug.cluster.gpu_shares import Sizes
-from replug.cluster.layout import VERSIONS, IndexActors, scorers
+from replug.cluster.layout import VERSIONS, IndexActors, Sizes, scorers
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
 from replug.config.paths import names_store

@@ -14,7 +14,6 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from replug.cluster import actor_pool
 from replug.cluster.actor_pool import MAX_FAILED_STARTS, MAX_KILLED_STARTS, ActorPool, ActorPoolError, thread_env
-from replug.cluster.environment import ALLOCATOR_NAMES
 from replug.cluster.packing import SCORER
 from replug.cluster.places import place
 from replug.config.errors import UserError
@@ -158,22 +157,6 @@ def test_actors_have_the_threads_of_who_starts_them_and_not_rays_share(ray_sessi
     actor = ray.remote(Counting).options(**place(SCORER, 0, 0.0, thread_env(6)["env_vars"])).remote()
     assert ray.get(actor.count.remote(), timeout=100) == 6
     ray.kill(actor)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        (None, "", "expandable_segments:True"),
-        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:128", None),
-        ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync", None),
-    ],
-)
-def test_actors_allocator_grows_its_segments_unless_the_user_chose_another(name, value, expected, monkeypatch):
-    for known in ALLOCATOR_NAMES:
-        monkeypatch.delenv(known, raising=False)
-    if name:
-        monkeypatch.setenv(name, value)
-    assert thread_env(1)["env_vars"].get("PYTORCH_ALLOC_CONF") == expected
 
 
 # A failure of the dispatcher itself ----------------------------------------------------------------------------

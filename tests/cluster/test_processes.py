@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ import pytest
 import ray
 from filelock import FileLock
 
-from replug.cluster.background import start_ray_thread, wait_for_ray_threads
 from replug.cluster.environment import LOCK, VARIABLES, private_folder, use_interface_of
 from replug.cluster.interruption import kill, ray_children
 from replug.cluster.ray_cluster import ray_cluster
@@ -52,18 +50,6 @@ def test_folders_that_killed_processes_left_are_removed_and_those_of_live_ones_s
             made = private_folder.__wrapped__()
         assert set(Path(parent).iterdir()) == {live, new, foreign, users, made}
         assert made.stat().st_mode & 0o777 == 0o700
-
-
-def test_threads_that_end_are_waited_for_and_one_that_hangs_is_left_behind() -> None:
-    ended, never = threading.Event(), threading.Event()
-    start_ray_thread(lambda: (time.sleep(0.2), ended.set()), name="ends")
-    wait_for_ray_threads(10)
-    assert ended.is_set()
-    start_ray_thread(never.wait, name="hangs")
-    begun = time.monotonic()
-    wait_for_ray_threads(0.2)
-    assert 0.15 < time.monotonic() - begun < 60
-    never.set()
 
 
 NAMED = """

@@ -83,14 +83,6 @@ def test_pieces_of_plain_text_hold_the_set_number_of_tokens_and_the_last_no_more
     check()
 
 
-def test_white_space_goes_with_the_word_after_it():
-    assert split_text("one two  three\nfour five", words("one two  three\nfour five"), 2) == [
-        "one two",
-        "  three\nfour",
-        " five",
-    ]
-
-
 def test_a_character_that_tokens_share_stays_whole_in_the_earlier_piece():
     # "a" is one token and the face four, so the third token ends inside it
     assert split_text("a🙂b", token_ends(BYTE_LEVEL, ["a🙂b"])[0], 3) == ["a🙂", "b"]

@@ -77,11 +77,3 @@ def test_where_documents_are_cut_only_a_continuation_that_fills_the_lm_is_refuse
     check_data(config, prepared(tmp_path / "set", words(500), words(90), " " + words(50)), source)
     with pytest.raises(UserError, match="text q: its continuation alone fills the LM, which holds 100 tokens"):
         check_data(config, prepared(tmp_path / "other", words(5), words(5), " " + words(100)), source)
-
-
-def test_a_gold_document_that_is_not_there_is_named_with_its_text(tmp_path, config, source):
-    data = prepared(tmp_path / "set", words(5), words(2), " x")
-    rows = [Example("a", "x", " y", "all", "", ("d",)), Example("b", "x", " y", "all", "", ("d", "e"))]
-    write_examples(data.folder / "heldout.arrow", rows)
-    with pytest.raises(UserError, match=r"text b names gold document 'e', which is not in the corpus \(1 such"):
-        check_data(config, marked(data.folder), source)

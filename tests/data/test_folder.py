@@ -124,13 +124,6 @@ def test_other_inputs_are_refused_by_the_first_that_differs_with_both_values(fin
     assert finished.is_finished
 
 
-def test_an_input_that_may_change_makes_a_finished_folder_unfinished(finished: Folder) -> None:
-    finished.claim({**INPUT_VALUES, "data.seed": 9}, may_change=["data.seed"])
-    assert not finished.is_finished and (finished.inputs or {})["data.seed"] == 9
-    with pytest.raises(UserError, match=r"data\.seed is 3, but the unfinished set in"):
-        finished.claim(INPUT_VALUES)
-
-
 def test_a_folder_of_somebody_else_of_another_kind_or_format_is_refused(tmp_path: Path, finished: Folder) -> None:
     (tmp_path / "mine").mkdir()
     for name in ("logs", "x.tmp", "photo.jpg"):
@@ -200,34 +193,23 @@ def test_equal_files_are_kept_once_and_others_stay(tmp_path: Path) -> None:
         assert (tmp_path / "a").samefile(tmp_path / "b") and (tmp_path / "c").stat().st_nlink == 1
 
 
-MOUNTS = [
-    ("/", "ext4"),
-    ("/home", "nfs4"),
-    ("/home/local", "xfs"),
-    ("/scratch", "lustre"),
-    ("/with blank", "fuse.sshfs"),
-]
-MOUNTS += [("/over", "nfs"), ("/over", "tmpfs")]
+MOUNTS = {"/": "ext4", "/home": "nfs4", "/home/local": "xfs", "/scratch": "lustre", "/with blank": "fuse.sshfs"}
+LIE_ON = {
+    "/data/scores.sqlite": None,
+    "/home/me/scores.sqlite": "nfs4",
+    "/home/local/scores.sqlite": None,
+    "/homes/scores.sqlite": None,
+    "/scratch/run": "lustre",
+    "/with blank/x": "fuse.sshfs",
+    "/over/x": None,  # what was mounted last hides the other
+}
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/data/scores.sqlite", None),
-        ("/home/me/scores.sqlite", "nfs4"),
-        ("/home/local/scores.sqlite", None),
-        ("/homes/scores.sqlite", None),
-        ("/scratch/run", "lustre"),
-        ("/with blank/x", "fuse.sshfs"),
-        ("/over/x", None),  # what was mounted last hides the other
-    ],
-)
-def test_the_mount_nearest_above_a_path_says_what_it_lies_on(
-    path: str, kind: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mounts = [SimpleNamespace(mountpoint=place, fstype=found) for place, found in MOUNTS]
-    monkeypatch.setattr(files.psutil, "disk_partitions", lambda all: mounts)
-    assert shared_file_system(Path(path)) == kind
+def test_the_mount_nearest_above_a_path_says_what_it_lies_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = [*MOUNTS.items(), ("/over", "nfs"), ("/over", "tmpfs")]
+    found = [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in mounts]
+    monkeypatch.setattr(files.psutil, "disk_partitions", lambda all: found)
+    assert {path: shared_file_system(Path(path)) for path in LIE_ON} == LIE_ON
 
 
 FULL_DISK = [

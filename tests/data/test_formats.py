@@ -1,6 +1,5 @@
 """Rows in the formats that users have them in: each is read, or named with its place and what was expected."""
 
-import bz2
 import gzip
 import json
 import shutil
@@ -29,24 +28,14 @@ def parquet(rows: list[dict]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def zstd(content: bytes) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, "zstd") as stream:
-        stream.write(content)
-    return sink.getvalue().to_pybytes()
-
-
 FORMATS = {
     "JSON Lines": {"rows.jsonl": LINES},
     "a JSON array": {"rows.json": json.dumps(ROWS, indent=1).encode()},
     "a JSON array called JSONL": {"rows.jsonl": b"\xef\xbb\xbf \n" + json.dumps(ROWS, ensure_ascii=False).encode()},
     "CSV": {"rows.csv": CSV},
-    "CSV called JSONL, with line ends of Windows": {"rows.jsonl": CSV.replace(b"ext\n", b"ext\r\n")},
     "CSV with semicolons": {"rows.csv": 'id;text\na;"The Rhine, ""Rhein"",\nflows"\nb;"through Basel; ünd"'.encode()},
     "Parquet": {"rows.parquet": parquet(ROWS)},
-    "Parquet without a suffix": {"rows": parquet(ROWS)},
     "gzip without its suffix": {"rows.jsonl": gzip.compress(LINES)},
-    "a packed array": {"rows.json.zst": zstd(json.dumps(ROWS).encode())},
     "a folder": {"x/1.jsonl": LINES[: LINES.index(b"\n") + 1], "x/2.parquet": parquet(ROWS[1:]), "x/README.md": b"#"},
 }
 
@@ -65,15 +54,6 @@ def test_a_format_is_told_by_its_first_bytes_and_gives_the_same_rows(form, tmp_p
     source = write(tmp_path, FORMATS[form])
     assert [row for _, row in read_rows(source)] == ROWS
     assert count_rows(source) == 2
-
-
-def test_a_table_may_hold_lists_and_lack_cells(tmp_path):
-    (tmp_path / "q.csv").write_text('question,answers,domain\nwho,"[\'Ann\', ""Bo\'s""]",\nwhat,"[""x""]",d\n')
-    rows = [row for _, row in read_rows(tmp_path / "q.csv")]
-    assert rows == [
-        {"question": "who", "answers": ["Ann", "Bo's"]},
-        {"question": "what", "answers": ["x"], "domain": "d"},
-    ]
 
 
 def test_ms_marcos_tables_have_no_header_and_quotes_that_mean_nothing(tmp_path):
@@ -243,19 +223,6 @@ def test_judgements_and_runs_are_read_in_every_form_and_a_run_is_read_as_it_was_
 # What rows become -----------------------------------------------------------------------------------------------------
 
 
-def test_every_field_of_a_text_is_kept_gold_ids_become_strings_and_a_row_names_a_text_without_id(tmp_path):
-    row = {"id": 5, "context": "one", "continuation": " two", "domain": "d", "source": "s", "gold": ["a", 9]}
-    (tmp_path / "a.jsonl").write_text(f'\ufeff{json.dumps(row)}\n{{"context": "three", "continuation": " four"}}\n')
-    expected = [Example("5", "one", " two", "d", "s", ("a", "9")), Example("1", "three", " four", "all")]
-    assert read_examples(tmp_path / "a.jsonl") == expected
-
-
-def test_blank_lines_are_passed_over_and_still_counted(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('\n{"a": 1}\n   \n{"a": 2}')
-    assert list(read_rows(path)) == [(f"{path}:2", {"a": 1}), (f"{path}:4", {"a": 2})]
-
-
 PASSAGES = (
     "id\ttext\ttitle\n"
     '1\t"Aaron ( or ; ""Ahärôn"") is a prophet, high priest, and the brother of Moses"\tAaron\n'
@@ -340,17 +307,3 @@ def test_a_title_alone_is_a_text_and_few_documents_may_be_empty(tmp_path, caplog
     path.write_text("".join(json.dumps(row | {"text": ""}) + "\n" for row in rows))
     with pytest.raises(UserError, match=r"corpus.jsonl:1 \(id 0\): field 'text' is empty, as in 3 of 4 documents"):
         list(read_documents(path))
-
-
-ROW = b'{"id": "a", "text": "The Rhine flows through Basel."}\n'
-
-
-def test_a_corpus_may_be_packed_in_any_way_whatever_it_is_called(tmp_path):
-    packed = {
-        "a.jsonl.bz2": bz2.compress(ROW),
-        "b.jsonl": gzip.compress(ROW),
-        "c.tsv.bz2": bz2.compress(b"id\ttext\na\tx\n"),
-    }
-    for name, content in packed.items():
-        (tmp_path / name).write_bytes(content)
-        assert [document.id for document in read_documents(tmp_path / name)] == ["a"]

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,7 @@ import pytest
 from replug.config.errors import UserError
 from replug.data.folder import (
     CHECKSUMS,
-    checksum_problems,
     file_sum,
-    require_checksums,
-    write_checksums,
 )
 from replug.data.prepare.sets import prepare_rows
 from replug.data.prepare.work import LocalPool
@@ -89,15 +85,6 @@ def test_a_flipped_bit_is_named_by_who_reads_the_file_and_by_verify(prepared: Pa
     read_all(prepared)
 
 
-READERS: list[Callable[[PreparedSet], object]] = [
-    lambda prepared: prepared.corpus.texts([2]),
-    lambda prepared: prepared.corpus.sources([2]),
-    lambda prepared: prepared.corpus.documents([2]),
-    lambda prepared: list(prepared.corpus.iterate()),
-    lambda prepared: prepared.corpus.rows_of(["d1"]),
-]
-
-
 def test_a_manifest_whose_proof_or_checksums_were_changed_is_refused(prepared: Path) -> None:
     shutil.copy(prepared / "heldout.arrow", prepared / "queries.arrow")
     content = json.loads((prepared / "manifest.json").read_text())
@@ -105,25 +92,6 @@ def test_a_manifest_whose_proof_or_checksums_were_changed_is_refused(prepared: P
     (prepared / "manifest.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"manifest\.json is damaged: its content differs from its own checksum"):
         PreparedSet(prepared)
-
-
-def test_a_file_that_is_another_one_or_gone_is_named_and_a_folder_without_checksums_is_taken_as_it_is(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "a").write_text("a")
-    (tmp_path / "b").write_text("b")
-    assert checksum_problems(tmp_path) == []
-    write_checksums(tmp_path)
-    require_checksums(tmp_path, "mend")
-    flip(tmp_path / "a", 0)
-    (tmp_path / "b").unlink()
-    assert checksum_problems(tmp_path) == [
-        f"{tmp_path / 'a'} is damaged: its checksum differs",
-        f"{tmp_path / 'b'} is missing",
-    ]
-    assert checksum_problems(tmp_path, ["b"]) == [f"{tmp_path / 'b'} is missing"]
-    with pytest.raises(UserError, match="a is damaged: its checksum differs; mend"):
-        require_checksums(tmp_path, "mend")
 
 
 def test_one_flip_in_any_file_of_an_encoder_that_we_wrote_is_named_when_it_is_loaded(tmp_path: Path) -> None:

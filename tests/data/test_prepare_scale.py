@@ -83,15 +83,6 @@ def without_names(folder: Path) -> dict[str, object]:
     return found
 
 
-def test_of_texts_with_one_id_the_same_is_kept_whatever_the_order(tmp_path):
-    rows = [*ROWS, *({**row, "id": f"{i % 9}"} for i, row in enumerate(rows_of(60, seed=5)))]
-    shuffled = dealt(tmp_path / "raw", rows, seed=0)
-    prepared = prepare(tmp_path / "a", shuffled, max_rejected_share=1.0)
-    plain = prepare(tmp_path / "b", write_jsonl(tmp_path / "raw.jsonl", rows), max_rejected_share=1.0)
-    assert texts_of(prepared) == texts_of(plain)
-    assert prepared.manifest["rejected"] == {"duplicate_id": 51}
-
-
 # Interruptions ------------------------------------------------------------------------------------------
 
 SIZES = (9000, 200)  # of source shards and shards

@@ -1,7 +1,6 @@
 """Lines of progress: few in a log, one that is rewritten on a terminal, and in a run of the whole."""
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -24,15 +23,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(progress.time, "monotonic", clock.monotonic)
     return clock
-
-
-@pytest.fixture
-def shown() -> Iterator[list[str]]:
-    """The contents of a terminal's last line, one after the other."""
-    lines: list[str] = []
-    progress.rewrite_with(lines.append)
-    yield lines
-    progress.rewrite_with(None)
 
 
 def work(clock: Clock, doing: Progress, *steps: tuple[float, int]) -> None:
@@ -83,27 +73,6 @@ def test_a_run_speaks_of_the_whole_only_where_all_that_is_left_was_timed(
     assert lines[2] == "stage 1 of 3, labels: part 5/9 · 0:20 left of this stage"
     assert "embedding: 30/50 · 0:20 left" in lines, "an index that no stage is planned for"
     assert lines[-1] == "stage 2 of 3, training: part 6/10 · 0:16 left of this stage"
-
-
-def test_work_beside_the_first_speaks_while_that_one_waits(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    stages = Stages()
-    stages.plan([("training", {"steps": 30})])
-    with stages.stage("training"):
-        steps, index = Progress("step", 30), Progress("embedding index v1", 50)
-        work(clock, steps, (1, 1), (15, 1))
-        work(clock, index, (20, 10), (20, 10), (20, 10), (20, 10))  # step 3 waits for it
-    lines = capsys.readouterr().err.splitlines()[1:]
-    assert lines == ["stage 1 of 1, training: step 2/30", "stage 1 of 1, training: embedding index v1 30/50"]
-
-
-def test_short_work_times_its_kind_by_the_whole(clock: Clock, shown: list[str]) -> None:
-    stages = Stages()
-    stages.plan([("index", {"documents": 10}), ("training", {"steps": 9}), ("tuned", {"documents": 50})])
-    with stages.stage("index"):
-        work(clock, Progress("embedding", 10, work=("documents", 1)), (4, 10))  # in one part
-    with stages.stage("training"):
-        work(clock, Progress("step", 9), (1, 1), (10, 5))
-    assert shown[-2] == "stage 2 of 3, training: step 6/9 · all of it: 0:26 left"  # 3 steps of 2 s, 50 of 0.4 s
 
 
 def test_a_stage_that_stands_still_says_so_again_and_again(

@@ -5,7 +5,6 @@ import csv
 import gzip
 import io
 import json
-import random
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,9 +14,8 @@ from huggingface_hub.errors import HTTPError
 
 from replug.config.errors import RunError, UserError
 from replug.data.sources import formats, shards
-from replug.data.sources.records import FieldMap, SourceText
+from replug.data.sources.records import FieldMap
 from replug.data.sources.shards import plan_source, read_source_shard, source_fingerprint
-from replug.data.words import content_hash
 from tests.support.preparing import contents, prepare, rows_of, write_jsonl
 
 
@@ -25,17 +23,6 @@ def read(source: object, fields: FieldMap | None = None) -> list:
     fields = fields or FieldMap()
     source_shards = plan_source(str(source), fields).shards
     return [item for source_shard in source_shards for _, item in read_source_shard(source_shard, fields)]
-
-
-def unnamed(text: str, domain: str = "all") -> SourceText:
-    return SourceText(content_hash(text).hex(), text, domain, named=False)
-
-
-def test_rows_without_id_and_domain_are_called_by_their_words_and_of_one_domain(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "one"}\n\n{"text": "two"}\n')
-    assert read(path) == [unnamed("one"), unnamed("two")]
-    assert len({text.id for text in read(path)}) == 2
 
 
 def test_a_folders_texts_come_sorted_with_the_first_folder_as_domain(tmp_path):
@@ -65,14 +52,6 @@ def test_a_packed_text_is_the_text(name, tmp_path):
         plain, packed = read(tmp_path / "wiki.txt", fields), read(tmp_path / name, fields)
         assert [item.text for item in packed] == [item.text for item in plain]
         assert len(packed) == (2 if fields.new_text_at else 1)
-
-
-@pytest.mark.parametrize("cut", [True, False])
-def test_a_packed_text_that_is_damaged_or_too_long_is_named(cut, tmp_path):
-    whole = gzip.compress(random.Random(0).randbytes(4000).hex().encode())
-    (tmp_path / "a.txt.gz").write_bytes(whole[: len(whole) // 2] if cut else whole)
-    [found] = read(tmp_path / "a.txt.gz", FieldMap(max_characters=10**5 if cut else 100))
-    assert (found.reason.value, found.file) == (("unreadable_file" if cut else "too_long"), str(tmp_path / "a.txt.gz"))
 
 
 def table(rows: list[dict], **options: object) -> bytes:
@@ -244,21 +223,6 @@ def test_links_to_files_are_read_those_to_folders_named_and_those_to_nothing_ref
     (tmp_path / "snapshot/train2.jsonl").symlink_to("../blobs/2")
     with pytest.raises(UserError, match=r"train2\.jsonl is a link to nothing: is the download complete"):
         read(tmp_path / "snapshot")
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".tsv"])
-def test_fields_that_are_not_read_are_named_once_with_what_is_read_instead(suffix, tmp_path, caplog):
-    rows = [{"_id": row["id"], "title": "a title", "text": row["text"]} for row in ROWS]
-    head = "_id\ttitle\ttext\n" + "".join("\t".join(row.values()) + "\n" for row in rows)
-    content = {".jsonl": lines_of(rows), ".parquet": table(rows), ".tsv": head.encode()}[suffix]
-    write_form(tmp_path, {f"{name}{suffix}": content for name in ("a", "b")})
-    plan = plan_source(str(tmp_path), FieldMap())
-    assert plan.unread_fields == ["_id", "title"]
-    plan.say("data.source")
-    [said] = [record.message for record in caplog.records if "not read" in record.message]
-    assert "_id, title" in said and "data.fields" in said and "No field is 'id'" in said
-    named = plan_source(str(tmp_path / f"a{suffix}"), FieldMap.of({"_id": "id"}))
-    assert named.unread_fields == ["title"]
 
 
 def test_a_source_that_is_neither_here_nor_on_the_hub_is_named_as_both(monkeypatch: pytest.MonkeyPatch) -> None:

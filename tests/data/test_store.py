@@ -21,7 +21,7 @@ from replug.data.shards import (
     write_token_ids,
     write_token_rules,
 )
-from replug.data.store import CorpusStore, ExampleStore, PreparedSet, verify_prepared
+from replug.data.store import CorpusStore, ExampleStore, PreparedSet
 from replug.models.encoder import Encoder
 from replug.models.packaged import resolve_encoder_path
 from tests.support.preparing import contents, prepare, rows_of, write_jsonl
@@ -125,20 +125,6 @@ def test_texts_sources_and_documents_come_in_the_order_asked_for_over_all_shards
 
 
 # Damage -------------------------------------------------------------------------------------------------
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-10])
-
-
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [("documents/00001.arrow", cut), ("documents/00001.tokens.npy", cut), ("heldout.arrow", Path.unlink)],
-)
-def test_damage_is_named(name, damage, made):
-    damage(made.folder / name)
-    _, problems = verify_prepared(made.folder)
-    assert problems and name in problems[0]
 
 
 def test_another_retriever_over_an_unfinished_set_mixes_no_token_ids(made, encoder, tmp_path, monkeypatch):

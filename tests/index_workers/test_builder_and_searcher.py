@@ -106,18 +106,6 @@ def test_a_block_has_the_same_bytes_whoever_embeds_it(
         assert (other.folder(0) / name).read_bytes() == (store.folder(0) / name).read_bytes()
 
 
-def test_two_calls_at_once_give_the_bytes_that_one_after_the_other_give(
-    store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path
-) -> None:
-    other = VersionStore(tmp_path / "index")
-    plan = make_plan(other, encoder, corpus)
-    builder = Builder(other.root, threads=1)
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda file: builder.embed_file(plan, file), range(plan.num_files)))
-    for file in range(plan.num_files):
-        assert other.vectors_path(0, file).read_bytes() == store.vectors_path(0, file).read_bytes()
-
-
 def test_token_ids_that_were_prepared_are_embedded_without_tokenizing(
     store: VersionStore, encoder: Encoder, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,7 +187,7 @@ def test_a_search_under_way_ends_on_the_version_it_began_on(store: VersionStore,
         results = threads.submit(searcher.search, 0, np.ones((1, 4), np.float32), 3)
         assert shard.begun.wait(100)
         searcher.release(keep=[])
-        assert searcher.held() == []
+        assert searcher._versions == {}
         shard.let_on.set()
         assert results.result(100)[0].tolist() == [[0, 1, 2]]
 

@@ -19,7 +19,6 @@ from replug.index_workers.faiss_index import (
 )
 from replug.index_workers.kinds import (
     IndexKind,
-    default_overretrieve,
     resolve_kind,
 )
 from replug.index_workers.vectors import BlockVectors
@@ -167,21 +166,6 @@ def test_an_index_file_that_the_disk_does_not_take_is_an_error_that_names_it(tmp
 
 def resolve(name: str, num_documents: int = 100_000, nprobe: int | None = None) -> IndexKind:
     return resolve_kind(name, 384, num_documents, nprobe)
-
-
-@pytest.mark.parametrize(
-    ("name", "factory", "nprobe"),
-    [
-        ("sq8", "SQ8", 0),
-        ("pq", "PQ96x4fs", 0),
-        ("ivf_sq8", "IVF2048,SQ8", 64),
-        ("ivf_pq", "IVF2048,PQ192x4fs", 64),
-        ("IVF512,PQ48", "IVF512,PQ48", 16),
-        ("HNSW32", "HNSW32", 0),
-    ],
-)
-def test_a_preset_becomes_a_factory_string_and_any_other_name_is_one(name: str, factory: str, nprobe: int) -> None:
-    assert resolve(name) == IndexKind(factory, nprobe, overretrieve=default_overretrieve(factory, 100_000))
 
 
 def test_more_documents_have_more_candidates_where_coarse_codes_alone_order_them() -> None:

@@ -20,7 +20,7 @@ from replug.index_workers.version_store import VersionStore
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from tests.support.encoder_folders import write_chain, write_encoder
-from tests.support.index_versions import ROWS, VECTORS, begin, begin_of, flip, publish, write_corpus
+from tests.support.index_versions import ROWS, VECTORS, begin, begin_of, publish, write_corpus
 from tests.support.preparing import debug_set
 
 QUERIES = np.random.default_rng(1).standard_normal((3, VECTORS.shape[1])).astype(np.float32)
@@ -53,12 +53,6 @@ def test_a_moved_run_directory_is_searched_where_it_lies_now(store: VersionStore
     index = LocalIndex(tmp_path / "moved" / "index", threads=1)
     np.testing.assert_array_equal(index.search(QUERIES, 3)[0], brute_force(VECTORS, 3))
     assert len(index.corpus) == ROWS
-
-
-def test_damage_is_refused_by_the_name_of_the_file(store: VersionStore) -> None:
-    flip(store.vectors_path(0, 2), -1)
-    with pytest.raises(UserError, match=rf"{store.vectors_path(0, 2)} is damaged: its checksum differs"):
-        LocalIndex(store.root, threads=1)
 
 
 def test_a_corpus_that_is_gone_or_of_another_size_is_refused(store: VersionStore) -> None:

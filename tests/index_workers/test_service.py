@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 import signal
 import threading
 import time
@@ -88,22 +87,6 @@ def exact(encoder: Encoder, data: PreparedSet, queries: np.ndarray, k: int) -> n
     vectors = encoder.encode([doc.text for doc in data.corpus.iterate()]).numpy()
     similarities = queries @ vectors.astype(np.float16).astype(np.float32).T
     return np.argsort(-similarities, axis=1, kind="stable")[:, :k]
-
-
-def test_a_corpus_with_too_little_of_other_sources_is_refused_by_the_key(
-    debug_config, data, encoder, service, versions
-):
-    version, documents = next(versions), len(data.corpus)
-    service.build(publish(debug_config, encoder, data, service, version)).result(300)
-    sources = [doc.source for doc in data.corpus.iterate()]
-    queries = encoder.encode(["some words", "others"]).numpy()
-    exclude = [None, sources[0]]
-    says = (
-        rf"^retrieve\.exclude_own_source: the corpus has fewer than {documents} documents that are not of source "
-        rf"{re.escape(sources[0])}; ask for fewer by retrieve\.k$"
-    )
-    with pytest.raises(UserError, match=says):
-        service.search(version, queries, documents, exclude)
 
 
 def test_searches_go_on_during_a_refresh_and_answer_from_one_version_each(

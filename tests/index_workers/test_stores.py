@@ -151,15 +151,6 @@ def test_a_store_gives_the_candidates_of_exact_search_and_no_document_is_embedde
     assert (first.text, first.source) == (TEXTS[int(first.id)], f"author {first.id}")
 
 
-def test_documents_are_got_by_their_ids_and_read_in_full(filled: FilledStore, embedded: np.ndarray) -> None:
-    with closing(open_source(filled.url)) as source:
-        assert sorted(int(doc.id) for doc in source.iterate()) == list(range(len(TEXTS))) and len(source) == len(TEXTS)
-        [document] = source.get(["17", "987654"])
-    assert (document.id, document.text, document.source) == ("17", TEXTS[17], "author 17")
-    wanted = comparable(embedded[17], "cosine")
-    np.testing.assert_allclose(comparable(document.vector, "cosine"), wanted, atol=1e-6)
-
-
 def test_documents_of_another_tenant_are_never_found(filled: FilledStore, embedded: np.ndarray) -> None:
     with closing(open_source(f"{filled.url}&only=team.name=team 1")) as source:
         own = np.arange(1, len(TEXTS), 2)

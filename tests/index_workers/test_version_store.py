@@ -12,32 +12,18 @@ import pytest
 from replug.config.errors import RunError, UserError
 from replug.data.folder import read_mark, write_mark
 from replug.index_workers.build_plan import BuildPlan
-from replug.index_workers.kinds import IndexKind
 from replug.index_workers.vectors import map_vectors, write_vectors
 from replug.index_workers.version_store import Missing, VersionStore
 from tests.support.command_line import ROOT
 from tests.support.index_versions import PLAN, save_weights
 
 VECTORS = np.arange(20, dtype=np.float32).reshape(10, 2) / 8  # exact in float16
-SQ8 = replace(PLAN, kind=IndexKind("SQ8", overretrieve=4), num_shards=2)
-IVF = replace(PLAN, kind=IndexKind("IVF2,SQ8", nprobe=1), num_shards=2)
 
 
 def write_vectors_of(store: VersionStore, plan: BuildPlan, files: list[int]) -> None:
     for file in files:
         rows = plan.rows_of_file(file)
         store.write_vectors(plan.version, file, VECTORS[rows.start : rows.stop])
-
-
-def write_files(store: VersionStore, plan: BuildPlan) -> None:
-    """Every file of a lossy kind; what is in them is not looked at here."""
-    write_vectors_of(store, plan, list(range(plan.num_files)))
-    for path in store.files(plan)[plan.num_files :]:
-        store.write_marked(path, lambda partial: partial.write_bytes(b"index"))
-
-
-def names(store: VersionStore, pattern: str = "*") -> list[str]:
-    return sorted(path.name for path in store.folder(PLAN.version).glob(pattern) if path.is_file())
 
 
 @pytest.fixture
@@ -110,45 +96,10 @@ def test_a_version_of_another_format_is_refused(published: VersionStore, format:
 # Kinds on the same vectors --------------------------------------------------------------------------------
 
 
-def test_another_kind_of_the_same_vectors_keeps_the_vectors_and_drops_the_index_files(store: VersionStore) -> None:
-    store.begin(SQ8)
-    write_files(store, SQ8)
-    store.publish(SQ8)
-    stamps = {path: path.stat().st_mtime_ns for path in store.folder(3).glob("vectors-*")}
-    assert store.begin(IVF) == Missing([], True, [0, 1])
-    assert not store.is_published(3)
-    assert names(store, "*.faiss*") == []
-    assert {path: path.stat().st_mtime_ns for path in store.folder(3).glob("vectors-*")} == stamps
-    assert store.begin(PLAN) == Missing([], False, [])
-
-
 # One index for one corpus and one encoder -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"weights_sha256": "v"}, "weights_sha256 is 'v', but the unfinished index version in .* was made with 'w'"),
-        ({"corpus_sha256": "d"}, "corpus_sha256 is 'd', but the unfinished index version in .* was made with 'c'"),
-    ],
-)
-def test_an_index_of_other_vectors_is_refused_by_what_differs(store: VersionStore, change: dict, says: str) -> None:
-    with pytest.raises(UserError, match=rf"{says}: give the same value or another run_dir"):
-        store.require_same_vectors(replace(PLAN, **change))
-
-
 # Disk and snapshots -------------------------------------------------------------------------------------
-
-
-def test_a_disk_that_takes_no_file_is_an_error_that_names_it_and_leaves_no_mark(store: VersionStore) -> None:
-    def full(partial: Path) -> int:
-        partial.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    path = store.shard_path(3, 0)
-    with pytest.raises(RunError, match=rf"{path}\S*\.partial cannot be written: No space left on device"):
-        store.write_marked(path, full)
-    assert names(store, "shard-*") == []
 
 
 def test_a_snapshot_of_the_same_weights_keeps_the_vectors_and_of_others_drops_them(store: VersionStore) -> None:

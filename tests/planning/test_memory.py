@@ -16,13 +16,10 @@ from replug.index_workers.build_plan import IndexState
 from replug.index_workers.builder import Builder
 from replug.index_workers.kinds import resolve_kind
 from replug.index_workers.version_store import VersionStore
-from replug.models.black_box_lm import ContinuationScore, sum_of
 from replug.models.build import load_encoder
 from replug.models.packaged import write_stand_in_encoder
 from replug.models.preparing import prepared_set
-from replug.models.score_cache import ScoreCache
 from replug.planning.memory import (
-    SCORE_BYTES,
     host_bytes,
     prepared_bytes,
     run_sizes,
@@ -121,15 +118,6 @@ def test_an_index_version_takes_the_bytes_estimated(
     store.publish(plan)
     estimated = version_bytes(config, rows, replace(encoder_size("stand_in"), dim=dim))
     assert estimated == pytest.approx(num_bytes(store.folder(0)), rel=0.06)
-
-
-def test_the_cache_of_scores_takes_the_bytes_estimated(tmp_path: Path) -> None:
-    random, cache = np.random.default_rng(0), ScoreCache(tmp_path / "scores.sqlite")
-    for _ in range(100):  # units of 200 pairs, as a replica answers them, without their tokens
-        scores = [ContinuationScore(random.normal(size=8).astype(np.float32)) for _ in range(200)]
-        cache.store("lm", {random.bytes(16): sum_of(score) for score in scores})
-    cache.close()
-    assert pytest.approx(num_bytes(tmp_path), rel=0.05) == 20_000 * SCORE_BYTES
 
 
 def test_a_vector_store_holds_its_vectors_itself(paper: Config) -> None:

@@ -1,22 +1,19 @@
 """`replug slurm` without a SLURM: the script, the layout, refusals, and the frozen code."""
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from replug.cluster.layout import lay_out
 from replug.cluster.packing import Node
-from replug.commands.slurm import freeze, job_state, render, run_slurm, template_options
+from replug.commands.slurm import freeze, job_state, render, run_slurm
 from replug.config.errors import UserError
 from replug.config.load import flatten, load_config
 from replug.planning.memory import run_sizes
 from replug.train.run_dir import RunDirectory
 
 ROOT = Path(__file__).parent.parent.parent
-SCRIPT = ROOT / "slurm/job.sbatch"
 DEBUG = ROOT / "configs/debug.yaml"
 
 
@@ -31,16 +28,6 @@ def prints(tmp_path, monkeypatch, capsys):
         return capsys.readouterr().out
 
     return run
-
-
-def test_the_script_is_valid_and_asks_to_be_warned_and_requeued():
-    subprocess.run(["bash", "-n", SCRIPT], check=True)
-    options = template_options()
-    assert options["signal"] == "B:USR1@120"
-    assert {"requeue", "nodes", "cpus-per-task", "time"} <= set(options)
-    assert options["open-mode"] == "append"  # the log of the start before is kept
-    if shutil.which("shellcheck"):
-        subprocess.run(["shellcheck", SCRIPT], check=True)
 
 
 def test_options_replace_the_scripts_own_and_the_frozen_code_is_run(tmp_path):
