@@ -51,9 +51,10 @@ def read_rows(source: str | Path, fields: Mapping[str, str] | None = None, part:
         whole = (SourceShard(form_of(path), (str(path),)) for path in files or ())
         before = 0  # rows of the shards of a dataset that were read
         for shard in plan_hub(str(source)) if files is None else whole:
-            number = 0
+            number, by_line = 0, shard.kind == "jsonl" or shard.kind in (TABS, *SEPARATORS)
             for number, row in read_shard(shard):
-                where = _place(shard, before + number)
+                place = before + number
+                where = shard.names[0] + (f":{place}" if by_line else f", row {place}") * bool(place)
                 if isinstance(row, Rejected):
                     raise UserError(f"{where}: {row.detail}")
                 if row is not None:
@@ -69,11 +70,6 @@ def _without_key() -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(str(error).removeprefix("data.source: ")) from error
-
-
-def _place(shard: SourceShard, number: int) -> str:
-    is_by_line = shard.kind == "jsonl" or shard.kind in (TABS, *SEPARATORS)
-    return f"{shard.names[0]}{f':{number}' if is_by_line else f', row {number}'}" if number else shard.names[0]
 
 
 def _checked(row: dict[str, Any], kind: str, where: str) -> dict[str, Any]:

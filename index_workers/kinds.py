@@ -51,12 +51,16 @@ class IndexKind:
 
 
 def resolve_kind(name: str, dim: int, num_documents: int, nprobe: int | None) -> IndexKind:
-    """Return the kind that a configuration names, for vectors [num_documents, dim]. None means the kind's default."""
+    """Return the kind that a configuration names, for vectors [num_documents, dim].
+
+    By default a search looks into a 32nd of the lists, eight at least: recall@20 is 0.95 on a million real vectors
+    (docs/benchmarks.md).
+    """
     if name == EXACT:
         return IndexKind()
     factory = PRESETS[name](dim, preset_lists(num_documents)) if name in PRESETS else name
     lists = num_lists(factory)
-    probes = min(nprobe or default_nprobe(factory), lists)
+    probes = min(nprobe or max(8, lists // 32), lists)
     return IndexKind(factory, probes, default_overretrieve(factory, num_documents))
 
 
@@ -76,12 +80,6 @@ def num_centroids(factory: str) -> int:
     """Return the most centroids that one k-means of a kind has; 1 for a kind without."""
     bits = [int(number or 8) for number in re.findall(r"PQ\d+(?:x(\d+))?", factory)]
     return max([1, num_lists(factory), *(2**b for b in bits)])
-
-
-def default_nprobe(factory: str) -> int:
-    """Return a 32nd of the lists, eight at least: recall@20 is 0.95 on a million real vectors (docs/benchmarks.md)."""
-    lists = num_lists(factory)
-    return max(8, lists // 32) if lists else 0
 
 
 def default_overretrieve(factory: str, num_documents: int) -> int:

@@ -9,7 +9,7 @@ The user's own rows are never changed: an overlap there is refused.
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from replug.data.prepare.disjoint import DisjointProof, OverlapFilter, prove_sha
 from replug.data.prepare.reading import Cut, cut_source
 from replug.data.prepare.work import LocalPool, WorkFolder, preparing
 from replug.data.progress import Progress
-from replug.data.records import Document, Example
+from replug.data.records import Example
 from replug.data.row_files import SPLIT_OF_BEIR, rows_sha256
 from replug.data.rows import read_documents, read_examples
 from replug.data.sampling import Shares, shares_of
@@ -73,12 +73,9 @@ class Splits:
         texts = {split: sum(count.values()) for split, count in self.domains.items()}
         return {"documents": sum(report.rows for report in self.shards), **texts}
 
-    def fall_short(self) -> bool:
-        """Return whether a split has fewer pieces than requested, although the source may have more."""
-        return _fall_short(self.cut, self.counts)
-
 
 def _fall_short(cut: Cut, counts: Mapping[str, int]) -> bool:
+    """Return whether a split has fewer pieces than requested, although the source may have more."""
     wanted = {split: cut.requested.get(split) or 0 for split in counts}
     return any(counts[split] < number and cut.left_out(split) for split, number in wanted.items())
 
@@ -116,7 +113,7 @@ def prepare_raw(
         )
         write_json(work.rules, asdict(rules))
         splits = _make_splits(work, config, plan.shards, seed, pool, tokenizers.token_ids, own)
-        while splits.fall_short():  # most of what was kept repeated or overlapped the rest
+        while _fall_short(splits.cut, splits.counts):  # most of what was kept repeated or overlapped the rest
             work.widen()
             log.info(f"too few are left of what was kept; cutting again and keeping {work.margin} for each requested")
             splits = _make_splits(work, config, plan.shards, seed, pool, tokenizers.token_ids, own)
@@ -250,7 +247,10 @@ def prepare_rows(
             write_token_rules(work.documents, token_ids.fingerprint)
         content = {
             "counts": counts,
-            "domains": {"documents": dict(Counter(doc.domain for doc in _documents_of(shards))), **domains},
+            "domains": {
+                "documents": dict(Counter(doc.domain for path in shards for doc in read_documents_of(path))),
+                **domains,
+            },
             "dropped": {},
             "rejected": {},
             "disjoint": asdict(proof),
@@ -299,8 +299,3 @@ def import_documents(folder: Path, corpus: str | Path, fields: Mapping[str, str]
         return write_documents(folder, read_documents(corpus, fields))
     log.warning("documents that stay in a store are not compared with the texts: keep out what the texts were cut from")
     return write_store(folder, str(corpus))
-
-
-def _documents_of(shards: Iterable[Path]) -> Iterator[Document]:
-    for path in shards:
-        yield from read_documents_of(path)

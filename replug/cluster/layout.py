@@ -300,8 +300,11 @@ def gpus_by_role(config: Config, nodes: Sequence[Node], sizes: Sizes, roles: Col
     num_gpus = sum(int(node.gpus) for node in nodes)
     takers = [role for role in ROLES if role in roles and _takes_gpus(config, role, nodes)]
     given = {role: int(value) for role in takers if (value := getattr(config.resources, role)) != "auto"}
-    limit = gpu_limit(nodes)
-    replica = gpus_of_replica(config.lm, sizes, limit) if "score" in takers else 1
+    # Bytes that actors may take of the GPU with the least memory free.
+    limit = USABLE * min((node.gpu_bytes for node in nodes if node.gpus and node.gpu_bytes), default=math.inf)
+    replica = 1
+    if "score" in takers:  # the configured GPUs of one LM, else as many as hold it
+        replica = int(config.lm.gpus_per_replica or max(1, math.ceil((sizes.scoring or 0.0) / limit)))
     counts = dict.fromkeys(ROLES, 0) | given
     if num_gpus == 1:
         counts |= dict.fromkeys(takers, 1) | given
@@ -312,16 +315,6 @@ def gpus_by_role(config: Config, nodes: Sequence[Node], sizes: Sizes, roles: Col
     shares = Shares(**counts, num_gpus=num_gpus, gpus_per_replica=replica)
     _check(shares, takers)
     return shares
-
-
-def gpu_limit(nodes: Sequence[Node]) -> float:
-    """Return the bytes that actors may take of the GPU with the least memory free."""
-    return USABLE * min((node.gpu_bytes for node in nodes if node.gpus and node.gpu_bytes), default=math.inf)
-
-
-def gpus_of_replica(lm: LMConfig, sizes: Sizes, limit: float) -> int:
-    """Return the configured GPUs of one LM, else as many as hold it."""
-    return int(lm.gpus_per_replica or max(1, math.ceil((sizes.scoring or 0.0) / limit)))
 
 
 def _takes_gpus(config: Config, role: str, nodes: Sequence[Node]) -> bool:

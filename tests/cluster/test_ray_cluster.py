@@ -66,14 +66,6 @@ def test_without_room_for_one_scorer_and_the_index_the_numbers_are_named():
         _lay_out("ray.address", config, cpus(3), UNKNOWN, ROLES)
 
 
-def test_scorers_builders_and_searchers_are_counted_and_each_command_counts_its_own():
-    config = configured("lm.num_replicas=4", "index.num_shards=3", "resources.index=2", "resources.train=2")
-    index = {SEARCHER: (3, 0.0), BUILDER: (2, 0.0)}
-    assert by_key(lay_out(config, cpus(99))) == {TRAINER: (1, 0.0), **index, SCORER: (4, 0.0)}
-    assert by_key(lay_out(config, cpus(99), roles=["index"])) == index
-    assert by_key(lay_out(config, cpus(99), roles=())) == {}
-
-
 ON_ONE = ["trainer rank 0", "searcher 0", "builder 0", "scorer 0"]
 ALL = ["searcher 0", "builder 0", "scorer 0"]
 
@@ -153,13 +145,6 @@ def test_two_versions_that_no_memory_holds_are_refused(kind):
     assert "of each node's memory, which has 50.0 GB; expected index.kind=pq" in refused(config, nodes, sizes)
     config, sizes = paper("index.kind=pq")
     assert not lay_out(config, nodes, sizes).index.search_on_gpu
-
-
-def test_what_a_gpu_does_not_hold_is_refused_with_gigabytes_and_keys():
-    config, sizes = paper("resources.train=1")
-    reason = refused(config, gpus(8, num_bytes=24e9), sizes)
-    assert reason.startswith("trainer rank 35") and "of a GPU, which has 22.1 GB to give (92%" in reason
-    assert "train.gradient_checkpointing=true" in reason
 
 
 def test_auto_takes_more_ranks_where_one_does_not_fit():

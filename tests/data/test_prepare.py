@@ -182,15 +182,6 @@ def test_asking_for_development_texts_leaves_training_and_held_out_texts_as_they
         without.require_dev()
 
 
-def test_no_source_and_no_text_of_a_development_text_is_in_another_split(with_dev):
-    dev = with_dev.require_dev().examples()
-    others = {w.source for store in (with_dev.queries, with_dev.heldout) for w in store.examples()}
-    others |= {doc.source for doc in with_dev.corpus.iterate()}
-    assert len(dev) == 10 and not {example.source for example in dev} & others
-    assert with_dev.manifest["disjoint"]["num_dev"] == 10
-    assert with_dev.manifest["counts"]["dev"] == 10 and "dev.arrow" in with_dev.manifest["files"]
-
-
 def test_a_development_text_that_shares_words_with_a_held_out_text_is_dropped(tmp_path):
     rows = rows_of(450)
     for row in rows[::3]:  # of words that half of the sources share nothing is dropped

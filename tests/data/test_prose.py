@@ -287,18 +287,6 @@ def test_a_folder_too_small_is_refused_with_its_number_of_files(tmp_path):
     assert not (tmp_path / "set").exists()
 
 
-def test_links_and_short_passages_are_counted_and_a_file_that_cannot_be_read_is_named(tmp_path, caplog):
-    files = {f"{i}.md": GUIDE.replace("May", f"May of {i}").encode() for i in range(30)}
-    links = {f"links{i}.md": b"- [One two](a.md)\n- [Three four](b.md)\n" for i in range(10)}
-    write(tmp_path / "docs", files | links | {"old.txt": "caf\xe9".encode("latin-1")})
-    keys = {"document_tokens": 30, "max_rejected_share": 0.1}
-    prepared = prepare(tmp_path / "set", tmp_path / "docs", context_tokens=15, **keys)
-    assert prepared.manifest["dropped"]["document that only points elsewhere"] > 0
-    assert not any("Three four" in doc.text for doc in prepared.corpus.iterate())
-    assert "old.txt: at byte 3" in caplog.text
-    assert all(example.context.strip() and example.continuation.strip() for example in prepared.heldout.examples())
-
-
 @pytest.mark.parametrize("unit", [".", ". ", "/", "[", "[a](", "[a][", "`<", ":a:`", "<http"])
 def test_a_line_without_end_is_judged_in_time_that_grows_with_its_length(unit: str) -> None:
     begun = time.process_time()

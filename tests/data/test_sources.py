@@ -25,18 +25,6 @@ def read(source: object, fields: FieldMap | None = None) -> list:
     return [item for source_shard in source_shards for _, item in read_source_shard(source_shard, fields)]
 
 
-def test_a_folders_texts_come_sorted_with_the_first_folder_as_domain(tmp_path):
-    for name in ("b/deep/2.txt", "b/1.md", "a/1.txt", "top.txt", ".hidden"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name + " 🙂", encoding="utf-8")
-    assert [(text.id, text.text, text.domain) for text in read(tmp_path)] == [
-        ("a/1.txt", "a/1.txt 🙂", "a"),
-        ("b/1.md", "b/1.md 🙂", "b"),
-        ("b/deep/2.txt", "b/deep/2.txt 🙂", "b"),
-        ("top.txt", "top.txt 🙂", "all"),
-    ]
-
-
 # Forms of sources ---------------------------------------------------------------------------------------
 
 ROWS = rows_of(150)

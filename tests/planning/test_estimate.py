@@ -170,15 +170,10 @@ def test_a_run_that_this_machine_does_not_hold_is_refused(paper: Config, monkeyp
     [
         ("NVIDIA A100-SXM4-80GB", "A100"),
         ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
-        ("nvidia_h100_80gb_hbm3", "H100"),
         ("NVIDIA H100 PCIe", "H100-PCIe"),
-        ("NVIDIA H100 NVL", "H100-NVL"),
-        ("NVIDIA A10G", "A10G"),
         ("Tesla V100-SXM2-16GB", "V100-16GB"),
-        ("NVIDIA GeForce RTX 4090", "RTX4090"),
         ("NVIDIA GeForce RTX 3090 Ti", None),
         ("a100_3g.20gb", None),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("gpu", None),
     ],
 )

@@ -21,14 +21,12 @@ from replug.models.packaged import write_stand_in_encoder
 from replug.models.preparing import prepared_set
 from replug.planning.memory import (
     host_bytes,
-    prepared_bytes,
     run_sizes,
     state_bytes,
     train_bytes,
     version_bytes,
 )
 from replug.planning.model_sizes import encoder_size
-from replug.planning.stages import Counts
 from replug.train.trained_weights import choose_trained_weights
 from tests.support.command_line import ROOT
 
@@ -87,13 +85,6 @@ def config() -> Config:
 def prepared(config: Config, tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
     """Real texts, in the tokens of a stand-in, which are words."""
     return prepared_set(config, tmp_path_factory.mktemp("prepared") / "data")
-
-
-def test_a_prepared_set_takes_about_the_bytes_estimated(prepared: PreparedSet, config: Config) -> None:
-    counts = Counts(len(prepared.corpus), len(prepared.queries), 0, 0)
-    assert counts.documents > 1000
-    written = num_bytes(prepared.corpus_path) + num_bytes(prepared.folder / "queries.arrow")
-    assert 0.5 < prepared_bytes(config, counts, encoder_size("stand_in").vocabulary) / written < 2  # words are longer
 
 
 @pytest.mark.parametrize("kind", ["flat_fp16", "pq", "ivf_sq8"])
