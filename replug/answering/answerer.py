@@ -1,7 +1,5 @@
 """Sample candidates for an answer, score the factors of each, and rank them (Lazaridou et al. 2022, section 3.3).
 
-It is the one path from a question and its passages to an answer, of the evaluation and of `replug ask`.
-
 Four candidates are sampled for each passage, and equal ones of a passage are one. In classification the labels are
 every passage's candidates. Factors are natural logarithms of probabilities of whole texts with their end, float64.
 p(a|q,p) is that of the LM that answers: a sample's own, which costs nothing, or a label's. A sample that was cut before
@@ -28,13 +26,10 @@ Letters: C candidates, P passages.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from replug.answering.prompts import STOP, AnswerPrompts, ScoredPart
-from replug.data.files import write_json
 from replug.data.rows import one_line
 from replug.models.black_box_lm import AsyncLM, ContinuationScore
 from replug.models.ensemble import log_softmax
@@ -43,6 +38,7 @@ from replug.web.records import Passage
 
 # In one call: a few passes of a CPU, and work for several replicas. The texts of a call are scored together.
 PASSAGES_PER_CALL = 8
+NUM_SAMPLES, NUM_SAMPLES_ALONE = 4, 50  # of each passage; closed book, and of gold evidence
 # The factors by their names, which are the fields of `Factors`.
 ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER = "answer_given_question", "question_given_answer"
 ANSWER_ALONE, QUESTION_ALONE, PASSAGE = "answer_alone", "question_alone", "passage"
@@ -261,11 +257,6 @@ SMALLEST_SHARE = 1e-9  # of an answer from a passage of no probability
 MAX_ROUNDS = 10  # through all factors; it ends earlier where a round changes nothing
 
 
-def write_weights(path: Path, lm: str, reranker: str, methods: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the weights by method, such as poe@10, and how well they did, with the LMs that they belong to."""
-    write_json(path, {"format": 1, "lm": lm, "reranker": reranker, "methods": methods})
-
-
 def fit_weights(reranker: Reranker, questions: Sequence[GradedQuestion]) -> tuple[Weights, float, float]:
     """Return the weights that make right answers likeliest, their mean gain, and that of the default weights.
 
@@ -314,74 +305,50 @@ def _mean_gain(reranker: Reranker, questions: Sequence[GradedQuestion], weights:
     return float(np.mean(gained)) if gained else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class AnsweringOptions:
-    """How candidates are sampled, and which rerankers score them. `labels` are for classification only."""
-
-    rerankers: tuple[str, ...] = ("direct", "rag", "noisy_channel", "poe")
-    num_samples: int = 4  # of each passage
-    num_samples_alone: int = 50  # closed book, and of gold evidence
-    max_new_tokens: int = 32
-    temperature: float = 1.0
-    top_p: float = 0.8
-    seed: int = 0
-    labels: tuple[str, ...] = ()
-
-    def sampling(self, num_samples: int, opening: str) -> GenerationOptions:
-        return GenerationOptions(
-            self.max_new_tokens, STOP, self.temperature, self.top_p, self.seed, opening, num_samples
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """The candidates of a question with their factors, and by reranker the score of each distinct answer."""
-
-    passages: tuple[Passage, ...]
-    candidates: tuple[Candidate, ...]
-    factors: Factors
-    scores: Mapping[str, Mapping[str, float]]
-
-    def best(self, reranker: str) -> str:
-        """Return the answer of the largest score; empty if there is no candidate."""
-        return best_answer(self.scores[reranker])
-
-
 class Answerer:
     """Ask `lm` for candidates and log p(a|q,p), and `scorer`, which may be smaller, for the other factors.
 
-    `scorer_prompts` fit the scorer, if it holds less than the LM. Factors have weights of 1.
+    `labels` are the candidates of classification, in which nothing is sampled.
     """
 
     def __init__(
-        self,
-        lm: AsyncLM,
-        prompts: AnswerPrompts,
-        options: AnsweringOptions,
-        scorer: AsyncLM | None = None,
-        scorer_prompts: AnswerPrompts | None = None,
+        self, lm: AsyncLM, scorer: AsyncLM, max_new_tokens: int, seed: int = 0, labels: Sequence[str] = ()
     ) -> None:
-        self._lm, self._prompts, self._options = lm, prompts, options
-        self._scorer, self._scorer_prompts = scorer or lm, scorer_prompts or prompts
+        self._lm, self._scorer, self._labels = lm, scorer, labels
+        self._sampling = GenerationOptions(max_new_tokens, STOP, temperature=1.0, top_p=0.8, seed=seed)
 
-    def answer(self, question: str, passages: Sequence[Passage]) -> Answered:
-        return self.submit(question, passages)()()
-
-    def submit(self, question: str, passages: Sequence[Passage]) -> Callable[[], Callable[[], Answered]]:
+    def submit(
+        self, question: str, passages: Sequence[Passage], prompts: AnswerPrompts, scorer_prompts: AnswerPrompts
+    ) -> Callable[[], Callable[[], Factors]]:
         """Ask for candidates at once, for factors when the returned function is called; what that returns waits.
 
-        What is asked follows from the order of the calls, never from which answer came first.
+        `scorer_prompts` fit the scorer, if it holds less than the LM. What is asked follows from the order of the
+        calls, never from which answer came first.
         """
-        candidates = self._submit_candidates(question, passages)
-        return lambda: self._submit_factors(question, passages, candidates())
+        labels = [Candidate(label, passage) for passage in range(len(passages)) for label in self._labels]
+        drawn: Future[list[list[Generated]]] | None = None
+        if passages and not labels:
+            asked = [prompts.ask(question, passage.text) for passage in passages]
+            opening = prompts.opening(has_evidence=True)
+            drawn = self._lm.submit_samples(asked, replace(self._sampling, opening=opening, num_samples=NUM_SAMPLES))
 
-    def submit_alone(self, question: str, evidence: str | None) -> Callable[[], dict[str, float]]:
+        def submit() -> Callable[[], Factors]:
+            most = self._sampling.max_new_tokens
+            candidates = labels if drawn is None else sampled_candidates(drawn.result(), most)
+            readers = (self._lm, prompts), (self._scorer, scorer_prompts)
+            scored = submit_factors(*readers, question, passages, candidates)
+            return (lambda: normalized_over_labels(scored())) if labels else scored
+
+        return submit
+
+    def submit_alone(
+        self, question: str, evidence: str | None, prompts: AnswerPrompts
+    ) -> Callable[[], dict[str, float]]:
         """Ask closed book, or with one text as evidence, such as the gold one.
 
         Return a function that waits for the log-prob (nats) of each distinct sample, or of each label, normalised over
         the labels. Samples that were cut before their end are scored with it.
         """
-        options, labels, prompts = self._options, self._options.labels, self._prompts
 
         def submit(answers: Sequence[str]) -> Callable[[], list[float]]:
             parts = [prompts.answer_given_question(answer, question, evidence) for answer in answers]
@@ -389,44 +356,18 @@ class Answerer:
             scores = self._lm.submit(*pairs, opening=parts[0].opening)
             return lambda: [score.sum_logprob for score in scores.result()]
 
-        if labels:
+        if labels := self._labels:
             scored = submit(labels)
             return lambda: dict(zip(labels, log_softmax(np.array(scored())).tolist(), strict=True))
         opening = prompts.opening(has_evidence=evidence is not None)
-        sampling = options.sampling(options.num_samples_alone, opening)
+        sampling = replace(self._sampling, opening=opening, num_samples=NUM_SAMPLES_ALONE)
         drawn = self._lm.submit_samples([prompts.ask(question, evidence)], sampling)
 
         def gather() -> dict[str, float]:
             [samples] = drawn.result()
-            known = logprobs_of_samples(samples, options.max_new_tokens)
+            known = logprobs_of_samples(samples, sampling.max_new_tokens)
             cut = [answer for answer, logprob in known.items() if logprob is None]
             ends = dict(zip(cut, submit(cut)() if cut else (), strict=True))
             return {answer: ends[answer] if of is None else of for answer, of in known.items()}
 
         return gather
-
-    def _submit_candidates(self, question: str, passages: Sequence[Passage]) -> Callable[[], list[Candidate]]:
-        """Ask for candidates. Labels are those of every passage."""
-        options = self._options
-        if options.labels or not passages:
-            labels = [Candidate(label, passage) for passage in range(len(passages)) for label in options.labels]
-            return lambda: labels
-        prompts = [self._prompts.ask(question, passage.text) for passage in passages]
-        opening = self._prompts.opening(has_evidence=True)
-        drawn = self._lm.submit_samples(prompts, options.sampling(options.num_samples, opening))
-        return lambda: sampled_candidates(drawn.result(), options.max_new_tokens)
-
-    def _submit_factors(
-        self, question: str, passages: Sequence[Passage], candidates: Sequence[Candidate]
-    ) -> Callable[[], Answered]:
-        scored = submit_factors(
-            (self._lm, self._prompts), (self._scorer, self._scorer_prompts), question, passages, candidates
-        )
-
-        def ranked() -> Answered:
-            factors = normalized_over_labels(scored()) if self._options.labels else scored()
-            rerankers = {name: RERANKERS[name] for name in self._options.rerankers}
-            scores = {name: of.score(factors, of.default_weights) for name, of in rerankers.items()}
-            return Answered(tuple(passages), tuple(candidates), factors, scores)
-
-        return ranked

@@ -30,7 +30,6 @@ EVIDENCE, QUESTION, ANSWER = "Evidence", "Question", "Answer"  # the labels of l
 Order = tuple[str, ...]  # of a block's lines
 CLOSED_BOOK: Order = (QUESTION, ANSWER)
 EVIDENCE_FIRST: Order = (EVIDENCE, QUESTION, ANSWER)
-QUESTION_FIRST: Order = (QUESTION, EVIDENCE, ANSWER)
 ANSWER_FIRST: Order = (EVIDENCE, ANSWER, QUESTION)
 LINE_ENDS = 2  # tokens that a question and an answer may have behind them
 AnyShot = TypeVar("AnyShot")
@@ -57,21 +56,20 @@ class ScoredPart:
 class AnswerPrompts:
     """Build the prompts of one set of questions, which have the same shots.
 
-    `question_first` puts the question before its evidence. Raises UserError for a shot without evidence if a prompt
-    has evidence.
+    Raises UserError for a shot without evidence if a prompt has evidence.
     """
 
-    def __init__(self, shots: Sequence[Shot], question_first: bool = False) -> None:
-        self.shots, self.question_first = tuple(shots), question_first
+    def __init__(self, shots: Sequence[Shot]) -> None:
+        self.shots = tuple(shots)
         self._openings: dict[Order, str] = {}
 
     def opening(self, has_evidence: bool) -> str:
         """Return the shots, which the prompts of `ask` begin with."""
-        return self._opening(self._asked_order if has_evidence else CLOSED_BOOK)
+        return self._opening(EVIDENCE_FIRST if has_evidence else CLOSED_BOOK)
 
     def ask(self, question: str, evidence: str | None) -> str:
         """Return the prompt that an answer is sampled from, with evidence or closed book."""
-        order = CLOSED_BOOK if evidence is None else self._asked_order
+        order = CLOSED_BOOK if evidence is None else EVIDENCE_FIRST
         return self._prefix(order, ANSWER, {QUESTION: question, EVIDENCE: evidence or ""})
 
     def answer_given_question(self, answer: str, question: str, evidence: str | None) -> ScoredPart:
@@ -92,12 +90,7 @@ class AnswerPrompts:
 
     def openings(self, has_evidence: bool) -> list[str]:
         """Return the openings of all orders that are asked closed book, or with evidence and for its factors."""
-        orders = (self._asked_order, EVIDENCE_FIRST, ANSWER_FIRST) if has_evidence else (CLOSED_BOOK,)
-        return [self._opening(order) for order in dict.fromkeys(orders)]
-
-    @property
-    def _asked_order(self) -> Order:
-        return QUESTION_FIRST if self.question_first else EVIDENCE_FIRST
+        return [self._opening(order) for order in ((EVIDENCE_FIRST, ANSWER_FIRST) if has_evidence else (CLOSED_BOOK,))]
 
     def _opening(self, order: Order) -> str:
         if order not in self._openings:
@@ -152,8 +145,7 @@ class FittingPrompts:
         key = question, *texts
         if key not in self._fitted:
             kept = self._kept(question, texts)
-            prompts = AnswerPrompts(kept, self._whole.question_first)
-            self._fitted[key] = self._by_shots.setdefault(len(kept), prompts)
+            self._fitted[key] = self._by_shots.setdefault(len(kept), AnswerPrompts(kept))
         return self._fitted[key]
 
     def num_dropped(self, prompts: AnswerPrompts) -> int:
@@ -161,11 +153,11 @@ class FittingPrompts:
         return len(self._whole.shots) - len(prompts.shots)
 
     def _kept(self, question: str, texts: Sequence[str | None]) -> Sequence[Shot]:
-        bare = AnswerPrompts((), self._whole.question_first)
+        bare = AnswerPrompts(())
         blocks = [(bare.ask(question, text), text is not None) for text in texts]
 
         def fits(shots: Sequence[Shot]) -> bool:
-            fewer = AnswerPrompts(shots, self._whole.question_first)
+            fewer = AnswerPrompts(shots)
             return all(
                 self._counting.holds(opening + block, self._num_after)
                 for block, has_evidence in blocks
@@ -187,18 +179,8 @@ def _line(text: str) -> str:
     return f" {one_line(text)}{STOP}"
 
 
-FIELDS = ("question", "answer", "evidence")
 OWN_SHOTS = Path(__file__).with_name("shots.jsonl")  # of `replug ask`
 
 
 def read_shots(path: Path) -> list[Shot]:
-    """Read rows of `question`, `answer` and `evidence`, all texts. Raises UserError for others, and for no rows."""
-    shots = []
-    for where, row in read_rows(path):
-        for name in FIELDS:
-            if not isinstance(row.get(name), str) or not row[name].strip():
-                raise UserError(f"{where}: field {name!r} must be a text, found {row.get(name)!r}")
-        shots.append(Shot(*(row[name] for name in FIELDS)))
-    if not shots:
-        raise UserError(f"{path} holds no shots; expected rows of {', '.join(FIELDS)}")
-    return shots
+    return [Shot(**row) for _, row in read_rows(path)]

@@ -59,7 +59,6 @@ class QuestionsConfig:
         None, "Number of demonstrations. Default: 5 (mmlu), 16 (open_qa), 15 (popqa, internet_qa).", FROM_0
     )
     documents_in_shots: bool = key(True, "popqa: put before each demonstration the first document found for it.")
-    question_first: bool = key(False, "internet_qa: put the question before its evidence in prompts.")
     max_questions: int | None = key(None, "Number of questions to evaluate (mmlu: per subject). Default: all.", ABOVE_0)
     max_new_tokens: int = key(16, "Largest number of generated tokens per answer (PopQA's own code: 15).", ABOVE_0)
 
@@ -143,7 +142,6 @@ class AskConfig:
     """Configuration of `replug ask`: overrides, and the LM of a run."""
 
     lm: LMConfig = section(LMConfig)
-    rerank_lm: LMConfig = section(LMConfig)  # neither path nor url: answers are reranked by the LM that sampled them
     ensemble: AnsweringConfig = section(AnsweringConfig)
     web: WebConfig = section(WebConfig)
 

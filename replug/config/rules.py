@@ -79,7 +79,6 @@ def _key_problems(config: AnyConfig) -> Iterator[str]:
 def _ask_problems(config: AskConfig) -> Iterator[str]:
     yield from lm_problems(config.lm, votes=config.ensemble.weights == EnsembleWeights.vote)
     yield from web_problems(config.web)
-    yield from rerank_lm_problems(config)
     yield from _ensemble_problems(config.ensemble, config.lm)
     if config.ensemble.temperature == FIT:
         yield "ensemble.temperature is fit, which needs a development split; expected a number above 0"
@@ -184,12 +183,12 @@ def web_problems(web: WebConfig) -> Iterator[str]:
             yield "web.before is set with web.engine=local; expected null, since corpus documents have no dates"
 
 
-def has_rerank_lm(config: EvaluationConfig | AskConfig) -> bool:
+def has_rerank_lm(config: EvaluationConfig) -> bool:
     """Return whether a second LM, `rerank_lm`, reranks the answers."""
     return bool(config.rerank_lm.path or config.rerank_lm.url)
 
 
-def rerank_lm_problems(config: EvaluationConfig | AskConfig) -> Iterator[str]:
+def rerank_lm_problems(config: EvaluationConfig) -> Iterator[str]:
     """Check the section `rerank_lm`."""
     if not has_rerank_lm(config) and config.rerank_lm != LMConfig():
         yield "rerank_lm.path is missing, but other keys of rerank_lm are set; expected rerank_lm.path or rerank_lm.url"

@@ -26,19 +26,17 @@ from replug.answering.answerer import (
     FACTORS,
     MIN_QUESTIONS,
     RERANKERS,
-    Answered,
     Answerer,
-    AnsweringOptions,
     Factors,
     best_answer,
     fit_weights,
-    write_weights,
 )
 from replug.answering.prompts import AnswerPrompts, FittingPrompts
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GOLD, NONE, REPLUG, Method
 from replug.data.answers import exact_match, has_answer, normalize_answer, token_f1
+from replug.data.files import write_json
 from replug.data.progress import Progress
 from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
@@ -59,7 +57,7 @@ from replug.evals.results import main_metric
 from replug.evals.tables import Block, Table
 from replug.models.ensemble import Retrieved
 from replug.web import require_web
-from replug.web.records import FoundEvidence
+from replug.web.records import FoundEvidence, Passage
 
 log = logging.getLogger(__name__)
 
@@ -154,12 +152,10 @@ class InternetQa(Task):
         self.prepared, scorer = prepared, prompted.reranker or prompted
         self._reranking = [method for method in prepared.methods if method.k]
         self._alone = {method.source for method in prepared.methods if not method.k}
-        rerankers = tuple(dict.fromkeys(method.source for method in self._reranking))
-        self._options = AnsweringOptions(rerankers, max_new_tokens=max_new_tokens, seed=seed, labels=prepared.labels)
-        self._lms = prompted.lm, scorer.lm
+        self._answerer = Answerer(prompted.lm, scorer.lm, max_new_tokens, seed, prepared.labels)
         from replug.models.build import counting_template  # brings torch: only once the configuration is checked
 
-        whole = AnswerPrompts(prepared.shots, prepared.question_first)
+        whole = AnswerPrompts(prepared.shots)
         self._prompts = [
             FittingPrompts(whole, counting_template(one.source), max_new_tokens) for one in (prompted, scorer)
         ]
@@ -182,13 +178,13 @@ class InternetQa(Task):
         question, prepared = self.prepared.questions[row], self.prepared
         query, texts = question.example.query, {NONE: None, GOLD: prepared.gold.get(question.example.id)}
         prompts = {source: self._prompts[0].of(query, [texts[source]]) for source in texts if source in self._alone}
-        alone = {source: self._answerer(of).submit_alone(query, texts[source]) for source, of in prompts.items()}
+        alone = {source: self._answerer.submit_alone(query, texts[source], of) for source, of in prompts.items()}
         passages = prepared.passages(question) if self._reranking else ()
         read = [passage.text for passage in passages]
         fitting = [prompts.of(query, read) for prompts in self._prompts] if self._reranking else []
-        sampled = self._answerer(*fitting).submit(query, passages) if self._reranking else None
+        sampled = self._answerer.submit(query, passages, *fitting) if self._reranking else None
 
-        def outcomes(reranked: Callable[[], Answered] | None) -> Outcomes:
+        def outcomes(reranked: Callable[[], Factors] | None) -> Outcomes:
             alone_outcomes = {}
             for source, wait in alone.items():
                 logprobs = wait()
@@ -198,7 +194,7 @@ class InternetQa(Task):
                 alone_outcomes[source] = Outcome(numbers, detail)
             if reranked is None:
                 return alone_outcomes
-            by_method = reranked_outcomes(prepared, question, reranked())
+            by_method = reranked_outcomes(prepared, question, passages, reranked())
             for method in self._reranking:
                 by_method[method.name].numbers.update(self._shots(fitting))
             return {**alone_outcomes, **by_method}
@@ -212,10 +208,6 @@ class InternetQa(Task):
         texts = texts or [self.prepared.gold[question.example.id] if method == GOLD else None]
         prompt = self._prompts[0].of(question.example.query, texts).ask(question.example.query, texts[0])
         return {"references": list(question.answers), "prompt": prompt}
-
-    def _answerer(self, prompts: AnswerPrompts, scorer_prompts: AnswerPrompts | None = None) -> Answerer:
-        lm, scorer = self._lms
-        return Answerer(lm, prompts, self._options, scorer, scorer_prompts)
 
     def _shots(self, prompts: Sequence[AnswerPrompts]) -> dict[str, float]:
         """Return how many shots the prompts of the LM that answers, or else of the one that reranks, have and lack."""
@@ -233,15 +225,17 @@ def metrics_of(metric: str) -> dict[str, Metric]:
     return metrics | {"gold_overlap": Metric("gold_overlap", HAS_EVIDENCE, may_be_unknown=True)}
 
 
-def reranked_outcomes(prepared: Prepared, question: InternetQuestion, answered: Answered) -> Outcomes:
+def reranked_outcomes(
+    prepared: Prepared, question: InternetQuestion, passages: Sequence[Passage], factors: Factors
+) -> Outcomes:
     """Return the numbers of each reranking method that no weights change, and under PASSAGES the factors."""
-    factors, texts = answered.factors, [passage.text for passage in answered.passages]
+    texts = [passage.text for passage in passages]
     holds_answer = [has_answer(text, question.answers) for text in texts]
     outcomes = {}
     for method in (method for method in prepared.methods if method.k):
-        read, passages = factors.of_first(method.k), answered.passages[: method.k]
+        read, first = factors.of_first(method.k), passages[: method.k]
         gains = [gain(answer, question) for answer in read.distinct]
-        numbers = {"best_candidate": max(gains, default=0.0), "passages": float(len(passages))}
+        numbers = {"best_candidate": max(gains, default=0.0), "passages": float(len(first))}
         if prepared.metric == EXACT_MATCH:
             numbers["answer_in_evidence"] = float(any(holds_answer[: method.k]))
             numbers["answer_in_pages"] = float(question.example.id in prepared.in_pages)
@@ -249,15 +243,15 @@ def reranked_outcomes(prepared: Prepared, question: InternetQuestion, answered: 
             has_own = bool(question.evidence or question.evidence_ids)
             overlap = gold_overlap(prepared.gold[question.example.id], texts[: method.k]) if has_own else 0.0
             numbers |= {"gold_overlap": overlap, HAS_EVIDENCE: float(has_own)}
-        gold, ids = set(question.example.gold), [passage.doc_id for passage in passages]
+        gold, ids = set(question.example.gold), [passage.doc_id for passage in first]
         if gold and None not in ids:  # unknown where the set names none, or the engine's documents have no ids
             numbers["retrieval_recall"] = len(gold.intersection(ids)) / len(gold)
-        documents = [passage.doc_id or passage.url for passage in passages]
-        detail = {"documents": documents, "weights": [passage.probability for passage in passages]}
+        documents = [passage.doc_id or passage.url for passage in first]
+        detail = {"documents": documents, "weights": [passage.probability for passage in first]}
         outcomes[method.name] = Outcome(numbers, detail)
     held_by = {answer: [has_answer(text, [answer]) for text in texts] for answer in factors.distinct}
     kept = ("url", "title", "fetched", "rank", "cosine", "probability", "doc_id")  # the snapshot has the texts
-    shown = [{name: getattr(passage, name) for name in kept} for passage in answered.passages]
+    shown = [{name: getattr(passage, name) for name in kept} for passage in passages]
     failures = dict(prepared.found[question.example.id].failures)
     detail = {"factors": factors_as_json(factors), "held_by": held_by, "passages": shown, "failures": failures}
     return {**outcomes, PASSAGES: Outcome({}, detail)}
@@ -337,7 +331,7 @@ def decide(
         weights, best, default = fit_weights(RERANKERS[method.source], graded)
         gains = {"gain": best, "default_gain": default, "num_questions": len(validation)}
         fitted[method.name] = {"weights": weights, **gains}
-    write_weights(path, lm, reranker, fitted)
+    write_json(path, {"format": 1, "lm": lm, "reranker": reranker, "methods": fitted})
     decided = []
     for question, row, factors in test:
         outcomes = {}
@@ -420,7 +414,7 @@ EVALUATION = EvaluationKind(
     internet_dataset,
     (
         *(*DRAWS_QUESTIONS, "questions.dataset", "questions.demonstrations", "questions.shots"),
-        *("questions.question_first", "questions.max_new_tokens", "web", "rerank_lm"),
+        *("questions.max_new_tokens", "web", "rerank_lm"),
     ),
     internet_problems,
     searches=searches,

@@ -346,7 +346,6 @@ class Prepared:
     questions: tuple[InternetQuestion, ...]
     shots: tuple[Shot, ...]
     metric: str
-    question_first: bool
     gold: Mapping[str, str]
     found: Mapping[str, FoundEvidence]
     in_pages: Collection[str] = ()
@@ -378,7 +377,6 @@ def prepare(config: EvaluationConfig, corpus: CorpusStore | None) -> Prepared:
         tuple(measured),
         tuple(Shot(shot.example.query, shot.answers[0], shown.get(shot.example.id)) for shot in shots),
         question_set.metric,
-        config.questions.question_first,
         gold_evidence(asked_with_gold, corpus, "the method gold"),
         {},
     )

@@ -1,24 +1,23 @@
 """From a question to a ranked answer: factors equal direct scoring, nothing is asked twice, and prompts to the byte."""
 
-import json
 from collections import Counter
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from replug.answering.answerer import (
-    RERANKERS,
     Answerer,
-    AnsweringOptions,
     Candidate,
+    Factors,
     logprobs_of_samples,
     sampled_candidates,
     submit_factors,
 )
-from replug.answering.prompts import AnswerPrompts, FittingPrompts, Shot, read_shots
+from replug.answering.prompts import AnswerPrompts, FittingPrompts, Shot
 from replug.config.errors import UserError
 from replug.models.black_box_lm import AsyncLM, Call, ScoreCall
 from replug.models.generation import Generated
@@ -64,8 +63,7 @@ class CountingLM(InProcessLM):
 # From a question to a ranked answer -----------------------------------------------------------------------------------
 
 
-OPTIONS = AnsweringOptions(rerankers=tuple(RERANKERS), max_new_tokens=5)
-LABELS = replace(OPTIONS, labels=("true", "false", "the Rhine"))
+LABELS = ("true", "false", "the Rhine")
 CANDIDATES = [Candidate("the Rhine", 0), Candidate("Basel", 0), Candidate("the Rhine", 1), Candidate("Lyon", 2)]
 
 
@@ -78,27 +76,24 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> InProcessLM:
     return InProcessLM(load(write_llama, tmp_path_factory.mktemp("llama")))
 
 
-@pytest.mark.parametrize("question_first", [False, True])
 @pytest.mark.parametrize("kind", ["stand_in", "llama"])
-def test_factors_equal_direct_scoring(kind: str, question_first: bool, llama: InProcessLM) -> None:
+def test_factors_equal_direct_scoring(kind: str, llama: InProcessLM) -> None:
     lm: AsyncLM = InProcessLM(StandInLM()) if kind == "stand_in" else llama
-    prompts = AnswerPrompts(SHOTS if kind == "stand_in" else (), question_first)
+    prompts = AnswerPrompts(SHOTS if kind == "stand_in" else ())
     passages = [replace(passage, text=passage.text[:30]) for passage in PASSAGES]
     question = QUESTION[:20]
     factors = submit_factors((lm, prompts), (lm, prompts), question, passages, CANDIDATES)()
-    shots, answer_first, asked = (
+    shots, answer_first = (
         "".join(
             "\n".join(f"{label}: {' '.join(getattr(shot, label.lower()).split())}" for label in order.split()) + "\n\n"
             for shot in prompts.shots
         )
-        for order in ("Evidence Question Answer", "Evidence Answer Question", "Question Evidence Answer")
+        for order in ("Evidence Question Answer", "Evidence Answer Question")
     )
     tolerance = {"rtol": 0, "atol": 1e-3}
     for row, candidate in enumerate(CANDIDATES):
         evidence, answer = " ".join(passages[candidate.passage].text.split()), candidate.text
         block = f"{shots}Evidence: {evidence}\nQuestion: {question}\nAnswer:"
-        if question_first:
-            block = f"{asked}Question: {question}\nEvidence: {evidence}\nAnswer:"
         expected = [
             (factors.answer_given_question, block, f" {answer}\n"),
             (
@@ -126,53 +121,49 @@ def test_every_call_names_its_opening_and_many_passages_are_several_calls() -> N
     assert sum(lm.asked.values()) == len(lm.asked) == 10 + 2, "the log-prob of a sample is known"
 
 
+def answered(lm: AsyncLM, prompts: AnswerPrompts, passages: list[Passage], **options: Any) -> Factors:
+    answerer = Answerer(lm, lm, **{"max_new_tokens": 5, **options})
+    return answerer.submit(QUESTION[:20], passages, prompts, prompts)()()
+
+
 def test_a_smaller_lm_may_score() -> None:
     lm, scorer = CountingLM(), CountingLM()
     prompts = AnswerPrompts(SHOTS[1:])
-    answered = Answerer(lm, PROMPTS, OPTIONS, scorer, prompts).answer(QUESTION, PASSAGES)
-    cut = [one for one in answered.candidates if one.logprob is None]
-    asked = {(PROMPTS.ask(QUESTION, text), 4) for text in TEXTS}
-    asked |= {(PROMPTS.ask(QUESTION, TEXTS[one.passage]), f" {one.text}\n") for one in cut}
-    assert set(lm.asked) == asked, "it samples, and scores samples that were cut alone"
-    given = zip(answered.factors.answer_given_question, answered.candidates, strict=True)
-    assert all(one.logprob in (None, logprob) for logprob, one in given), "p(a|q,p) is the LM's that answers"
+    factors = Answerer(lm, scorer, 5).submit(QUESTION, PASSAGES, PROMPTS, prompts)()()
+    sampled = {(PROMPTS.ask(QUESTION, text), 4) for text in TEXTS}
+    cut = set(lm.asked) - sampled
+    assert sampled < set(lm.asked) and len(cut) <= len(factors.answers), "it samples, and scores what was cut alone"
+    assert all(prefix.startswith(PROMPTS.opening(True)) and after.endswith("\n") for prefix, after in cut)
     assert all(prefix.startswith(tuple(prompts.openings(has_evidence=True))) for prefix, _ in scorer.asked)
 
 
 def test_labels_are_scored_and_not_sampled() -> None:
     lm = CountingLM()
-    answered = Answerer(lm, PROMPTS, LABELS).answer(QUESTION, PASSAGES)
+    factors = answered(lm, PROMPTS, PASSAGES, labels=LABELS)
     assert not [asked for asked in lm.asked if asked[1] == 4]
-    assert answered.factors.distinct == LABELS.labels
-    assert answered.best("rag") == "the Rhine"
+    assert factors.distinct == LABELS
     for passage in range(3):
-        mine = answered.factors.passages == passage
-        assert np.exp(answered.factors.answer_given_question[mine]).sum() == pytest.approx(1)
+        mine = factors.passages == passage
+        assert np.exp(factors.answer_given_question[mine]).sum() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("options", [OPTIONS, LABELS], ids=["sampled", "labels"])
-def test_a_question_without_passages_has_no_answer(options: AnsweringOptions) -> None:
+@pytest.mark.parametrize("labels", [(), LABELS], ids=["sampled", "labels"])
+def test_a_question_without_passages_has_no_answer(labels: tuple[str, ...]) -> None:
     lm = CountingLM()
-    answered = Answerer(lm, PROMPTS, options).answer(QUESTION, [])
-    assert {name: answered.best(name) for name in RERANKERS} == dict.fromkeys(RERANKERS, "")
-    assert not lm.asked
+    assert answered(lm, PROMPTS, [], labels=labels).answers == () and not lm.asked
 
 
 @pytest.mark.parametrize("kind", ["stand_in", "llama"])
 def test_the_same_seed_gives_the_same_answers(kind: str, llama: InProcessLM, tmp_path: Path) -> None:
     lm: AsyncLM = InProcessLM(StandInLM()) if kind == "stand_in" else llama
     prompts = PROMPTS if kind == "stand_in" else AnswerPrompts(())
-    options = replace(OPTIONS, max_new_tokens=3)
     passages = [replace(passage, text=passage.text[:30]) for passage in PASSAGES]
-    first, again = (Answerer(lm, prompts, options).answer(QUESTION[:20], passages) for _ in range(2))
-    assert (first.candidates, first.scores) == (again.candidates, again.scores)
     cached = CachingLM(lm, tmp_path / "scores.sqlite")
-    for _ in range(2):
-        behind = Answerer(cached, prompts, options).answer(QUESTION[:20], passages)
-        assert (behind.candidates, behind.scores) == (first.candidates, first.scores)
+    first, *others = (answered(one, prompts, passages, max_new_tokens=3) for one in (lm, lm, cached, cached))
     cached.close()
-    other = Answerer(lm, prompts, replace(options, seed=1)).answer(QUESTION[:20], passages)
-    assert other.candidates != first.candidates
+    for other in others:
+        np.testing.assert_equal(asdict(other), asdict(first))
+    assert answered(lm, prompts, passages, max_new_tokens=3, seed=1).answers != first.answers
 
 
 # Candidates --------------------------------------------------------------------------------------------------------
@@ -200,14 +191,13 @@ def test_an_answer_that_was_drawn_in_several_ways_has_its_largest_log_prob() -> 
 @pytest.mark.parametrize("passages", [PASSAGES[:2], []])
 def test_a_sample_that_was_cut_is_scored_with_its_end(llama: InProcessLM, passages: list[Passage]) -> None:
     """Sum naively over the tokens of the answer and the line's end."""
-    prompts, options = AnswerPrompts(()), replace(OPTIONS, max_new_tokens=2, num_samples_alone=4)
+    prompts = AnswerPrompts(())
     short = [replace(passage, text=passage.text[:20]) for passage in passages]
-    answerer = Answerer(llama, prompts, options)
     if short:
-        factors = answerer.answer(QUESTION[:20], short).factors
+        factors = answered(llama, prompts, short, max_new_tokens=2)
         found = list(zip(factors.answers, factors.passages, factors.answer_given_question, strict=True))
     else:
-        logprobs = answerer.submit_alone(QUESTION[:20], None)()
+        logprobs = Answerer(llama, llama, 2).submit_alone(QUESTION[:20], None, prompts)()
         found = [(answer, None, logprob) for answer, logprob in logprobs.items()]
     assert found
     for answer, number, logprob in found:
@@ -220,7 +210,6 @@ def test_a_sample_that_was_cut_is_scored_with_its_end(llama: InProcessLM, passag
 
 
 GOLDEN = Path(__file__).parent / "golden"
-SWAPPED = AnswerPrompts(SHOTS, question_first=True)
 BORDER = "█"  # between a prefix and its continuation
 
 
@@ -231,7 +220,6 @@ def texts() -> dict[str, str]:
         "answer_alone": PROMPTS.answer_alone("the Rhine", TEXTS[1]),
         "question_alone": PROMPTS.question_alone(QUESTION, TEXTS[1]),
         "closed_book": PROMPTS.answer_given_question("the Rhine", QUESTION, None),
-        "question_first": SWAPPED.answer_given_question("the Rhine", QUESTION, TEXTS[1]),
     }
     return {name: f"{part.prefix}{BORDER}{part.continuation}" for name, part in parts.items()}
 
@@ -279,28 +267,3 @@ def test_a_long_passage_takes_the_earliest_shots_of_its_own_question_alone() -> 
     dropped = [fitting.num_dropped(fitting.of(QUESTION, texts)) for texts in ([None], ["short", "x" * 60], ["short"])]
     assert dropped[0] == dropped[2] == 0 < dropped[1]
     assert fitting.of(QUESTION, ["short"]) is fitting.of(f"{QUESTION[:-1]}!", ["short"]), "openings are shared"
-
-
-# Shots of a file, and ours ---------------------------------------------------------------------------------------
-
-ROW = {"question": "q", "answer": "a", "evidence": "e"}
-
-
-def test_rows_are_shots_in_their_order(tmp_path):
-    path = tmp_path / "shots.jsonl"
-    path.write_text(json.dumps(ROW) + "\n\n" + json.dumps({**ROW, "question": "r", "id": 3}) + "\n")
-    assert read_shots(path) == [Shot("q", "a", "e"), Shot("r", "a", "e")]
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({**ROW, "evidence": None}, "shots.jsonl:1: field 'evidence' must be a text, found None"),
-        (None, "shots.jsonl holds no shots; expected rows of question, answer, evidence"),
-    ],
-)
-def test_what_is_no_shot_is_refused(tmp_path, row, message):
-    path = tmp_path / "shots.jsonl"
-    path.write_text("" if row is None else json.dumps(row))
-    with pytest.raises(UserError, match=message):
-        read_shots(path)

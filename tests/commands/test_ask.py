@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.answering.answerer import RERANKERS
 from replug.answering.prompts import LINE_ENDS, OWN_SHOTS, AnswerPrompts, Shot, read_shots
-from replug.commands.ask import AskOptions
-from replug.commands.ask_reply import ensemble_prompts, fit_passages, print_reply, prompts_that_fit, reply_of
+from replug.commands.ask_reply import ensemble_prompts, fit_passages, print_reply, prompts_that_fit
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.data.records import Document
@@ -24,7 +22,7 @@ from replug.models.generation import GenerationOptions
 from replug.models.lm_source import LMSource
 from replug.models.local.stand_in_lm import StandInLM
 from replug.web import evidence as build
-from replug.web.records import FoundEvidence, Passage
+from replug.web.records import Passage
 from tests.support.command_line import CommandLine
 from tests.support.lm_answers import texts_of
 from tests.support.real_models import real_encoder, real_lm
@@ -81,7 +79,7 @@ def asked(replug: CommandLine, *typed: object, question: str = QUESTION) -> dict
 def test_an_index_answers_by_the_ensemble_of_its_documents(replug, index):
     row = asked(replug, "--index", index, LM, "--k", "3", "--max-new-tokens", "4")
     evidence = row["evidence"]
-    assert row["method"] == "replug" and len(evidence) == 3 and row["candidates"] == []
+    assert len(evidence) == 3
     similarities = [one["similarity"] for one in evidence]
     assert similarities == sorted(similarities, reverse=True)
     total = sum(math.exp(similarity) for similarity in similarities)
@@ -112,7 +110,6 @@ def test_pruned_passages_have_no_weight(replug, index):
     ("typed", "message"),
     [
         (["ensemble.weights=similarity", "ensemble.prune=0.1"], "ensemble.prune is 0.1, and weights=similarity stay"),
-        (["ensemble.prune=0.1", "--rerank", "poe"], "ensemble.prune is for the ensemble of every token"),
         (["ensemble.prune=0.1", "--k", "0"], "ensemble.prune has no effect here; it is for passages, and --k 0"),
         (["ensemble.prune=1.5"], "ensemble.prune is 1.5"),
         (["ensemble.share=0.1"], "ensemble.share"),
@@ -137,7 +134,6 @@ def test_without_passages_the_lm_answers_alone_and_says_so(replug):
     row = asked(replug, *typed)
     prompt = AnswerPrompts(read_shots(OWN_SHOTS)).ask(QUESTION, None)
     assert row["answer"] == texts_of(StandInLM(), [prompt], 4, "\n")[0] and row["evidence"] == []
-    assert row["method"] == "closed book"
     assert "no evidence: the LM answers alone" in replug("ask", QUESTION, *typed).output
 
 
@@ -149,39 +145,18 @@ def test_the_lm_is_that_of_the_run_unless_one_is_named(replug, quiet_run):
     assert again == row
 
 
-# Rerankers --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reranker", RERANKERS)
-def test_a_reranker_orders_what_each_passage_gave(replug, index, reranker):
-    row = asked(replug, "--index", index, LM, "--k", "2", "--rerank", reranker, "--max-new-tokens", "2")
-    scores = [one["score"] for one in row["scores"]]
-    assert row["method"] == reranker and scores == sorted(scores, reverse=True)
-    assert row["answer"] == row["scores"][0]["answer"]
-    assert {one["passage"] for one in row["candidates"]} == {1, 2}
-    assert {one["answer"] for one in row["candidates"]} == {one["answer"] for one in row["scores"]}
-    first = row["candidates"][0]["factors"]
-    assert all(first[name] < 0 for name in ("answer_given_question", "question_given_answer", "passage"))
-    assert math.exp(first["passage"]) == pytest.approx(row["evidence"][0]["weight"])
-
-
-def test_another_lm_may_rerank(replug, index):
-    typed = ["--index", index, LM, "--k", "2", "--rerank", "direct", "--max-new-tokens", "2"]
-    assert asked(replug, *typed, "rerank_lm.path=stand_in:0.001")["answer"] == asked(replug, *typed)["answer"]
-
-
 # Engines ----------------------------------------------------------------------------------------------------------
 
 
 def test_pages_of_a_search_engine_are_the_evidence_with_their_date(replug, site):
     typed = ["--engine", "searxng", f"web.url={site.url}", LM, "--max-new-tokens", "3"]
-    row = asked(replug, *typed, "--rerank", "poe")
+    row = asked(replug, *typed)
     first = row["evidence"][0]
     assert first["url"] == f"{site.url}/1" and "Basel" in first["text"] and first["fetched"]
     requests = site.requests.total()
-    assert asked(replug, *typed, "--rerank", "poe") == row and site.requests.total() == requests
-    shown = replug("ask", QUESTION, *typed, "--rerank", "poe").output
-    assert shown.startswith(row["answer"]) and shown.index("Evidence") < shown.index("Candidates")
+    assert asked(replug, *typed) == row and site.requests.total() == requests
+    shown = replug("ask", QUESTION, *typed).output
+    assert shown.startswith(row["answer"]) and "Evidence" in shown
 
 
 def test_an_engine_that_finds_nothing_is_told(replug, site):
@@ -204,12 +179,10 @@ ENGINE = ["--engine", "searxng", "web.url=http://127.0.0.1:1"]
         (["--engine", "altavista"], "--engine is altavista; expected one of brave, searxng"),
         (["--engine", "searxng", "--index", "."], "--index and --engine are both given; expected one of them"),
         ([*ENGINE, "--template", "Q:"], "--template is 'Q:'; expected a text with {question} in it"),
-        ([*ENGINE, "--rerank", "poe", "--template", "{question}"], "--template is for the ensemble; --rerank poe has"),
         ([*ENGINE, "--k", "60"], "--k is 60, and web.max_passages=50 are kept; raise that too"),
         (["--index", ".", "web.url=x"], "web.url has no effect here"),
         ([*ENGINE, "ensemble.temperature=2"], "ensemble.temperature has no effect here"),
-        ([*ENGINE, "rerank_lm.path=x"], "rerank_lm.path has no effect here"),
-        ([*ENGINE, "retrieve.k=3"], "retrieve: unknown key; expected keys of lm and rerank_lm and ensemble and"),
+        ([*ENGINE, "retrieve.k=3"], "retrieve: unknown key; expected keys of lm and ensemble and"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -224,14 +197,10 @@ def test_a_mistake_is_one_line(replug: CommandLine, typed, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rerank", ["replug", "poe"])
-def test_a_real_lm_answers_from_the_passage_that_says_it(replug: CommandLine, tmp_path, rerank):
+def test_a_real_lm_answers_from_the_passage_that_says_it(replug: CommandLine, tmp_path):
     index = write_small_index(tmp_path, TEXTS, real_encoder())
-    typed = ["--index", index, f"lm.path={real_lm()}", "--k", "2", "--max-new-tokens", "8"]
-    row = asked(replug, *typed, "--rerank", rerank)
-    # An LM of 135M weights reranks badly: what it takes from the passage is asked for, and not which word.
-    assert "Basel" in row["evidence"][0]["text"] and row["answer"]
-    assert "Rhine" in row["answer"] if rerank == "replug" else row["answer"] in row["evidence"][0]["text"]
+    row = asked(replug, "--index", index, f"lm.path={real_lm()}", "--k", "2", "--max-new-tokens", "8")
+    assert "Basel" in row["evidence"][0]["text"] and "Rhine" in row["answer"]
 
 
 # Prompts that do not fit, and what a reply shows ----------------------------------------------------------------------
@@ -276,44 +245,30 @@ def test_a_question_that_fits_no_prompt_is_refused(source):
 
 
 def test_a_template_cuts_its_documents(source):
-    options, long = AskOptions(template="{question}"), passage("the cat sat " * 100)
-    [prompt], opening = ensemble_prompts(SHORT, [long], source, options, LMConfig(), NEW_TOKENS)
+    template, long = "{question}", passage("the cat sat " * 100)
+    [prompt], opening = ensemble_prompts(SHORT, [long], source, template, LMConfig(), NEW_TOKENS)
     assert prompt.startswith("the cat sat") and prompt.endswith(SHORT) and opening == ""
     assert length(source, prompt) <= MAX_TOKENS - NEW_TOKENS
     with pytest.raises(UserError, match="--max-new-tokens is 128; the LM holds 128 tokens in all"):
-        ensemble_prompts(SHORT, [long], source, options, LMConfig(), MAX_TOKENS)
+        ensemble_prompts(SHORT, [long], source, template, LMConfig(), MAX_TOKENS)
 
 
 # Showing: nothing that others wrote is more than text -----------------------------------------------------------
 
 ESCAPE = "\x1b[31m"
 HOSTILE = f"[bold]<script>alert(1)</script>{ESCAPE}[/bold]\\"
-FACTORS = {
-    "answer_given_question": -1.5,
-    "question_given_answer": -20.25,
-    "answer_alone": -3.0,
-    "question_alone": -22.0,
-    "passage": None,
+EVIDENCE = {"weight": 0.75, "prior": 0.5, "fetched": "2026-11-24", "text": f"A text. {HOSTILE}"}
+REPLY = {
+    "answer": f"Nobody {HOSTILE}",
+    "lm": "tiny",
+    "searched": "searxng",
+    "sum_logprob": -46.75,
+    "failures": {"timeout": 2},
+    "evidence": [
+        EVIDENCE | {"url": 'https://example.org/?a="><script>', "title": HOSTILE},
+        EVIDENCE | {"url": f"javascript:alert(1){ESCAPE}", "title": "", "fetched": None},
+    ],
 }
-PASSAGES = (
-    Passage(f"A text. {HOSTILE}", 'https://example.org/?a="><script>', HOSTILE, "2026-11-24", 1, 0.5, 0.75),
-    Passage("Another.", f"javascript:alert(1){ESCAPE}", "", None, 2, 0.2, 0.25),
-)
-CANDIDATES = [
-    {"answer": f"Nobody {HOSTILE}", "passage": 1, "factors": FACTORS},
-    {"answer": f"Nobody {HOSTILE}", "passage": 2, "factors": {**FACTORS, "answer_given_question": -0.5}},
-    {"answer": "Someone", "passage": 2, "factors": FACTORS},
-]
-REPLY = reply_of(
-    f"who? {HOSTILE}",
-    f"Nobody {HOSTILE}",
-    "poe",
-    "tiny",
-    AskOptions(engine="searxng"),
-    FoundEvidence(PASSAGES, {"timeout": 2}),
-    scores={"Someone": -float("inf"), f"Nobody {HOSTILE}": -46.75},
-    candidates=CANDIDATES,
-)
 
 
 def test_a_terminal_is_told_all_of_it_as_text(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
@@ -321,9 +276,4 @@ def test_a_terminal_is_told_all_of_it_as_text(capsys: pytest.CaptureFixture, mon
     print_reply(REPLY)
     shown = capsys.readouterr().out
     assert shown.startswith("Nobody [bold]<script>alert(1)</script>\\x1b[31m[/bold]\\\n") and ESCAPE not in shown
-    parts = ("75.0%", "2026-11-24", "https://example.org", "missing: timeout 2", "1, 2", "-46.75", "-0.50", "p(q|a,p)")
-    assert all(part in shown for part in parts) and "–" in shown
-
-
-def test_json_has_null_for_the_logarithm_of_0():
-    assert [one["score"] for one in REPLY["scores"]] == [-46.75, None]
+    assert all(part in shown for part in ("75.0%", "2026-11-24", "https://example.org", "missing: timeout 2", "-46.75"))

@@ -160,10 +160,7 @@ def test_ask_takes_the_lm_of_the_run(tmp_path):
     assert load_ask_config([], run).lm == LMConfig(path="stand_in:0.5", separator="x")
     assert load_ask_config(["lm.separator=y"], run).lm == LMConfig(path="stand_in:0.5", separator="y")
     assert load_ask_config(["lm.path=stand_in"]).lm == LMConfig(path="stand_in")
-    config = load_ask_config(["lm.path=stand_in", "web.engine=brave", "rerank_lm.path=stand_in"])
-    assert (config.web.engine, config.rerank_lm.path) == ("brave", "stand_in")
-    with pytest.raises(UserError, match=r"rerank_lm\.num_replicas is set, but each replica .*; expected lm\.num_rep"):
-        load_ask_config(["lm.path=stand_in", "rerank_lm.path=stand_in", "rerank_lm.num_replicas=2"])
+    assert load_ask_config(["lm.path=stand_in", "web.engine=brave"]).web.engine == "brave"
 
 
 # Core packages bring the other modules: charset_normalizer and httpcore (huggingface_hub), sklearn and accelerate

@@ -1,12 +1,13 @@
 """From what was measured to what each method answers, and which questions weights may see."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from replug.answering.answerer import MIN_QUESTIONS, Answered, Candidate, Factors
+from replug.answering.answerer import MIN_QUESTIONS, Factors
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, PaperConfig, QuestionsConfig
 from replug.config.methods import parse_answering_methods
@@ -35,6 +36,9 @@ QUESTIONS = [question(number) for number in range(450)]
 VALIDATION = [one.example.id for one in QUESTIONS if is_validation(one)]
 
 
+Answered = tuple[Sequence[Passage], Factors]
+
+
 def answered(probability: float = 0.4, zero: bool = False) -> Answered:
     """Red from the first passage; red and blue from the second, where blue is likeliest."""
     shares = (1.0, 0.0) if zero else (0.6, 0.4)
@@ -54,8 +58,7 @@ def answered(probability: float = 0.4, zero: bool = False) -> Answered:
         np.full(2, -0.1),
         shared,
     )
-    candidates = (Candidate("red", 0, -1.0), Candidate("red", 1, -2.0), Candidate("blue", 1, -1.0))
-    return Answered(passages, candidates, factors, {})
+    return passages, factors
 
 
 def row(question: InternetQuestion, of: Answered, prepared: Prepared) -> dict:
@@ -67,7 +70,7 @@ def row(question: InternetQuestion, of: Answered, prepared: Prepared) -> dict:
         }
         for name, answer in (("none", "red"), ("gold", "Blue."))
     }
-    for name, outcome in reranked_outcomes(prepared, question, of).items():
+    for name, outcome in reranked_outcomes(prepared, question, *of).items():
         methods[name] = {"numbers": outcome.numbers, "detail": outcome.detail}
     kept = {"id": question.example.id, "group": "all", "source": "one question"}
     return json.loads(json.dumps({**kept, "methods": methods}, allow_nan=False))
@@ -75,7 +78,7 @@ def row(question: InternetQuestion, of: Answered, prepared: Prepared) -> dict:
 
 def prepared(questions=QUESTIONS, metric="exact_match", methods=METHODS) -> Prepared:
     found = {one.example.id: FoundEvidence((), {}) for one in questions}
-    return Prepared(tuple(methods), tuple(questions), (), metric, False, {}, found)
+    return Prepared(tuple(methods), tuple(questions), (), metric, {}, found)
 
 
 def decided(tmp_path, questions=QUESTIONS, of: Answered | None = None):
@@ -93,7 +96,7 @@ def decide_all(asked: Prepared, rows: list[dict], tmp_path) -> tuple[Task, list[
 
 @pytest.mark.parametrize("zero", [False, True])
 def test_factors_survive_the_file_to_the_last_bit(zero):
-    before = answered(zero=zero).factors
+    before = answered(zero=zero)[1]
     after = read_factors(json.loads(json.dumps(factors_as_json(before), allow_nan=False)))
     assert after.answers == before.answers and after.passages.tolist() == before.passages.tolist()
     for name in ("answer_given_question", "question_alone", "passage"):
@@ -158,16 +161,15 @@ def test_without_a_validation_part_weights_are_the_defaults_and_without_a_test_p
 
 def test_a_question_without_passages_is_answered_with_nothing_and_counts(tmp_path):
     empty = Factors((), np.zeros(0, dtype=np.int64), *(np.zeros(0) for _ in range(5)))
-    _, rows = decided(tmp_path, of=Answered((), (), empty, {}))
+    _, rows = decided(tmp_path, of=((), empty))
     numbers = rows[0]["methods"]["rag@2"]["numbers"]
     assert rows[0]["methods"]["rag@2"]["detail"]["answer"] == "" and numbers["exact_match"] == 0.0
     assert numbers["passages"] == 0.0 and numbers["retrieval_recall"] == 0.0
 
 
 def test_what_is_not_known_is_left_out(tmp_path):
-    of = answered()
-    unknown = replace(of, passages=tuple(replace(passage, doc_id=None) for passage in of.passages))
-    _, rows = decided(tmp_path, of=unknown)
+    passages, factors = answered()
+    _, rows = decided(tmp_path, of=([replace(passage, doc_id=None) for passage in passages], factors))
     numbers = rows[0]["methods"]["rag@2"]["numbers"]
     assert "retrieval_recall" not in numbers
     assert rows[0]["methods"]["rag@2"]["detail"]["documents"] == ["u0", "u1"]

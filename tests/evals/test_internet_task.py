@@ -88,7 +88,6 @@ def prepared(names: list[str], labels: tuple[str, ...] = (), answer: str = "the 
         (question,),
         SHOTS,
         "accuracy" if labels else "exact_match",
-        False,
         {example.id: "It is the Rhine."} if "gold" in names else {},
         {example.id: found} if found else {},
     )
