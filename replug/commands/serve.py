@@ -52,13 +52,13 @@ def serve(
     token = token_for(host)
     _require_known(directory, overrides or [])
     config = config_of(directory, overrides or [])
-    from replug.index_workers.build_plan import index_folder
+    from replug.index_workers.build_plan import index_folder, missing_index, version_numbers
     from replug.models.build import lm_source
-    from replug.serving.index_holder import state_of
     from replug.serving.service import load_service
     from replug.train.run_dir import RunDirectory
 
-    state_of(index_folder(directory))
+    if not version_numbers(index_folder(directory)):
+        raise missing_index(index_folder(directory))
     files, lm, temperature = RunDirectory(directory), config.lm, config.ensemble.temperature
     source = lm_source(lm, files.budget_file, files.scores)
     own = None if temperature is None else float(temperature)

@@ -29,7 +29,6 @@ from replug.models.black_box_lm import UnscorableText
 from replug.models.generation import GenerationOptions
 from replug.models.http.http_lm import HttpLM, require_greedy
 from replug.serving.access import BACKLOG, GONE, HEALTH, BoundedConnection, Guard
-from replug.serving.index_holder import ServedIndex
 from replug.serving.openai_api import (
     DEFAULT_TOKENS,
     Answer,
@@ -107,17 +106,15 @@ def api_error(error: Exception) -> ApiError:
 def _add_routes(app: FastAPI, service: Service) -> None:
     @app.get(HEALTH)
     async def health() -> Json:
-        """Return the index version in use, and whether a newer one cannot be opened."""
+        """Return the index version in use."""
         if service.failure:
             raise ApiError(500, f"the server ends: {service.failure}", code="internal_error")
-        index = service.index
-        problem = {"problem": "a newer index version cannot be opened; see the log"} if index.problem else {}
-        return {"status": "ready", "index_version": index.served.version, **problem}
+        return {"status": "ready", "index_version": service.index.version}
 
     @app.get("/v1/models")
     async def models() -> Json:
         """List the LM with its documents and the retriever."""
-        index = service.index.served
+        index = service.index
         return models_json(service.lm.identity, index.retriever.identity, index.version)
 
     @app.get("/v1/models/{name}")
@@ -133,32 +130,31 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/embeddings")
     async def embeddings(request: Request, body: EmbeddingRequest) -> JSONResponse:
         """Return the retriever's vector of each text."""
-        index = service.index.served
+        index = service.index
         index.require_length(body.dimensions)
-        side = index.require_side(body.input_type, "input_type")
-        vectors, num_tokens, are_cut = await _within(service, request, service.embed(index, side, body.input))
+        side = index.require_side(body.input_type)
+        vectors, num_tokens, are_cut = await _within(service, request, service.embed(side, body.input))
         content = embeddings_json(vectors, num_tokens, are_cut, body.encoding_format == "base64", index.version)
         return JSONResponse(content)
 
     @app.post("/search")
     async def search(request: Request, body: SearchRequest) -> JSONResponse:
         """Return the documents most similar to each query."""
-        index = service.index.served
-        results, are_cut = await _within(service, request, service.search(index, body.k, body.query))
+        results, are_cut = await _within(service, request, service.search(body.k, body.query))
         rows = [
             {"index": number, "query_is_cut": is_cut, "documents": [document_json(one) for one in documents]}
             for number, (documents, is_cut) in enumerate(zip(results, are_cut, strict=True))
         ]
-        return JSONResponse({"object": "list", "index_version": index.version, "data": rows})
+        return JSONResponse({"object": "list", "index_version": service.index.version, "data": rows})
 
     @app.post("/v1/completions", response_model=None)
     async def completions(request: Request, body: CompletionRequest) -> Response:
-        """Answer each prompt, all from one version of the index."""
+        """Answer each prompt."""
         if len(body.prompt) > 1 and (body.stream or body.replug.query is not None):
             raise refused("prompt", f"{len(body.prompt)} prompts; expected one with stream or replug.query")
         options = _options(service, body, DEFAULT_TOKENS)
-        index, build = service.index.served, service.prompting.build_text
-        questions = [_question(service, body, index, options, build(text), text) for text in body.prompt]
+        build = service.prompting.build_text
+        questions = [_question(service, body, options, build(text), text) for text in body.prompt]
         return await _answer(service, request, questions, AnswerShape(is_chat=False), body)
 
     @app.post("/v1/chat/completions", response_model=None)
@@ -166,7 +162,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         """Answer from documents that are retrieved for the user's last message."""
         options = _options(service, body, service.limits.max_new_tokens)
         build = service.prompting.build_chat(body.messages)
-        question = _question(service, body, service.index.served, options, build, body.messages[-1].text)
+        question = _question(service, body, options, build, body.messages[-1].text)
         return await _answer(service, request, [question], AnswerShape(is_chat=True), body)
 
 
@@ -184,13 +180,12 @@ def _options(service: Service, body: CompletionRequest | ChatRequest, default_to
 def _question(
     service: Service,
     body: CompletionRequest | ChatRequest,
-    index: ServedIndex,
     options: GenerationOptions,
     build: Build,
     text: str,
 ) -> Question:
     k, query = body.replug.k, body.replug.query
-    return Question(build, text if query is None else query, service.k if k is None else k, options, index)
+    return Question(build, text if query is None else query, service.k if k is None else k, options)
 
 
 # Answers -------------------------------------------------------------------------------------------------------------

@@ -27,16 +27,29 @@ from replug.config.choices import ServerAPI
 from replug.config.errors import RunError
 from replug.config.schema import LMConfig
 from replug.index_workers.build_plan import index_folder
+from replug.index_workers.local_index import IndexRetriever, LocalIndex
 from replug.models.black_box_lm import AsyncLM, BlackBoxLM, GrowingAnswer, Mixture
 from replug.models.build import limited_template
+from replug.models.encoder import require_finite_vectors
 from replug.models.ensemble import POSTERIOR_WEIGHTS, REPLUG_WEIGHTS, Retrieved, Weighting, document_weights
+from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import Generated, GenerationOptions
+from replug.models.hardware import available_cores
 from replug.models.lm_source import LMSource, LocalSource
 from replug.models.pair_tokens import chat_text
 from replug.models.prompt import Build, PromptTemplate
 from replug.models.replug_lm import answer_all
-from replug.serving.index_holder import IndexHolder, ServedIndex
-from replug.serving.openai_api import QUERY, Answer, ApiError, Message, ServingLimits, Side, document_json, refused
+from replug.serving.openai_api import (
+    DOCUMENT,
+    QUERY,
+    Answer,
+    ApiError,
+    Message,
+    ServingLimits,
+    Side,
+    document_json,
+    refused,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,6 +64,55 @@ Listener = Callable[[str], None]  # called with the pieces of an answer, in the 
 
 Work = tuple[Callable[..., Sequence[Any]], *tuple[Hashable, ...]]  # a function and its first arguments
 Call = tuple[Work, Any, int, "asyncio.Future[Any]"]  # work, item, size of the item, result
+
+
+class ServedIndex:
+    """The newest version of an index, with its encoder and the ensemble's temperature. Raises UserError.
+
+    A temperature replaces the retriever's own.
+    """
+
+    def __init__(self, root: Path, temperature: float | None = None) -> None:
+        index = LocalIndex(root, available_cores())
+        self.retriever, self.version = IndexRetriever(index), index.plan.version
+        self.temperature = own_temperature(self.retriever).value if temperature is None else temperature
+        self._is_independent = index.is_independent  # the queries of one search do not change each other's documents
+
+    def require_side(self, side: Side | None) -> Side:
+        """Return the side that a request names. Raises ApiError if it names none, and both are embedded apart."""
+        encoder = self.retriever.encoder
+        if side is None and (encoder.is_pair or encoder.prompt(QUERY) != encoder.prompt(DOCUMENT)):
+            raise refused("input_type", "this retriever embeds queries and documents apart; expected query or document")
+        return side or QUERY
+
+    def require_length(self, dimensions: int | None) -> None:
+        """Raise ApiError for vectors of another length than the index has; None means its own."""
+        if dimensions not in (None, self.retriever.encoder.dim):
+            raise refused("dimensions", f"{dimensions}; expected {self.retriever.encoder.dim} (index.dims sets it)")
+
+    def embed(self, side: Side, calls: Sequence[list[str]]) -> list[tuple[np.ndarray, int, list[bool]]]:
+        """Embed the texts of several requests in one pass: vectors [N, D] float32, their tokens, which were cut."""
+        encoder = self.retriever.encoder
+        ids = encoder.token_ids([text for texts in calls for text in texts], side)
+        vectors = encoder.encode_tokens(ids, task=side).numpy()
+        require_finite_vectors(vectors, [f"input {number}" for number in range(len(ids))])
+        return [
+            (vectors[part], sum(map(len, ids[part])), self._are_cut(texts, side))
+            for texts, part in zip(calls, _parts(calls), strict=True)
+        ]
+
+    def search(self, k: int, calls: Sequence[list[str]]) -> list[tuple[list[list[Retrieved]], list[bool]]]:
+        """Search several requests in one pass, unless others in a pass could change what a lossy index finds."""
+        if self._is_independent:
+            all_results = self.retriever.retrieve([text for texts in calls for text in texts], k)
+            results = [all_results[part] for part in _parts(calls)]
+        else:
+            results = [self.retriever.retrieve(texts, k) for texts in calls]
+        return [(found, self._are_cut(texts, QUERY)) for found, texts in zip(results, calls, strict=True)]
+
+    def _are_cut(self, texts: Sequence[str], side: Side) -> list[bool]:
+        """Return whether the encoder reads only the beginning of each text."""
+        return [self.retriever.encoder.sides[side].is_cut(text) for text in texts]
 
 
 class BatchQueue:
@@ -167,7 +229,7 @@ class Prompting:
 
 @dataclass(eq=False)
 class Question:
-    """A prompt to answer from `k` documents that `query` finds in `index`, and the state of its answer.
+    """A prompt to answer from `k` documents that `query` finds, and the state of its answer.
 
     `listen` is called with the pieces of the answer as they come. Setting `disconnected` ends the answer in the LM at
     its next token.
@@ -177,7 +239,6 @@ class Question:
     query: str
     k: int
     options: GenerationOptions
-    index: ServedIndex
     listen: Listener | None = None
     documents: Sequence[Retrieved] = ()
     query_is_cut: bool = False
@@ -189,7 +250,7 @@ class Question:
     def __post_init__(self) -> None:
         self._growing = GrowingAnswer(self.options.stop)
 
-    def fit(self, template: PromptTemplate, weighting: Weighting) -> Mixture:
+    def fit(self, template: PromptTemplate, weighting: Weighting, temperature: float) -> Mixture:
         """Build the prompts of the ensemble, each with as much of its document as fits."""
         if not self.documents:
             self.ensemble = Mixture([self.build(None)], [1.0], REPLUG_WEIGHTS)
@@ -197,7 +258,7 @@ class Question:
         texts = [document.text for document in self.documents]
         prompts = [template.fit(text, self.build, self.options.max_new_tokens) for text in texts]
         self.are_cut = [prompt != self.build(text) for prompt, text in zip(prompts, texts, strict=True)]
-        priors = document_weights([document.similarity for document in self.documents], self.index.temperature)
+        priors = document_weights([document.similarity for document in self.documents], temperature)
         self.ensemble = Mixture(prompts, priors.tolist(), weighting)
         return self.ensemble
 
@@ -211,13 +272,13 @@ class Question:
                 self.error = error
         return self.error is None and not self.disconnected.is_set()
 
-    def answered(self, generated: Generated) -> Answer:
+    def answered(self, generated: Generated, index: ServedIndex) -> Answer:
         assert self.ensemble is not None, "fitted when it was asked"
         weights, priors = generated.weights.tolist(), self.ensemble.weights
         rows = zip(self.documents, weights, priors, self.are_cut, strict=bool(self.documents))
         evidence = {
-            "index_version": self.index.version,
-            "temperature": self.index.temperature,
+            "index_version": index.version,
+            "temperature": index.temperature,
             "query_is_cut": self.query_is_cut,
             "documents": [
                 document_json(document) | {"weight": weight, "prior": prior, "is_cut": is_cut}
@@ -235,7 +296,7 @@ class Service:
         lm: BlackBoxLM,
         prompting: Prompting,
         k: int,
-        index: IndexHolder,
+        index: ServedIndex,
         limits: ServingLimits,
         weighting: Weighting = POSTERIOR_WEIGHTS,
     ) -> None:
@@ -247,9 +308,8 @@ class Service:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Compute requests and keep the index the newest."""
-        works = (self._retriever_queue.run(), self._lm_queue.run(), self.index.keep_newest())
-        tasks = [asyncio.create_task(work) for work in works]
+        """Compute requests."""
+        tasks = [asyncio.create_task(queue.run()) for queue in (self._retriever_queue, self._lm_queue)]
         for task in tasks:
             task.add_done_callback(self._note_end)
         try:
@@ -267,19 +327,19 @@ class Service:
             log.error(f"the server ends, since a part of it has: {self.failure}")
             signal.raise_signal(signal.SIGTERM)
 
-    async def embed(self, index: ServedIndex, side: Side, texts: list[str]) -> tuple[np.ndarray, int, list[bool]]:
+    async def embed(self, side: Side, texts: list[str]) -> tuple[np.ndarray, int, list[bool]]:
         """Return vectors [N, D] float32, their number of tokens, and whether each text was cut."""
-        return await self._retriever_queue.submit((_embed, index, side), texts, len(texts))
+        return await self._retriever_queue.submit((self.index.embed, side), texts, len(texts))
 
-    async def search(self, index: ServedIndex, k: int, queries: list[str]) -> tuple[list[list[Retrieved]], list[bool]]:
+    async def search(self, k: int, queries: list[str]) -> tuple[list[list[Retrieved]], list[bool]]:
         """Return the documents of each query, and whether each query was cut."""
-        return await self._retriever_queue.submit((_search, index, k), queries, len(queries))
+        return await self._retriever_queue.submit((self.index.search, k), queries, len(queries))
 
     async def retrieve(self, question: Question) -> None:
         """Find the documents of a question. Raises ApiError if its prompt does not fit the LM."""
         await asyncio.to_thread(self.prompting.require_fits, question.build, question.options.max_new_tokens)
         if question.k:
-            results = await self.search(question.index, question.k, [question.query])
+            results = await self.search(question.k, [question.query])
             [question.documents], [question.query_is_cut] = results
 
     def require_room(self, questions: Sequence[Question]) -> None:
@@ -319,19 +379,23 @@ class Service:
             question.disconnected.set()
         if question.error is not None:
             raise question.error
-        return question.answered(generated)
+        return question.answered(generated, self.index)
 
     def _ask_server(self, options: GenerationOptions, questions: Sequence[Question]) -> list[Future[list[Generated]]]:
         assert isinstance(self.lm, AsyncLM)
-        ensembles = [question.fit(self.prompting.template, self.weighting) for question in questions]
-        return [ensemble.submit(self.lm, options) for ensemble in ensembles]
+        return [ensemble.submit(self.lm, options) for ensemble in self._fitted(questions)]
 
     def _generate(self, options: GenerationOptions, questions: Sequence[Question]) -> list[Generated]:
-        ensembles = [question.fit(self.prompting.template, self.weighting) for question in questions]
-        answers = answer_all(ensembles, self.lm, options, lambda number, text: questions[number].on_token(text))
+        answers = answer_all(
+            self._fitted(questions), self.lm, options, lambda number, text: questions[number].on_token(text)
+        )
         for question, answer in zip(questions, answers, strict=True):
             question.on_token(answer.text, is_whole=True)
         return answers
+
+    def _fitted(self, questions: Sequence[Question]) -> list[Mixture]:
+        template, temperature = self.prompting.template, self.index.temperature
+        return [question.fit(template, self.weighting, temperature) for question in questions]
 
 
 def load_service(
@@ -348,33 +412,15 @@ def load_service(
 
     `spread` lays local weights over all GPUs; a temperature of None means the retriever's own.
     """
-    index = IndexHolder(index_folder(directory), temperature)
+    index = ServedIndex(index_folder(directory), temperature)
     # Local weights are used directly, without a wrapper: they mix and stream by themselves.
     lm = source.load(spread) if isinstance(source, LocalSource) else source.open_here()
     most = min(limits.max_prompt_tokens, lm.max_tokens or limits.max_prompt_tokens)
-    log.info(f"loaded {config.path or config.model} ({lm.identity}), index version {index.served.version}")
+    log.info(f"loaded {config.path or config.model} ({lm.identity}), index version {index.version}")
     # A server that is asked in chats has a chat template of its own, and would read ours as text.
     tokenizer = None if config.url and config.api is ServerAPI.chat else source.tokenizer()
     prompting = Prompting(limited_template(config, source, most), tokenizer, most)
     return Service(lm, prompting, k, index, limits, weighting)
-
-
-def _embed(index: ServedIndex, side: Side, calls: Sequence[list[str]]) -> list[tuple[np.ndarray, int, list[bool]]]:
-    """Embed the texts of several requests in one pass."""
-    vectors, counts = index.embed([text for texts in calls for text in texts], side)
-    are_cut = [[index.is_cut(text, side) for text in texts] for texts in calls]
-    return [(vectors[part], sum(counts[part]), cut) for part, cut in zip(_parts(calls), are_cut, strict=True)]
-
-
-def _search(index: ServedIndex, k: int, calls: Sequence[list[str]]) -> list[tuple[list[list[Retrieved]], list[bool]]]:
-    """Search several requests in one pass, unless others in a pass could change what a lossy index finds."""
-    are_cut = [[index.is_cut(text, QUERY) for text in texts] for texts in calls]
-    if index.is_independent:
-        all_results = index.retriever.retrieve([text for texts in calls for text in texts], k)
-        results = [all_results[part] for part in _parts(calls)]
-    else:
-        results = [index.retriever.retrieve(texts, k) for texts in calls]
-    return list(zip(results, are_cut, strict=True))
 
 
 def _parts(calls: Sequence[list[str]]) -> list[slice]:

@@ -1,9 +1,8 @@
-"""Limits of the server: tokens, hosts, bytes, time and connections; disconnects, and a swap."""
+"""Limits of the server: tokens, hosts, bytes, time and connections; disconnects."""
 
 import asyncio
 import json
 import math
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +17,6 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.index_workers.version_store import VersionStore
 from replug.models.black_box_lm import Mixture, Watch
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM
@@ -26,17 +24,13 @@ from replug.serving import access
 from replug.serving.access import MAX_BODY_BYTES, TOKEN_VARIABLE, token_for
 from replug.serving.app import create_app
 from replug.serving.openai_api import ServingLimits
-from tests.support.index_versions import flip
 from tests.support.serving import (
-    POLL_SECONDS,
     TEXTS,
     ask,
     body_of,
-    client_of,
     client_of_app,
     completion,
     listening,
-    post,
     service_of,
 )
 from tests.support.small_index import write_small_index
@@ -170,7 +164,7 @@ def test_a_queue_that_ends_ends_the_server_loudly(root: Path, caplog, monkeypatc
     monkeypatch.setattr(signal, "raise_signal", raised.append)
 
     async def ends() -> None:
-        raise KeyError("the watcher")
+        raise KeyError("the queue")
 
     async def test(client):
         for _ in range(10):
@@ -178,14 +172,14 @@ def test_a_queue_that_ends_ends_the_server_loudly(root: Path, caplog, monkeypatc
         return await client.get("/health")
 
     service = service_of(root)
-    monkeypatch.setattr(service.index, "keep_newest", ends)
+    monkeypatch.setattr(service._lm_queue, "run", ends)
     done = ask(service, test)
-    assert (done.status_code, done.json()["error"]["message"]) == (500, "the server ends: KeyError: 'the watcher'")
+    assert (done.status_code, done.json()["error"]["message"]) == (500, "the server ends: KeyError: 'the queue'")
     assert raised == [signal.SIGTERM]
-    assert "the server ends, since a part of it has: KeyError: 'the watcher'" in caplog.messages
+    assert "the server ends, since a part of it has: KeyError: 'the queue'" in caplog.messages
 
 
-# Time, disconnects, swaps ------------------------------------------------------------------------------------------
+# Time, disconnects ------------------------------------------------------------------------------------------------
 
 
 STUCK_SERVER = """
@@ -297,59 +291,3 @@ def test_a_client_that_disconnects_ends_its_answer_and_frees_its_place(root: Pat
     busy, healthy, free = asyncio.run(test())
     assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
     assert (healthy.status_code, free.status_code) == (200, 200)
-
-
-def test_requests_end_on_the_version_they_began_on_while_a_newer_one_is_swapped_in(root: Path, tmp_path: Path) -> None:
-    root = Path(shutil.copytree(root.parent, tmp_path / "moved")) / "index"
-    stop = asyncio.Event()
-
-    async def search_on(client, seen: list) -> None:
-        while not stop.is_set():
-            found = await post(client, "/search", query=TEXTS[0], k=1)
-            seen.append((found["index_version"], found["data"][0]["documents"][0]["text"]))
-
-    async def until_version(client, version: int) -> None:
-        while (await client.get("/health")).json()["index_version"] != version:
-            await asyncio.sleep(0.01)
-
-    async def test():
-        seen: list = []
-        async with client_of(service_of(root)) as client:
-            asking = [asyncio.create_task(search_on(client, seen)) for _ in range(3)]
-            await asyncio.to_thread(write_small_index, root.parent, [*TEXTS[::-1], "new"], version=1)
-            await until_version(client, 1)
-            await post(client, "/search", query=TEXTS[0], k=1)
-            stop.set()
-            await asyncio.gather(*asking)
-            await asyncio.to_thread(write_small_index, root.parent, TEXTS, version=2)
-            await until_version(client, 2)
-            return seen
-
-    seen = asyncio.run(test())
-    assert {version for version, _ in seen} == {0, 1}
-    assert [version for version, _ in seen] == sorted(version for version, _ in seen)
-    assert {text for _, text in seen} == {TEXTS[0]}  # both versions hold it, at another place
-
-
-def test_a_damaged_version_leaves_the_old_one_in_use_until_a_good_one_comes(
-    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    root = Path(shutil.copytree(root.parent, tmp_path / "moved")) / "index"
-
-    async def test(client):
-        other = write_small_index(tmp_path / "other", TEXTS, version=1)
-        flip(VersionStore(other).vectors_path(1, 0))
-        shutil.copytree(VersionStore(other).folder(1), VersionStore(root).folder(1))
-        while "problem" not in (health := (await client.get("/health")).json()):
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(5 * POLL_SECONDS)
-        found = await post(client, "/search", query=TEXTS[0])
-        await asyncio.to_thread(write_small_index, root.parent, TEXTS, version=2)
-        while "problem" in (healed := (await client.get("/health")).json()):
-            await asyncio.sleep(0.01)
-        return health, found, healed
-
-    health, found, healed = ask(service_of(root), test)
-    assert (health["status"], health["index_version"], found["index_version"]) == ("ready", 0, 0)
-    assert healed == {"status": "ready", "index_version": 2}
-    assert caplog.text.count("index version 0 stays in use; a newer one cannot be opened") == 1

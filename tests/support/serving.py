@@ -17,12 +17,10 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.serving.access import BoundedConnection
 from replug.serving.app import create_app, listen
-from replug.serving.index_holder import IndexHolder
 from replug.serving.openai_api import ServingLimits
-from replug.serving.service import Prompting, Service
+from replug.serving.service import Prompting, ServedIndex, Service
 
 TEXTS = [" ".join(topic[:6]) for topic in stand_in_vocabulary()[:4]]  # of words that the stand-in encoder knows
-POLL_SECONDS = 0.02
 LIMITS = ServingLimits(max_new_tokens=40, timeout_seconds=60)
 
 
@@ -37,7 +35,7 @@ def service_of(
     limits: ServingLimits = LIMITS,
 ) -> Service:
     """Answers from 2 documents, by the stand-in unless an LM is given."""
-    index = IndexHolder(root, poll_seconds=POLL_SECONDS)
+    index = ServedIndex(root)
     return Service(lm or StandInLM(), prompting or prompting_of(None), 2, index, limits)
 
 
