@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
 
 from replug.evals.intervals import Interval
-from replug.evals.results import Results
 
 COLOURS = {
     "none": "#9aa0a6",
@@ -165,33 +164,6 @@ def _errors(values: Sequence[Value]) -> list[list[float]] | None:
     return [[max(spread[side], 0.0) for spread in spreads] for side in (0, 1)]  # a percentile may miss the value
 
 
-# The figures of results ------------------------------------------------------------------------------------------
-
-
-def spread(results: Results, method: str, metric: str) -> Interval:
-    """Return a method's value with the interval of its paired difference from `none`; without `none` with its own.
-
-    Texts differ far more than methods do on the same texts, so each method's own interval would hide what is certain.
-    """
-    entry = results[method][metric]
-    if "none" not in results or metric not in results["none"]:
-        return Interval(entry["value"], *entry["interval"])
-    base = results["none"][metric]["value"]
-    if method == "none":
-        return Interval(base, base, base)
-    if difference := results[method].get(f"{metric} - none"):
-        low, high = difference["interval"]
-        return Interval(entry["value"], base + low, base + high)
-    low, high = results["none"][f"{metric} - {method}"]["interval"]  # where `none` was named behind it
-    return Interval(entry["value"], base - high, base - low)
-
-
-def draw_methods(axes: Axes, results: Results, metric: str) -> None:
-    """Draw one bar for each method that has the metric."""
-    values = {method: {method: spread(results, method, metric)} for method in results if metric in results[method]}
-    bars(axes, values, f"{metric}; {_spread_name(results)}", horizontal=True, from_zero=False)
-
-
 def draw_document_weights(axes: Axes, picture: Mapping[str, Any]) -> None:
     """Draw the weight of each document at each token of a text as shades, and below it what the weights gain.
 
@@ -218,7 +190,3 @@ def draw_document_weights(axes: Axes, picture: Mapping[str, Any]) -> None:
     gains.set_ylabel("gain, bits")
     gains.tick_params(axis="x", labelbottom=False, length=0)
     gains.grid(axis="x", visible=False)
-
-
-def _spread_name(results: Results) -> str:
-    return "95% interval of the difference from none" if "none" in results else "95% interval"

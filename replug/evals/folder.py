@@ -50,8 +50,7 @@ class EvaluationFolder:
         self.examples = path / "examples.parquet"
         self.results = path / "results.json"
         self.table = path / "table.md"
-        self.figure = path / "figure.svg"
-        self._shown = (self.results, self.examples, self.figure, self.weights, self.leakage)
+        self._shown = (self.results, self.examples, self.weights, self.leakage)
 
     @property
     def is_finished(self) -> bool:

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from replug.cluster.ray_cluster import ray_cluster
@@ -19,7 +18,6 @@ from replug.config.rules import evaluation_methods, has_rerank_lm
 from replug.config.schema import Config, LMConfig
 from replug.data.files import replace_file, write_json
 from replug.data.folder import sole_writer
-from replug.evals.charts import draw_methods, to_svg
 from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.few_shot import FewShot
@@ -28,7 +26,7 @@ from replug.evals.kinds import EvaluationKind, Finished, PromptedLM, check_evalu
 from replug.evals.leakage import Overlaps, overlap_line, overlaps_with
 from replug.evals.lm_passes import reranked, write_documents
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, OutcomeFile, Row, Task, run_task, write_examples
-from replug.evals.results import add_effective_documents, add_temperatures, compare, main_metric, paper_of_dataset
+from replug.evals.results import add_effective_documents, add_temperatures, compare, paper_of_dataset
 from replug.evals.search import find_all, needs_building
 from replug.evals.tables import result_blocks, to_markdown
 from replug.models import build
@@ -189,7 +187,5 @@ def write_results(
         blocks.append(overlap_line(overlaps, ids))
     blocks += kind.add_findings(Finished(config, folder, rows, book, results))
     replace_file(folder.table, to_markdown(blocks).encode())
-    draw = partial(draw_methods, results=results, metric=main_metric(results))
-    replace_file(folder.figure, to_svg(draw, width=8, height=1.2 + 0.45 * len(results)).encode())
     write_json(folder.results, {config.evaluation: results})
     folder.finish()
