@@ -18,14 +18,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from replug.cluster.environment import torch_environment
 from replug.cluster.interruption import exit_status
 from replug.config.errors import Interrupted, RunError, UserError
-from replug.config.load import keys_called
 from replug.config.plain_text import plain_text
 from replug.data import progress
 from replug.data.files import cache_dir
@@ -42,8 +41,6 @@ OF_A_PATH = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
     *(errno.ENAMETOOLONG, errno.ELOOP),
 )
-
-USAGE_STATUS = 2  # of typer, for options and arguments that a command does not have
 
 COMMANDS = {  # modules of `replug.commands` by group, in the order of `replug --help`
     "Train": ("train", "prepare", "slurm"),
@@ -83,10 +80,6 @@ def main() -> None:
     try:
         with _says_when_interrupted():
             app()
-    except SystemExit as ended:
-        if ended.code == USAGE_STATUS and len(sys.argv) > 1:
-            _say_keys(app)
-        raise
     except (UserError, RunError) as error:
         progress.erase()
         print(f"replug: {plain_text(str(error))}", file=sys.stderr)
@@ -102,17 +95,6 @@ def main() -> None:
         fix_hint = "; set REPLUG_CACHE to a folder that can be written" if is_cache else ""
         print(f"replug: {error.filename}: {error.strerror}{fix_hint}", file=sys.stderr)
         sys.exit(1)
-
-
-def _say_keys(app: typer.Typer) -> None:
-    """Say how keys are given, where one was typed as an option that the command does not have."""
-    command: Any = typer.main.get_command(app)
-    command = command.commands.get(sys.argv[1])
-    known = {option for parameter in getattr(command, "params", ()) for option in parameter.opts}
-    for name in [typed.partition("=")[0] for typed in sys.argv[2:] if typed.startswith("--")]:
-        if name not in known and (keys := keys_called(name.lstrip("-").replace("-", "_"))):
-            given = " or ".join(f"{key}=VALUE" for key in keys)
-            print(f"replug: {name} is a key of the configuration; expected {given}", file=sys.stderr)
 
 
 @contextmanager

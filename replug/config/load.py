@@ -157,11 +157,6 @@ def inputs_of(config: Config | EvaluationConfig) -> dict[str, Any]:
     return {name: value for name, value in flatten(config).items() if name not in free}
 
 
-def keys_called(name: str) -> list[str]:
-    """Return the keys of a configuration whose last part is this name."""
-    return [known.path for known in keys_of(Config) if f".{known.path}".endswith(f".{name}")]
-
-
 def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         if isinstance(value, dict):

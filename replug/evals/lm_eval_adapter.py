@@ -3,11 +3,6 @@
     model = HarnessModel(ReplugLM(lm, retriever), query="{question}")
     lm_eval.simple_evaluate(model=model, tasks=["mmlu"], num_fewshot=5)
 
-The harness finds models by the imports of its own program, so this module is that program with `--model replug`:
-
-    python -m replug.evals.lm_eval_adapter run --tasks mmlu --num_fewshot 5 --model replug \
-        --model_args '{"lm": "gpt2", "run": "runs/mine", "query": "{question}"}'
-
 The harness's context holds demonstrations, and an encoder cuts it long before the question comes: every question would
 find nearly the same documents. So a question is searched for by itself, as `query` makes it of the harness's document.
 Prefix and continuation are tokenized apart, as everywhere here, and their tokens decode to the text; the harness joins
@@ -15,28 +10,19 @@ them first, which gives the same tokens where the border is one of the tokenizer
 """
 
 from collections.abc import Sequence
-from typing import Any
 
-import lm_eval.models  # noqa: F401 - fills the registry, which is not filled where one model is in it
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
-from lm_eval.api.registry import register_model
-from lm_eval.utils import simple_parse_args_string
 
-from replug.index_workers.local_index import RunRetriever
 from replug.models.black_box_lm import BlackBoxLM, ContinuationScore
 from replug.models.ensemble import Retrieved
 from replug.models.generation import GenerationOptions, Stop
-from replug.models.hardware import default_device, resolve_dtype
-from replug.models.http.server_source import ServerLM
-from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.replug_lm import ReplugLM
 
 MAX_NEW_TOKENS = 256  # where a task does not say
 BETWEEN_SHOTS = "\n\n"  # the harness's own `fewshot_delimiter`
 
 
-@register_model("replug")
 class HarnessModel(LM):
     """`query` is a template of the document's fields, such as "{question}".
 
@@ -49,38 +35,6 @@ class HarnessModel(LM):
     def __init__(self, lm: BlackBoxLM | ReplugLM, greedy: bool = False, query: str | None = None) -> None:
         super().__init__()
         self._lm, self._greedy, self._query = lm, greedy, query
-
-    @classmethod
-    def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: Any = None) -> "HarnessModel":
-        """Make the model of `--model_args`: those of `of_names`."""
-        return cls.of_names(**arg_dict)
-
-    @classmethod
-    def create_from_arg_string(cls, arg_string: str, additional_config: Any = None) -> "HarnessModel":
-        return cls.create_from_arg_obj(simple_parse_args_string(arg_string))
-
-    @classmethod
-    def of_names(
-        cls,
-        lm: str,
-        run: str | None = None,
-        k: int = 10,
-        query: str | None = None,
-        greedy: bool = False,
-        **server: Any,
-    ) -> "HarnessModel":
-        """Open an LM (a folder, hub name or URL) with the retriever and index of a `run`; without one, the LM alone.
-
-        `server` are keys of the section `lm` for a URL, `model` among them.
-        """
-        opened: BlackBoxLM | ReplugLM
-        if lm.startswith(("http://", "https://")):
-            opened = ServerLM(lm, **server)
-        else:
-            opened = HuggingFaceLM(lm, dtype=resolve_dtype("auto"), device=default_device(), **server)
-        if run is not None:
-            opened = ReplugLM(opened, RunRetriever(run), k)
-        return cls(opened, greedy, query)
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return the log-probability (nats) of each continuation, and whether it is the greedy one."""
@@ -142,9 +96,3 @@ class HarnessModel(LM):
         if isinstance(self._lm, ReplugLM):
             return self._lm.generate(context, options, documents=documents).text
         return self._lm.generate([context], options)[0].text
-
-
-if __name__ == "__main__":
-    from lm_eval.__main__ import cli_evaluate
-
-    cli_evaluate()

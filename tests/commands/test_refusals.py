@@ -50,7 +50,6 @@ TYPED = [
     ("train {config} loss.direction=kl", "loss.direction", "kl_lm_retriever"),
     ("train {config} train.max_steps=-1", "train.max_steps"),
     ("train {config} train.max_steps", "train.max_steps=10"),
-    ("train {config} --max-steps 5", "train.max_steps=VALUE"),
     ("train {config} retrieve.k=1", "retrieve.k"),
     ("train {config} lm.path=[a", "lm.path=[a"),
     ("train {config} lm.url=http://h:1/v1", "lm.path", "lm.url"),

@@ -18,7 +18,6 @@ from replug.models.ensemble import Retrieved
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.replug_lm import ReplugLM
 from tests.support.lm_answers import texts_of
-from tests.support.small_index import write_small_index
 from tests.support.tiny_lms import random_lms_need_make_no_sense, write_gpt2, write_tokenizer  # noqa: F401
 from tests.support.tokenizers import llama_with
 
@@ -149,8 +148,3 @@ def test_tasks_of_the_harness_search_for_each_question(lm, tasks, tmp_path, monk
     assert set(retriever.queries) == {f"what is thing{number}" for number in range(4)}
     assert 0 <= found["results"]["local_choice"]["acc,none"] <= 1
     assert found["results"]["local_answer"]["exact_match,none"] == 0, "a random LM knows nothing"
-    lm.model.save_pretrained(tmp_path / "lm"), lm.tokenizer.save_pretrained(tmp_path / "lm")
-    write_small_index(tmp_path / "run", [f"thing{number} is red" for number in range(4)])
-    named = {"model": "replug", "model_args": f"lm={tmp_path / 'lm'},run={tmp_path / 'run'},k=2,query={{question}}"}
-    answered = simple_evaluate(**named, tasks=["local_choice"], task_manager=tasks, **shown)
-    assert 0 <= answered["results"]["local_choice"]["acc,none"] <= 1
