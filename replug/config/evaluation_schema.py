@@ -74,9 +74,6 @@ class WebConfig:
     )
     num_results: int = key(20, "Number of search results to fetch per question (paper: 20).", ABOVE_0)
     max_passages: int = key(50, "Number of passages to keep per question, nearest first (paper: 50).", ABOVE_0)
-    before: str | None = key(
-        None, "Keep only pages dated before this date, such as 2021-01-01. Undated pages are dropped."
-    )
     max_requests: int | None = key(
         None, "Request budget: searching stops before it sends more. Default: unlimited.", ABOVE_0, resumable=True
     )

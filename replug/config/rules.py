@@ -6,8 +6,6 @@ Every message says which key is wrong, what was expected and, where it is not ob
 import math
 import re
 from collections.abc import Iterator
-from contextlib import suppress
-from datetime import date
 from ipaddress import ip_address
 from itertools import chain
 from operator import attrgetter
@@ -31,7 +29,6 @@ from replug.config.schema import DEV_SHARE, Config, DataConfig, EnsembleConfig, 
 
 API_KEY = "api_key_env"
 VARIABLE = r"[A-Z_][A-Z0-9_]*"  # of the environment; a key itself has other characters
-ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 DATA_SOURCES = (("corpus",), ("source",), ("prepared",))  # keys of `data` that name documents
 API_VERSION = re.compile(r"api-version=([\w.-]+)")
 FIT = "fit"  # of ensemble.temperature
@@ -173,14 +170,6 @@ def web_problems(web: WebConfig) -> Iterator[str]:
         parts = urlsplit(web.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
             yield "web.url is not the URL of a SearXNG server; expected http://HOST:PORT without a password or a query"
-    if web.before is not None:
-        is_date = False
-        with suppress(ValueError):
-            is_date = bool(ISO_DATE.fullmatch(web.before) and date.fromisoformat(web.before))
-        if not is_date:
-            yield f"web.before is {web.before}; expected a date such as 2021-01-01"
-        if web.engine == "local":
-            yield "web.before is set with web.engine=local; expected null, since corpus documents have no dates"
 
 
 def has_rerank_lm(config: EvaluationConfig) -> bool:

@@ -1,7 +1,6 @@
 """Search engines: `make_engine` makes the one that `web.engine` names.
 
 An engine returns a limited number of results for a request, so further pages are requested until there are enough.
-Engines that can limit by date are asked to; the dates of results and pages decide all the same.
 
 The address of an engine is the user's choice, so it is not guarded as a page's is. The answer is still not trusted:
 its time and bytes are bounded, redirects are not followed, so that a key goes to no other host, and an answer of
@@ -13,7 +12,6 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from datetime import date, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,7 +28,7 @@ from replug.web.records import EngineRefused, EngineResult
 
 SECONDS, MAX_BYTES, MAX_ATTEMPTS = 30.0, 8 * 2**20, 4  # of one answer
 BACKOFF_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0  # an engine that asks for a longer wait has refused
-Entry = tuple[Any, ...]  # URL, title and date as an engine gives them
+Entry = dict[str, Any]  # with `url` and `title`, as an engine gives it
 
 
 class ApiEngine(ABC):
@@ -43,7 +41,6 @@ class ApiEngine(ABC):
     pause_seconds = 0.0  # between two requests
     page_size, max_pages = 1, 1
     path: tuple[str, ...]  # of the list of results in an answer
-    date_field: str  # of a result, beside its `url` and `title`
 
     def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
         self._web, self._budget, self._next_turn = web, budget, 0.0
@@ -61,7 +58,7 @@ class ApiEngine(ABC):
         for page in range(min(self.max_pages, -(-num_results // self.page_size))):
             body = self._get(self.parameters(query, num_results, page))
             listed, before = entries_at(body, *self.path), len(ranked(entries, num_results))
-            entries += [(entry.get("url"), entry.get("title"), entry.get(self.date_field)) for entry in listed]
+            entries += listed
             if len(listed) < self.page_size or len(ranked(entries, num_results)) in (before, num_results):
                 break
         if not entries and body.get("unresponsive_engines"):  # SearXNG's own engines
@@ -133,7 +130,7 @@ class ApiEngine(ABC):
 class SearxngEngine(ApiEngine):
     """SearXNG, self-hosted: https://docs.searxng.org/dev/search_api.html
 
-    It has no limit by date. A page holds what its own engines gave, some ten to thirty results.
+    A page holds what its own engines gave, some ten to thirty results.
     """
 
     refused = (
@@ -141,7 +138,7 @@ class SearxngEngine(ApiEngine):
         "there, and a limiter that lets this machine through"
     )
     max_pages = 3
-    path, date_field = ("results",), "publishedDate"
+    path = ("results",)
 
     def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
         server = str(web.url).rstrip("/")
@@ -161,18 +158,11 @@ class BraveEngine(ApiEngine):
     key_header = "X-Subscription-Token"
     pause_seconds = 1.0
     page_size, max_pages = 20, 10  # it takes no further offset
-    path, date_field = ("web", "results"), "page_age"
-
-    def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
-        self.identity = f"brave before:{web.before}"
-        super().__init__(web, budget)
+    path, identity = ("web", "results"), "brave"
 
     def parameters(self, query: str, num_results: int, page: int) -> dict[str, str | int]:
         count = min(self.page_size, num_results)
-        parameters: dict[str, str | int] = {"q": query, "count": count, "offset": page}
-        if self._web.before:
-            parameters["freshness"] = f"1990-01-01to{date.fromisoformat(self._web.before) - timedelta(days=1)}"
-        return parameters
+        return {"q": query, "count": count, "offset": page}
 
 
 ENGINES: dict[str, type[BraveEngine | SearxngEngine]] = {"brave": BraveEngine, "searxng": SearxngEngine}
@@ -202,7 +192,7 @@ def _key(web: WebConfig) -> str:
     return key
 
 
-def entries_at(body: Any, *path: str) -> list[dict[str, Any]]:
+def entries_at(body: Any, *path: str) -> list[Entry]:
     """Return the objects of a list in an answer; none if an object on the way, or the list, is missing.
 
     Raises EngineRefused for an answer of another form.
@@ -221,16 +211,9 @@ def entries_at(body: Any, *path: str) -> list[dict[str, Any]]:
 def ranked(entries: Iterable[Entry], num_results: int) -> list[EngineResult]:
     """Return results in the engine's order, each URL once; entries without a URL of the web are left out."""
     by_url: dict[str, EngineResult] = {}
-    for url, title, day in entries:
+    for entry in entries:
+        url: Any = entry.get("url")
         is_of_web = isinstance(url, str) and url.startswith(("http://", "https://"))
         if is_of_web and url not in by_url and len(by_url) < num_results:
-            by_url[url] = EngineResult(url, str(title or ""), len(by_url) + 1, published=iso_day(day))
+            by_url[url] = EngineResult(url, str(entry.get("title") or ""), len(by_url) + 1)
     return list(by_url.values())
-
-
-def iso_day(value: Any) -> str | None:
-    """Return the date that an ISO time begins with, None for anything else."""
-    try:
-        return date.fromisoformat(value[:10]).isoformat() if isinstance(value, str) else None
-    except ValueError:
-        return None

@@ -70,17 +70,11 @@ class EvidenceFinder:
         return search
 
     def _read(self, results: Sequence[EngineResult], failures: Counter[str]) -> Iterator[Passage]:
-        """Yield the whole pages that have a text, in the engine's order; each URL and each text once.
-
-        With `web.before` the latest known date of a page must be earlier.
-        """
+        """Yield the whole pages that have a text, in the engine's order; each URL and each text once."""
         seen: set[str] = set()
         for result, page in zip(results, self._pages.read([result.url for result in results]), strict=True):
-            reason, dates = page.failure, [day for day in (result.published, page.published) if day]
-            if not reason and self._web.before is not None:
-                reason = "undated" if not dates else "too_recent" if max(dates) >= self._web.before else None
-            if reason:
-                failures[reason] += 1
+            if page.failure:
+                failures[page.failure] += 1
                 continue
             failures.update(["kept_with_broken_characters"] if page.broken else [])
             if {page.final_url, page.text} & seen:

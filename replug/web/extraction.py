@@ -5,7 +5,7 @@ those of a list are used. Bytes that do not fit become U+FFFD and are counted.
 
 Some HTML keeps a parser busy for hours, and a parser is C code. So trafilatura runs in a process of its own,
 `python -m replug.web.extraction`, with limits of time and memory; it ends with its caller. A line that goes in is JSON
-`{"html", "today", "seconds", "with_headings"}`; one that comes out is `{"text", "title", "published"}`. trafilatura
+`{"html", "seconds", "with_headings"}`; one that comes out is `{"text", "title"}`. trafilatura
 never gets a URL, so it fetches nothing.
 
 A passage is up to six sentences (Lazaridou et al. 2022, section 3.1). p_tfidf(p|q) is the TF-IDF cosine over the sum of
@@ -23,7 +23,6 @@ import sys
 import threading
 import zlib
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -141,15 +140,14 @@ class Extractor:
         self._seconds, self._with_headings, self._lock = seconds, with_headings, threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
-    def extract(self, html: str) -> tuple[str, str, str | None]:
-        """Return main text and title, and the date of the last change that the markup gives (ISO), or None.
+    def extract(self, html: str) -> tuple[str, str]:
+        """Return main text and title.
 
         Raises FetchFailed for a page that ends the process, that takes too long, or that has no text.
         """
-        today = datetime.now(UTC).date().isoformat()
         with self._lock:
             process = self._started()
-            request = {"html": html, "today": today, "seconds": self._seconds, "with_headings": self._with_headings}
+            request = {"html": html, "seconds": self._seconds, "with_headings": self._with_headings}
             line = self._exchange(process, json.dumps(request))
             if not line:
                 code = process.wait()
@@ -158,7 +156,7 @@ class Extractor:
         main = json.loads(line)
         if not main["text"].strip():
             raise FetchFailed("no_text")
-        return main["text"], main["title"], main["published"]
+        return main["text"], main["title"]
 
     def close(self) -> None:
         with self._lock:
@@ -220,25 +218,18 @@ def run_process() -> None:
         request = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # ends the process even within C code
         tree = load_html(request["html"])
-        main: Any = (
-            None
-            if tree is None
-            else bare_extraction(
+        main: Any = None
+        if tree is not None:
+            main = bare_extraction(
                 _with_code_in_one_line(tree),
                 include_comments=False,
                 with_metadata=True,
                 include_formatting=request["with_headings"],
-                # Only dates that the page's markup gives; the last change, since `web.before` must hold for it.
-                date_extraction_params={
-                    "original_date": False,
-                    "extensive_search": False,
-                    "max_date": request["today"],
-                },
+                date_extraction_params={"extensive_search": False},  # nothing reads the date
             )
-        )
         signal.setitimer(signal.ITIMER_PROF, 0)
-        text, title, published = ("", "", None) if main is None else (main.text or "", main.title or "", main.date)
-        print(json.dumps({"text": text, "title": title, "published": published}), file=answers, flush=True)
+        text, title = ("", "") if main is None else (main.text or "", main.title or "")
+        print(json.dumps({"text": text, "title": title}), file=answers, flush=True)
 
 
 def _with_code_in_one_line(tree: Any) -> Any:

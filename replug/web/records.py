@@ -8,12 +8,11 @@ from replug.models.ensemble import Retrieved, document_weights
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:
-    """A page in an engine's results; `rank` counts from 1, and `published` is the engine's date of it (ISO)."""
+    """A page in an engine's results; `rank` counts from 1."""
 
     url: str
     title: str
     rank: int
-    published: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

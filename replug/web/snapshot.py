@@ -36,7 +36,7 @@ THREADS = 32  # a name look-up that hangs keeps one for half a minute
 class KeptPage:
     """A page as it was on a date (ISO). `failure` is the reason why it gave nothing, None if it has a text.
 
-    `published` is the date of its last change that it gives itself; `broken` counts characters that could not be read.
+    `broken` counts characters that could not be read.
     """
 
     url: str
@@ -44,7 +44,6 @@ class KeptPage:
     final_url: str = ""
     title: str = ""
     text: str = ""
-    published: str | None = None
     broken: int = 0
     failure: str | None = None
 
@@ -142,10 +141,10 @@ class WebPages:
 
     def _with_text(self, page: KeptPage, downloaded: Downloaded) -> KeptPage:
         text, broken = decode_page(downloaded.body, downloaded.content_type)
-        title, published = "", None
+        title = ""
         if not downloaded.content_type.lower().startswith("text/plain"):
-            text, title, published = self._extractor.extract(text)
+            text, title = self._extractor.extract(text)
         elif not text.strip():
             raise FetchFailed("no_text")
         title = " ".join(title.split())
-        return replace(page, final_url=downloaded.url, title=title, text=text, published=published, broken=broken)
+        return replace(page, final_url=downloaded.url, title=title, text=text, broken=broken)

@@ -40,8 +40,7 @@ def engine(served: WebSite, name: str, budget: RequestBudget | None = None, **ch
 def found(name: str, start: int, count: int) -> bytes:
     """An answer of so many results in the engine's own form."""
     numbers = range(start, start + count)
-    day = {"searxng": "publishedDate", "brave": "page_age"}[name]
-    rows = [{"url": f"https://{n}.test/", "title": f"T{n}", day: "2020-01-02T03:04:05"} for n in numbers]
+    rows = [{"url": f"https://{n}.test/", "title": f"T{n}"} for n in numbers]
     return json.dumps({"results": rows} if name == "searxng" else {"web": {"results": rows}}).encode()
 
 
@@ -61,7 +60,6 @@ def test_twenty_results_are_gathered_in_order(site: WebSite, name: str, per_page
     assert [(result.url, result.title, result.rank) for result in results] == [
         (f"https://{number}.test/", f"T{number}", number + 1) for number in range(20)
     ]
-    assert {result.published for result in results} == {"2020-01-02"}
     assert site.requests[PATHS[name]] == requests
     assert all(request.query["q"] == "who wrote faust" for request in site.seen)
 
@@ -134,15 +132,6 @@ def test_the_budget_is_never_passed_and_never_forgotten(site: WebSite, tmp_path:
     assert site.requests["/search"] == 5
     with pytest.raises(BudgetSpent, match=r"web\.max_requests=5 is spent"):
         engine(site, "searxng", RequestBudget(tmp_path / "requests.json", 5, section="web")).search("q", 5)
-
-
-def test_a_date_is_asked_for_where_an_engine_can(site: WebSite) -> None:
-    for name in PATHS:
-        site.routes[PATHS[name]] = paged(name, 20, 5)
-        engine(site, name, before="2021-03-01").search("q", 5)
-    searxng, brave = (request.query for request in site.seen if request.target.split("?")[0] in PATHS.values())
-    assert searxng["q"] == brave["q"] == "q"
-    assert brave["freshness"] == "1990-01-01to2021-02-28"
 
 
 def test_brave_is_asked_with_a_pause_between(site: WebSite) -> None:

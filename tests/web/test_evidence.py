@@ -165,24 +165,6 @@ def test_an_engine_that_refuses_or_finds_nothing_is_counted() -> None:
     assert find(Engine(result(1)), Pages(page(1, "", failure="timeout"))).failures == {"timeout": 1}
 
 
-@pytest.mark.parametrize(
-    "of_engine, of_page, reason",
-    [
-        ("2020-12-31", None, None),
-        (None, "2020-12-31", None),
-        ("2021-01-01", None, "too_recent"),
-        ("2019-01-01", "2023-05-05", "too_recent"),
-        (None, None, "undated"),
-    ],
-)
-def test_a_date_limit_holds_for_the_latest_date_that_is_known(
-    of_engine: str | None, of_page: str | None, reason: str | None
-) -> None:
-    engine, pages = Engine(result(1, published=of_engine)), Pages(page(1, "Text.", published=of_page))
-    assert find(engine, pages, before="2021-01-01").failures == ({reason: 1} if reason else {})
-    assert find(engine, pages).failures == {}
-
-
 def test_pages_with_the_same_text_or_url_count_once() -> None:
     pages = Pages(page(1, "Same text."), page(2, "Same text."), page(3, "Other.", final_url="https://1.test/"))
     found = find(Engine(result(1), result(2), result(3)), pages)
@@ -207,7 +189,6 @@ def test_documents_are_cut_into_passages_and_ordered_by_their_words() -> None:
     "changes, message",
     [
         ({"engine": "searxng"}, "web.url is missing"),
-        ({"engine": "brave", "before": "last year"}, "web.before is last year; expected a date such as 2021-01-01"),
         ({"engine": "bing"}, "web.engine is bing"),
         ({}, "web.engine is local"),
         ({"engine": "brave"}, "needs a key"),
