@@ -5,24 +5,10 @@ from typing import Annotated
 
 import typer
 
-from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.hub_names import check_names
-from replug.config.keys import keys_of
 from replug.config.load import load_config
-from replug.config.paths import check_paths, find_config, shipped_names
+from replug.config.paths import check_paths, find_config
 from replug.config.schema import Config
-
-
-def complete_config(incomplete: str) -> list[str]:
-    """Return the shipped configurations that begin so, for the shell's completion."""
-    return [name for name in shipped_names() if name.startswith(incomplete)]
-
-
-def complete_key(incomplete: str) -> list[str]:
-    """Return the keys that begin so, for the shell's completion."""
-    keys = dict.fromkeys(key.path for schema in (Config, EvaluationConfig) for key in keys_of(schema))
-    return [f"{key}=" for key in keys if key.startswith(incomplete)]
-
 
 ConfigFile = Annotated[
     Path,
@@ -30,7 +16,6 @@ ConfigFile = Annotated[
         help="YAML file, or the name of a shipped one such as quickstart.",
         metavar="CONFIG",
         parser=find_config,
-        autocompletion=complete_config,
     ),
 ]
 Overrides = Annotated[
@@ -38,7 +23,6 @@ Overrides = Annotated[
     typer.Argument(
         help="Overrides, as section.key=VALUE. `replug keys` lists all keys.",
         metavar="KEY=VALUE",
-        autocompletion=complete_key,
     ),
 ]
 # The three keys that every first command gives, in short.

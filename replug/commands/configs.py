@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from replug.commands.command import complete_config
 from replug.config.errors import UserError
 from replug.config.paths import SHIPPED, shipped_names
 from replug.data.files import replace_file
@@ -18,7 +17,7 @@ def configs(
     file: Annotated[Path | None, typer.Argument(help="File to write. Default: NAME.yaml in this folder.")] = None,
     copy: Annotated[
         str | None,
-        typer.Option(help="Name of a configuration to copy.", metavar="NAME", autocompletion=complete_config),
+        typer.Option(help="Name of a configuration to copy.", metavar="NAME"),
     ] = None,
 ) -> None:
     """List the shipped configurations, whose names every command takes; --copy writes one to edit.

@@ -25,7 +25,7 @@ from replug.config.methods import (
 )
 from replug.config.paths import names_store
 from replug.config.refresh_policy import refresh_problems
-from replug.config.schema import DEV_SHARE, Config, DataConfig, EnsembleConfig, LMConfig, RetrieverConfig
+from replug.config.schema import DEV_SHARE, Config, DataConfig, EnsembleConfig, LMConfig
 
 API_KEY = "api_key_env"
 VARIABLE = r"[A-Z_][A-Z0-9_]*"  # of the environment; a key itself has other characters
@@ -129,7 +129,11 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
     if QUESTION not in config.questions.query:
         yield f"questions.query is {config.questions.query!r}; expected a text with {QUESTION} in it"
     yield from web_problems(config.web)
-    yield from untrained_problems(config.retriever)
+    if config.retriever.dims:
+        yield (
+            f"retriever.dims is {config.retriever.dims}, but this command does not train; remove it (index.dims sets "
+            "the searched dimensions)"
+        )
     yield from _ensemble_problems(config.ensemble, config.lm)
     data, retrieves = config.data, any(method.takes_from_corpus for method in evaluation_methods(config))
     if retrieves and not (data.source or data.prepared or (data.train and data.heldout) or data.corpus):
@@ -142,9 +146,8 @@ def _ensemble_problems(ensemble: EnsembleConfig, lm: LMConfig) -> Iterator[str]:
     if ensemble.read and lm.url and not _tells_tokens(lm):
         yield READS_TOKENS
     value = ensemble.temperature
-    if isinstance(value, str) and value != FIT:
-        yield f"ensemble.temperature is {value}; expected a number above 0, or {FIT}"
-    if isinstance(value, int | float) and (isinstance(value, bool) or not 0 < value < math.inf):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (value in (None, FIT) or (is_number and 0 < float(value or 0) < math.inf)):
         yield f"ensemble.temperature is {value}; expected a number above 0, or {FIT}"
 
 
@@ -422,15 +425,6 @@ def _training_problems(config: Config) -> Iterator[str]:
     dims = config.retriever.dims
     if any(count < 1 for count in dims) or len(set(dims)) < len(dims):
         yield f"retriever.dims is {dims}; expected different numbers above 0, such as [384,128]"
-
-
-def untrained_problems(retriever: RetrieverConfig) -> Iterator[str]:
-    """Refuse keys of training in a command that does not train."""
-    if retriever.dims:
-        yield (
-            f"retriever.dims is {retriever.dims}, but this command does not train; remove it (index.dims sets the "
-            "searched dimensions)"
-        )
 
 
 def _without_labels(config: Config) -> Iterator[str]:

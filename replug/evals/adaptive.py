@@ -203,9 +203,7 @@ def accuracy_by_popularity(answered: AnsweredQuestions, pair: Pair, adaptive: np
 # The report ---------------------------------------------------------------------------------------------------------
 
 
-def write_report(
-    lms: Sequence[AnsweredQuestions], out: Path, num_resamples: int = fit.NUM_RESAMPLES
-) -> dict[str, Blocks]:
+def write_report(lms: Sequence[AnsweredQuestions], out: Path) -> dict[str, Blocks]:
     """Write figures, report.json, and last report.html; return the sections of the page."""
     out.mkdir(parents=True, exist_ok=True)
     progress = Progress("policies compared", sum(len(answered.pairs()) for answered in lms))

@@ -24,7 +24,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from replug.config.errors import RunError, UserError
-from replug.config.plain_text import plain_line
 from replug.models.black_box_lm import UnscorableText
 from replug.models.generation import GenerationOptions
 from replug.models.http.http_lm import HttpLM, require_greedy
@@ -116,16 +115,6 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         """List the LM with its documents and the retriever."""
         index = service.index
         return models_json(service.lm.identity, index.retriever.identity, index.version)
-
-    @app.get("/v1/models/{name}")
-    async def model(name: str) -> Json:
-        """Return one of the models."""
-        listed = {one["id"]: one for one in (await models())["data"]}
-        if name not in listed:
-            raise ApiError(
-                404, f"the model {plain_line(name)!r} is not served; expected {' or '.join(listed)}", "model"
-            )
-        return listed[name]
 
     @app.post("/v1/embeddings")
     async def embeddings(request: Request, body: EmbeddingRequest) -> JSONResponse:

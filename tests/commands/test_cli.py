@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from replug.commands.command import complete_config, complete_key
 from replug.config.paths import SHIPPED, find_config
 from tests.support.command_line import CommandLine
 
@@ -43,12 +42,6 @@ def test_shipped_configurations_are_listed_and_copied(replug: CommandLine, tmp_p
 def test_a_name_that_is_nearly_a_shipped_one_is_told_and_a_missing_key_names_no_file_of_the_package(replug) -> None:
     assert replug("train", "own-data").errors.endswith("own-data does not exist; did you mean own_data?\n")
     assert replug("train", "own_data").errors.endswith("missing: set it on the command line as retriever.path=VALUE\n")
-
-
-def test_the_shell_completes_configurations_and_keys() -> None:
-    assert complete_config("own") == ["own_data", "own_data_online", "own_questions"]
-    assert complete_key("train.lab") == ["train.labels=", "train.label_steps="]
-    assert "questions.path=" in complete_key("questions.")
 
 
 def test_a_name_is_a_file_or_run_of_ones_own_before_a_shipped_one(tmp_path: Path, monkeypatch) -> None:
