@@ -159,12 +159,6 @@ def test_pages_of_a_search_engine_are_the_evidence_with_their_date(replug, site)
     assert shown.startswith(row["answer"]) and "Evidence" in shown
 
 
-def test_an_engine_that_finds_nothing_is_told(replug, site):
-    site.routes["/search"] = answer(b'{"results": []}')
-    done = replug("ask", QUESTION, "--engine", "searxng", f"web.url={site.url}", LM, "--max-new-tokens", "2")
-    assert "no evidence: the LM answers alone" in done.output and "missing: no_results 1" in done.output
-
-
 # Mistakes ---------------------------------------------------------------------------------------------------------
 
 ENGINE = ["--engine", "searxng", "web.url=http://127.0.0.1:1"]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from replug.commands.export import export
-from replug.commands.report import report as run_report
 from replug.commands.search import search
 from replug.config.errors import UserError
 from replug.index_workers.version_store import VersionStore
@@ -48,14 +47,6 @@ def test_a_run_is_exported_with_its_card(quiet_run, replug, tmp_path):
     assert ended.status == 0, ended.printed
     card = (tmp_path / "out/README.md").read_text()
     assert "license: mit" in card and "95% interval" in card
-
-
-def test_the_report_is_made_again(quiet_run, tmp_path, capsys):
-    run = Path(shutil.copytree(quiet_run, tmp_path / "run"))
-    (run / "report.html").unlink()
-    run_report([run])
-    assert "3 hot swaps" in (run / "report.html").read_text()
-    assert "language_modelling, n = 40" in capsys.readouterr().out
 
 
 @pytest.mark.slow

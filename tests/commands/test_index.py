@@ -54,11 +54,6 @@ def found(output: str) -> list[dict]:
     return [json.loads(line)["found"] for line in output.splitlines()]
 
 
-def test_the_index_is_of_the_documents_alone_and_no_run_is_begun(index, folder):
-    assert {"corpus", "v000000"} <= {path.name for path in index.iterdir()}
-    assert not (folder / "run/config.yaml").exists()
-
-
 def test_verify_names_the_file_that_is_damaged(index, tmp_path, replug):
     copy = Path(shutil.copytree(index, tmp_path / "index"))
     path = VersionStore(copy).vectors_path(0, 1)

@@ -145,10 +145,3 @@ def test_the_example_is_sixty_rows_that_a_run_takes(tmp_path: Path, replug: Comm
     for example in made.heldout.examples():
         [document] = made.corpus.texts([made.corpus.rows_of(example.gold)[example.gold[0]]])
         assert example.continuation.split()[0] in document
-
-
-def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path, replug: CommandLine) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
-    ended = replug("prepare", "--example", tmp_path)
-    assert (ended.status, "is not empty; give a new folder" in ended.errors) == (2, True)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -46,13 +46,9 @@ TYPED = [
     # keys and values
     ("train {config} train.lrr=1", "train.lrr", "train.lr?"),
     ("train {config} train.learning_rate=1e-4", "train.learning_rate"),
-    ("train {config} train.lr=fast", "train.lr", "fast"),
     ("train {config} loss.direction=kl", "loss.direction", "kl_lm_retriever"),
-    ("train {config} train.max_steps=-1", "train.max_steps"),
     ("train {config} train.max_steps", "train.max_steps=10"),
-    ("train {config} retrieve.k=1", "retrieve.k"),
     ("train {config} lm.path=[a", "lm.path=[a"),
-    ("train {config} lm.url=http://h:1/v1", "lm.path", "lm.url"),
     ("train {config} data.source=a data.prepared=set", "data.source", "data.prepared"),
     ("keys zzz", "zzz"),
     # configurations
@@ -60,7 +56,6 @@ TYPED = [
     ("train {tmp}/twice.yaml", "twice.yaml", "duplicate key seed"),
     # folders and files
     ("train {config} run_dir={config}", "run_dir: {config}"),
-    ("train {config} data.source=null", "data.corpus"),
     ("train {config} data.source=null data.corpus={config}", "data.train"),
     ("train {config} data.source=null data.prepared=/no/set", "data.prepared: /no/set"),
     ("train {config} data.source=/no/such/file", "data.source: /no/such/file"),
@@ -99,15 +94,6 @@ def test_a_home_that_cannot_be_written_is_named_with_the_variable_to_set(
     monkeypatch.setenv("HOME", str(tmp_path / "file/home"))
     told = replug("train", config).errors.splitlines()[-1]
     assert told.startswith(f"replug: {tmp_path}/file/home") and "REPLUG_CACHE" in told
-
-
-def test_a_split_that_falls_short_is_said(tmp_path: Path, replug: CommandLine) -> None:
-    texts = tmp_path / "texts.jsonl"
-    lines = [{"id": str(i), "text": " ".join(f"word{i} {j}" for j in range(80))} for i in range(40)]
-    texts.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    given = [f"data.source={texts}", "data.num_queries=100000", "lm.path=stand_in", "data.context_tokens=8"]
-    ended = replug("prepare", ROOT / "configs/own_data.yaml", *given, f"run_dir={tmp_path / 'run'}")
-    assert ended.status == 0 and "data.num_queries is 100,000" in ended.errors, ended.errors
 
 
 @pytest.mark.parametrize("content", [b"", b"{}\n", b"a note to myself"])
@@ -181,12 +167,6 @@ def test_texts_that_give_no_set_are_named(what, command, tmp_path, monkeypatch, 
     typed = [command, "own_data", "data.source=docs", "retriever.path=stand_in", "lm.path=stand_in"]
     ended = replug(*typed)
     assert ended.status == 2 and named in ended.errors and len(ended.errors.splitlines()) == 1, ended.printed
-    if what == "questions":  # before anything heavy is imported
-        script = (
-            "import sys; from replug.commands.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
-        )
-        done = subprocess.run([sys.executable, "-c", script, *typed], capture_output=True, text=True, timeout=60)
-        assert (done.returncode, done.stderr) == (2, ended.errors)
 
 
 # The user's own rows ------------------------------------------------------------------------------------------------
@@ -198,9 +178,6 @@ def assert_names(act: Callable[[], object], *named: str) -> None:
     message = str(caught.value)
     assert len(message.splitlines()) == 1
     assert [name for name in named if name not in message] == [], message
-
-
-DOC, TEXT = '{"id": "a", "text": "one"}\n', '{"context": "one", "continuation": " two"}\n'
 
 
 def write_three(tmp_path: Path, changes: dict[str, dict]) -> list[Path]:

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from replug.config.choices import LMScore, Similarity, WandbMode
-from replug.config.errors import UserError, require_extra
+from replug.config.errors import UserError
 from replug.config.load import (
     config_to_yaml,
     load_ask_config,
@@ -50,54 +50,13 @@ def test_every_shipped_configuration_loads(path):
     assert isinstance(load_config(path, [f"{key}=given" for key in paths_left_open(path)]), Config)
 
 
-OF_ENSEMBLE = ("k", "ensemble.temperature")
-OF_TEXTS = ("texts.scored_tokens", "texts.context_tokens", "texts.query_tokens", "texts.document_tokens")
-NAMED = {  # by every table, and by evaluation
-    "": ("retriever.similarity", "retriever.query_prompt", "retriever.document_prompt", "lm.dtype"),
-    "language_modelling": (*OF_ENSEMBLE, *OF_TEXTS),
-    "token_gain": (*OF_ENSEMBLE, *OF_TEXTS),
-    "mmlu": (*OF_ENSEMBLE, "questions.shots", "questions.query"),
-    "open_qa": (*OF_ENSEMBLE, "questions.shots", "questions.query"),
-    "popqa": ("k", "questions.shots", "questions.query", "questions.max_new_tokens"),
-    "internet_qa": ("questions.shots", "questions.query", "web.num_results", "web.max_passages"),
-}
 TABLES = {path.stem: OmegaConf.load(path) for path in sorted(FOLDER.glob("paper_tables/*.yaml"))}
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_a_papers_table_names_its_papers_setting_and_relies_on_no_default(name: str) -> None:
-    table = TABLES[name]
-    assert not [key for key in (*NAMED[""], *NAMED[table.evaluation]) if OmegaConf.select(table, key) is None]
-    shots = {"mmlu": 5, "open_qa": 16, "internet_qa": 15, "popqa": 0 if name == "popqa_davinci003" else 15}
-    assert table.retriever.similarity == ("dot" if table.evaluation == "popqa" else "cosine")
-    assert OmegaConf.select(table, "ensemble.temperature", default=1) == 1
-    assert OmegaConf.select(table, "questions.shots") == shots.get(table.evaluation)
-    if table.evaluation != "internet_qa":
-        assert table.k == (1 if table.evaluation in ("popqa", "token_gain") else 10)
-
-
-@pytest.mark.parametrize("path", EVALUATIONS, ids=lambda path: path.stem)
-def test_every_shipped_evaluation_needs_models_questions_and_documents_only(path):
-    assert names_evaluation(path)
-    own = OmegaConf.load(path)
-    paths = [] if own.get("data", {}).get("source") else ["questions.path=given", "data.corpus=given"]
-    config = load_evaluation_config(path, ["retriever.path=given", "lm.path=given", "out=given", *paths])
-    assert config.run_config().run_dir == "given"
-    if config.evaluation != "popqa":  # its report shows the figures in the words of the paper
-        in_groups = {name for values in config.paper.groups.values() for name in values}
-        assert all(name in config.methods or name[0].isupper() for name in in_groups), "other systems have capitals"
 
 
 def test_a_training_configuration_is_none_of_an_evaluation(tmp_path):
     assert not any(names_evaluation(path) for path in SHIPPED)
     (tmp_path / "broken.yaml").write_text("a: [")
     assert not names_evaluation(tmp_path / "broken.yaml") and not names_evaluation(tmp_path / "missing.yaml")
-
-
-def test_an_override_beats_the_file_and_the_file_beats_the_default(tmp_path):
-    yaml = "train: {max_steps: 7, batch_size: 8}"
-    train = load(tmp_path, yaml, "train.batch_size=9").train
-    assert (train.max_steps, train.batch_size, train.pipeline_depth) == (7, 9, 1)
 
 
 @pytest.mark.parametrize(
@@ -191,12 +150,6 @@ def test_the_core_imports_no_module_of_an_extra() -> None:
         [sys.executable, "-c", IMPORTS.format(extras=EXTRAS)], capture_output=True, text=True, timeout=300
     )
     assert "evaluation=internet_qa needs trafilatura: pip install 'replug[web]'" in done.stderr
-
-
-def test_a_missing_module_is_refused_with_its_extra() -> None:
-    require_extra("web", "json", "math", what="web.engine")
-    with pytest.raises(UserError, match=r"^lora.rank needs no_such_module: pip install 'replug\[lora\]'$"):
-        require_extra("lora", "json", "no_such_module", what="lora.rank")
 
 
 EVIDENCE = '"positive_ctxs": [{"title": "T", "text": "It is a."}]'

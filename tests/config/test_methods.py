@@ -3,7 +3,7 @@
 import pytest
 
 from replug.config.errors import UserError
-from replug.config.methods import Method, meaningful_comparisons, parse_answering_methods, parse_methods
+from replug.config.methods import Method, meaningful_comparisons, parse_methods
 
 RETRIEVERS = {"replug": "a", "lsr": "b"}
 
@@ -31,13 +31,6 @@ def test_weights_are_even_or_a_softmax_or_follow_the_text_where_the_name_says_so
     assert [methods[at].series for at in (2, 3, 5)] == ["replug", "replug/even", "bm25/posterior"]
 
 
-def test_a_reranked_method_reads_one_of_its_documents_in_an_order_of_its_own():
-    [plain, reranked] = parse_methods(["bm25@1", "bm25@16/rerank"], 10, RETRIEVERS)
-    assert (reranked.k, reranked.num_read, reranked.found_by) == (16, 1, "bm25@16/rerank")
-    assert (plain.k, plain.num_read, plain.found_by) == (1, 1, "bm25")
-    assert not reranked.is_weighted and reranked.series == "bm25/rerank"
-
-
 def test_comparisons_are_with_the_first_and_with_methods_that_differ_in_one_thing():
     def compared(*names: str) -> list[str]:
         pairs = meaningful_comparisons(parse_methods([*names], 10, RETRIEVERS))
@@ -54,13 +47,6 @@ def test_comparisons_are_with_the_first_and_with_methods_that_differ_in_one_thin
     assert compared("none", "bm25@1", "bm25@16/rerank", "replug@1") == ["bm25@16/rerank - bm25@1", "replug@1 - bm25@1"]
     assert compared("lsr", "replug@2/even", "none") == ["replug@2/even - lsr", "none - lsr", "none - replug@2/even"]
     assert compared("none", "long_context", "replug") == ["replug - long_context"]
-
-
-def test_answering_methods_are_none_gold_and_rerankers_with_their_passages():
-    methods = parse_answering_methods(["none", "gold", "direct@1", "poe", "rag@50"], 10)
-    expected = [("none", 0), ("gold", 0), ("direct", 1), ("poe", 10), ("rag", 50)]
-    assert [(method.source, method.k) for method in methods] == expected
-    assert not any(method.takes_from_corpus for method in methods)
 
 
 def test_methods_may_be_named_in_words():

@@ -1,6 +1,5 @@
 """The policy of when to retrieve: outcomes on disk, costs, and thresholds against brute force."""
 
-import json
 import math
 from collections.abc import Sequence
 
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replug.config.errors import UserError
-from replug.evals.adaptive import AnsweredQuestions, measure_pair, read_answered, thresholds_of
+from replug.evals.adaptive import AnsweredQuestions, measure_pair, read_answered
 from replug.evals.folder import EvaluationFolder
 from replug.evals.thresholds import (
     ADAPTIVE,
@@ -28,7 +27,7 @@ from replug.evals.thresholds import (
     refit,
     rule_by,
 )
-from tests.support.outcome_folders import RELATIONS, made_up_rows, row, write_evaluation
+from tests.support.outcome_folders import made_up_rows, row, write_evaluation
 
 NONE = {"accuracy": 1.0, "popularity": 50.0, "mean_logprob": -0.5, "lm_calls": 1, "retriever_calls": 0}
 BM25 = {"accuracy": 0.0, "popularity": 50.0, "top_score": 3.0, "lm_calls": 1, "retriever_calls": 1}
@@ -48,17 +47,6 @@ def read(*folders) -> list[AnsweredQuestions]:
 
 
 # Reading, measuring -------------------------------------------------------------------------------------------------
-
-
-def test_a_folder_is_read_as_arrays_by_method(tmp_path):
-    [answered] = read(write_evaluation(tmp_path / "one", two_rows()))
-    assert (answered.name, answered.identity) == ("tiny", "tiny:float32")
-    assert answered.relations == ["capital", "genre"] and answered.popularity.tolist() == [50.0, 7.0]
-    assert list(answered.methods) == ["none", "bm25@1"]
-    assert answered.right(("none", "bm25@1"))[0].tolist() == [1, 0]
-    assert all(math.isnan(value) for value in answered.methods["none"]["prompt_tokens"])
-    same = read(*(write_evaluation(tmp_path / name, two_rows()) for name in ("here", "there")))
-    assert [one.name for one in same] == ["here", "there"], "the LM's name would be that of both"
 
 
 def test_outcomes_that_no_policy_can_be_fitted_to_are_refused(tmp_path):
@@ -85,24 +73,6 @@ def test_the_policy_lies_between_never_and_the_oracle_and_costs_what_its_questio
     assert by["never"]["costs"]["prompt_tokens"] == 240 and by["oracle"]["costs"] == {}
     assert by["adaptive"]["costs"]["retriever_calls"] == pytest.approx(share)
     assert by["adaptive"]["costs"]["prompt_tokens"] == pytest.approx(240 + share * (700 - 240))
-
-
-def test_reported_thresholds_are_those_of_all_questions(made_up):
-    thresholds, right = thresholds_of(made_up, PAIR), made_up.right(PAIR)
-    fitted = fit_thresholds(rule_by(made_up.popularity, made_up.relations), *right)
-    [fitted["others"]] = fit_thresholds(rule_by(made_up.popularity), *right).values()
-    assert thresholds == {
-        name: {-math.inf: "never", math.inf: "always"}.get(value, value) for name, value in fitted.items()
-    }
-    assert thresholds.keys() == {*RELATIONS, "others"}
-    json.dumps(thresholds, allow_nan=False)
-
-
-def test_bins_of_popularity_hold_every_question_once(made_up):
-    bins = measure_pair(made_up, PAIR, 10)["popularity"]
-    assert sum(of["n"] for of in bins) == 300
-    for name, own in zip(PAIR, made_up.right(PAIR), strict=True):
-        assert sum(of["n"] * of["accuracy"][name]["value"] for of in bins) == pytest.approx(own.sum())
 
 
 # Fitted thresholds, against brute force -------------------------------------------------------------------------------
@@ -198,12 +168,6 @@ def test_refitting_all_resamples_at_once_is_refitting_one_at_a_time(rows, seed, 
             shares.append(does.mean())
         assert found[0][place] == pytest.approx(np.mean(rights))
         assert found[1][place] == pytest.approx(np.mean(shares))
-
-
-def test_a_resample_that_leaves_nothing_to_fit_to_never_retrieves():
-    splits, counts = np.array([[True, False]]), np.array([[0.0, 2.0]])
-    right, retrieved = refit(rule_by(np.array([1.0, 2.0])), np.array([0, 0]), np.array([1, 1]), splits, counts)
-    assert (right.tolist(), retrieved.tolist()) == ([0.0], [0.0])
 
 
 def test_what_is_measured_is_the_mean_over_splits_of_what_was_decided():

@@ -9,7 +9,7 @@ import pytest
 
 from replug.answering.answerer import MIN_QUESTIONS, Factors
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import EvaluationConfig, PaperConfig, QuestionsConfig
+from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_answering_methods
 from replug.evals.internet_qa import (
     answer_numbers,
@@ -22,7 +22,7 @@ from replug.evals.internet_qa import (
 )
 from replug.evals.internet_sets import InternetQuestion, Prepared, is_validation
 from replug.evals.loop import Item, Task
-from replug.evals.results import compare, paper_of_dataset
+from replug.evals.results import compare
 from replug.web.records import FoundEvidence, Passage
 
 METHODS = parse_answering_methods(["none", "gold", "direct@1", "direct@2", "rag@2"], 10)
@@ -190,10 +190,3 @@ def test_claims_without_evidence_have_no_overlap_and_do_not_count(tmp_path):
     task, measured = decide_all(of, rows, tmp_path)
     results = compare(task, measured, METHODS, PaperConfig(), 10, 0)
     assert results["direct@2"]["gold_overlap"]["value"] == 1 / 2, "red or blue of two words, and not a quarter"
-
-
-def test_a_papers_table_shows_the_figures_of_the_data_set_that_is_measured():
-    groups = {"nq": {"poe@50": 0.384}, "nq copied": {"direct@50": 0.894}, "fever": {"poe@50": 0.572}}
-    config = EvaluationConfig("internet_qa", "out", questions=QuestionsConfig(dataset="nq"))
-    shown = paper_of_dataset(replace(config, paper=PaperConfig("table 1", groups=groups)))
-    assert (shown.values, shown.groups) == ({"poe@50": 0.384}, {"copied": {"direct@50": 0.894}})

@@ -1,6 +1,5 @@
 """The public sets: how their rows are read, and which questions are shown, measured and fitted on."""
 
-import gzip
 import json
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from replug.evals.internet_sets import (
 )
 from replug.evals.loop import Item
 from tests.support.preparing import write_jsonl
-from tests.support.shared_data import shared
 
 NQ = {"question": "who wrote it", "answer": ["Ada", "Ada L."]}
 HOTPOT = {
@@ -152,15 +150,6 @@ def test_the_validation_part_is_chosen_by_the_questions_words_not_by_the_file(tm
 def test_a_row_of_another_form_is_refused_with_its_place_and_field(dataset, row, message, tmp_path):
     with pytest.raises(UserError, match=message):
         read(dataset, tmp_path, row)
-
-
-def test_the_real_sets_beside_the_repository_are_read():
-    strategy = QUESTION_SETS["strategyqa"].read(shared("strategyqa.jsonl.gz"))
-    assert len(strategy) == 140 and all(question.evidence for question in strategy)
-    nq = QUESTION_SETS["nq"].read(shared("nq_open_gold.jsonl.gz"))
-    with gzip.open(shared("mini_wikipedia.jsonl.gz"), "rt") as file:
-        ids = {json.loads(line)["id"] for line in file}
-    assert len(nq) == 1700 and all(question.evidence_ids[0] in ids for question in nq)
 
 
 # Shots, the validation part and gold evidence ------------------------------------------------------------------------

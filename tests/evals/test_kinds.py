@@ -1,7 +1,5 @@
 """The kinds of evaluation: what each needs of a configuration, and how one is added."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -89,16 +87,3 @@ def test_what_a_kind_needs_is_asked_for_by_its_key(tmp_path, overrides, message)
     checked(tmp_path)
     with pytest.raises(UserError, match=message):
         checked(tmp_path, *overrides)
-
-
-def test_kinds_are_checked_before_anything_heavy_is_imported():
-    code = f"""
-import sys
-from replug.config.load import load_evaluation_config
-from replug.evals.kinds import check_evaluation
-for path, given in {[(str(path), given(path)) for path in SHIPPED.values()]}:
-    check_evaluation(load_evaluation_config(path, given))
-sys.exit(", ".join({{"torch", "ray", "faiss", "pytorch_lightning"}} & sys.modules.keys()) or 0)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr

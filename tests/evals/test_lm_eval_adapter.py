@@ -8,7 +8,6 @@ import torch
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install 'replug[lm-eval]'")
 
 
-from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
@@ -19,7 +18,6 @@ from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.replug_lm import ReplugLM
 from tests.support.lm_answers import texts_of
 from tests.support.tiny_lms import random_lms_need_make_no_sense, write_gpt2, write_tokenizer  # noqa: F401
-from tests.support.tokenizers import llama_with
 
 PAIRS = [
     ("The capital of France is", " Paris"),
@@ -62,18 +60,6 @@ def test_log_probabilities_are_those_of_the_harness(lm, reference):
     found = HarnessModel(lm).loglikelihood(requests("loglikelihood", PAIRS))
     expected = reference.loglikelihood(requests("loglikelihood", PAIRS), disable_tqdm=True)
     assert [total for total, _ in found] == pytest.approx([total for total, _ in expected], abs=1e-3)
-
-
-def test_an_lm_with_sentencepiece_scores_and_answers_as_in_the_harness(tmp_path):
-    lm = llama_with("Llama 2", tmp_path)
-    theirs, ours = HFLM(pretrained=lm.model, tokenizer=lm.tokenizer, batch_size=1, device="cpu"), HarnessModel(lm)
-    pairs = [("Answer:", " A"), ("The river that flows through Basel is the", " Rhine and"), ("In 1984", " the city")]
-    expected = theirs.loglikelihood(requests("loglikelihood", pairs), disable_tqdm=True)
-    found = ours.loglikelihood(requests("loglikelihood", pairs))
-    assert [total for total, _ in found] == pytest.approx([total for total, _ in expected], abs=1e-3)
-    how = [("The river", {"until": ["never there"], "max_gen_toks": 6})]
-    expected = theirs.generate_until(requests("generate_until", how), disable_tqdm=True)
-    assert [text.lstrip() for text in ours.generate_until(requests("generate_until", how))] == expected
 
 
 def test_greedy_continuations_are_told_from_others(lm, reference):
@@ -137,14 +123,3 @@ def tasks(tmp_path_factory):
         split = "test_split: test\nfewshot_split: train\n"
         (folder / f"{name}.yaml").write_text(head + split + body)
     return TaskManager(include_path=str(folder), include_defaults=False)
-
-
-def test_tasks_of_the_harness_search_for_each_question(lm, tasks, tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
-    retriever = Recorded()
-    model = HarnessModel(ReplugLM(lm, retriever, k=1), query="{question}")
-    shown = {"bootstrap_iters": 0, "log_samples": False}
-    found = simple_evaluate(model, tasks=["local_choice", "local_answer"], task_manager=tasks, num_fewshot=1, **shown)
-    assert set(retriever.queries) == {f"what is thing{number}" for number in range(4)}
-    assert 0 <= found["results"]["local_choice"]["acc,none"] <= 1
-    assert found["results"]["local_answer"]["exact_match,none"] == 0, "a random LM knows nothing"

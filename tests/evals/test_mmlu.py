@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,7 +28,6 @@ from replug.evals.mmlu import (
 from replug.models.ensemble import MovingWeights, Weighting, prior_log_weights
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import ImmediateLM, KnownLM, outcome_rows
-from tests.support.shared_data import shared
 
 DEV = "".join(f"shot {number}?,1,2,3,4,B\n" for number in range(5))
 TEST = "asked?,1,2,3,4,B\n"
@@ -203,12 +201,3 @@ def test_scores_that_are_no_numbers_are_refused() -> None:
     for bad in (np.nan, -np.inf):
         with pytest.raises(RunError, match="q: the LM gave a letter"):
             mmlu_choice(RIVER, np.array([[0.0, bad, 0.0, 0.0]]), np.zeros(1))
-
-
-def test_the_real_files_are_read() -> None:
-    questions, demonstrations = read_mmlu(shared("mmlu"))
-    counts = Counter(question.example.group for question in questions)
-    assert counts["abstract_algebra"] == 100 and counts["global_facts"] == 100 and len(counts) == 8
-    assert {len(shots) for shots in demonstrations.values()} == {5}
-    assert questions[0].example.query.startswith("Find the degree for the given field extension")
-    assert questions[0].choices == ("0", "4", "2", "6") and questions[0].answer == 1

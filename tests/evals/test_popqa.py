@@ -1,6 +1,5 @@
 """PopQA: golden prompts, popularity, how questions and shots are drawn, what is asked, and what results say."""
 
-import gzip
 import json
 import math
 import re
@@ -40,7 +39,6 @@ from replug.evals.tables import to_markdown
 from replug.models.generation import Generated
 from replug.models.prompt import PromptTemplate
 from tests.support.known_lm import KnownTexts
-from tests.support.shared_data import shared
 
 GOLDEN = Path(__file__).parent / "golden"
 ASKED = "What is Ada Lovelace's occupation?"
@@ -127,19 +125,6 @@ def pool(num_relations: int, each: int) -> list[PopQuestion]:
     return [question(relation, number) for number in range(each) for relation in list(TEMPLATES)[:num_relations]]
 
 
-def test_published_fields_are_read_and_the_question_follows_from_them(tmp_path):
-    [found] = read_popqa(write(tmp_path / "q.jsonl", ROW))
-    example = Item("1", "What is Ada's occupation?", "occupation")
-    assert found == PopQuestion(example, ("writer", "author"), "Ada", "writer", 142.0)
-    assert found.relation == "occupation"
-
-
-def test_answers_may_be_a_list_in_json(tmp_path):
-    row = {**ROW, "possible_answers": '["writer", "Schriftstellerin ß"]'}
-    [found] = read_popqa(write(tmp_path / "q.jsonl", row))
-    assert found.answers == ("writer", "Schriftstellerin ß")
-
-
 def test_the_published_table_is_read(tmp_path):
     path = tmp_path / "popQA.tsv"
     path.write_text(
@@ -211,15 +196,6 @@ def test_shots_of_another_file_are_never_evaluated_questions():
 def test_too_few_relations_or_questions_for_the_shots_are_named(relations, each, shots, message):
     with pytest.raises(UserError, match=re.escape(message)):
         plan_shots(pool(relations, each), None, shots, 0)
-
-
-def test_the_shared_set_is_read_and_its_questions_are_those_of_the_templates():
-    path = shared("popqa.jsonl.gz")
-    questions = read_popqa(path)
-    assert Counter(q.relation for q in questions) == {"place of birth": 335, "occupation": 265}
-    with gzip.open(path, "rt") as file:
-        assert [json.loads(line)["question"] for line in file] == [q.example.query for q in questions]
-    assert sum(q.popularity > 10_000 for q in questions) == 41
 
 
 # The task -------------------------------------------------------------------------------------------------------------

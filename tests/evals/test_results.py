@@ -61,10 +61,6 @@ def test_results_hold_value_number_and_interval_by_method_and_metric():
     assert results["replug"]["length/left - none"] == {"value": 8.0, "n": 1, "interval": [8.0, 8.0]}
 
 
-def test_a_group_called_as_a_difference_takes_the_place_of_none():
-    assert "length/left – none" in results_of(Lengths("left - none", "right"))["none"]
-
-
 def test_the_table_shows_differences_groups_and_the_papers_figures():
     paper = PaperConfig("table 9", {"replug": 1.5, "Atlas 11B": 0.479}, {"left": {"replug": 2.5}, "law": {"none": 1}})
     results = results_of(paper=paper)

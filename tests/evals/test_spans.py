@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import replug.data.sources.shards
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, TextsConfig
 from replug.config.load import load_evaluation_config
@@ -197,26 +196,6 @@ def test_names_of_the_corpus_fields_are_no_names_of_fields_that_texts_lack(tmp_p
         keys = [f"texts.path={tmp_path / name}.jsonl", "data.fields={contents: text, pid: id}"]
         [span] = read_spans(config_of(tmp_path, *keys), None)
         assert (span.source, span.continuation) == (name, expected)
-
-
-def test_texts_of_the_hub_are_its_test_split_and_none_else_is_read_for_it(tmp_path, monkeypatch):
-    real = replug.data.sources.shards.files_of
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        replug.data.sources.shards, "files_of", lambda source: None if source.startswith("of_hub") else real(source)
-    )
-    (tmp_path / "of_hub").mkdir()
-    for split in ("train", "validation"):
-        (tmp_path / f"of_hub/{split}-00000-of-00001.jsonl").write_text(
-            json.dumps({"id": "a", "text": f"some {split} text"})
-        )
-    with pytest.raises(UserError, match=r"^texts\.path: of_hub::test has no split 'test'; expected one of train, val"):
-        read_spans(config_of(tmp_path, "texts.path=of_hub"), None)
-    [span] = read_spans(config_of(tmp_path, "texts.path=of_hub::validation"), None)
-    assert span.continuation == "some validation text"
-    (tmp_path / "of_hub/test-00000-of-00001.jsonl").write_text('{"id": "a", "text": "some test text"}\n')
-    [span] = read_spans(config_of(tmp_path, "texts.path=of_hub"), None)
-    assert span.continuation == "some test text"
 
 
 @pytest.mark.parametrize(

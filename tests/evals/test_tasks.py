@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 
 from replug.config.evaluation_schema import PaperConfig
 from replug.data.records import Example
@@ -13,8 +12,8 @@ from replug.evals.evidence import NOTHING, Evidence
 from replug.evals.few_shot import Asking, FewShot
 from replug.evals.language_modelling import LanguageModelling
 from replug.evals.loop import Item
-from replug.evals.mmlu import ANATOMY, CATEGORY_OF, WITH_ANATOMY, Mmlu, MmluQuestion
 from replug.evals.mmlu import FORM as MMLU_FORM
+from replug.evals.mmlu import Mmlu, MmluQuestion
 from replug.evals.open_qa import FORM as OPEN_QA_FORM
 from replug.evals.open_qa import OpenQa
 from replug.evals.questions import OpenQuestion
@@ -22,7 +21,6 @@ from replug.evals.results import compare
 from replug.evals.retrieval import FIRST_MEASURES, Retrieval, gold_rows, retrieval_metrics
 from replug.models.ensemble import Weighting
 from replug.models.prompt import PromptTemplate
-from tests.support.command_line import ROOT
 from tests.support.known_lm import KnownLM, outcome_rows
 
 
@@ -79,16 +77,6 @@ def test_averages_over_questions_and_over_subjects_have_their_own_names():
     assert values["accuracy_macro/STEM with anatomy"] == (0.75 + 1) / 2, "as Chung et al. count it"
     assert values["accuracy_macro/other without anatomy"] == 0
     assert values["right_probability"] == pytest.approx((5 * 0.7 + 3 * 0.1) / 8)
-
-
-def test_codex_on_mmlu_is_a_mean_over_subjects_with_anatomy_in_stem():
-    groups = OmegaConf.load(ROOT / "configs/paper_tables/table2_mmlu.yaml").paper.groups
-    figures = {name: groups[name].none for name in groups if "/" in name}
-    total = 0.0
-    for subject, category in CATEGORY_OF.items():
-        theirs = WITH_ANATOMY.get("STEM" if subject == ANATOMY else category, category)
-        total += figures[f"accuracy_macro/{theirs}"] / len(CATEGORY_OF)
-    assert total == pytest.approx(0.6837, abs=5e-5) and groups.accuracy_macro.none == 0.683
 
 
 def test_an_open_question_is_asked_with_its_methods_documents_and_demonstrations():

@@ -39,15 +39,6 @@ def test_openais_client_gets_vectors_as_long_as_the_index_has(url: str) -> None:
         client.embeddings.create(model="retriever", input=TEXTS, dimensions=12)
 
 
-def test_keys_of_openais_client_that_no_answer_depends_on_change_nothing(url: str) -> None:
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key=TOKEN, max_retries=0)
-    neutral = {"user": "me", "metadata": {"a": "b"}, "service_tier": "flex", "store": True, "safety_identifier": "x"}
-    chat = {"model": "replug", "prompt": "x", "max_tokens": 2}
-    assert client.completions.create(**chat, extra_body=neutral).choices == client.completions.create(**chat).choices
-    with pytest.raises(openai.BadRequestError, match="audio: unknown, or not supported"):
-        client.completions.create(**chat, extra_body={"audio": {"voice": "x"}})
-
-
 # Queries and documents that are embedded apart ------------------------------------------------------------------------
 
 
