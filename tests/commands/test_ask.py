@@ -94,18 +94,6 @@ def test_an_index_answers_by_the_ensemble_of_its_documents(replug, index):
     assert [one["weight"] for one in fixed["evidence"]] == pytest.approx(priors)
 
 
-def test_pruned_passages_have_no_weight(replug, index):
-    row = asked(
-        replug, *("--index", index, LM, "--k", "3", "--max-new-tokens", "4", "ensemble.prune=0.3", "ensemble.read=6")
-    )
-    prompts = AnswerPrompts(read_shots(OWN_SHOTS))
-    priors = [one["prior"] for one in row["evidence"]]
-    texts = [prompts.ask(QUESTION, one["text"]) for one in row["evidence"]]
-    [expected] = StandInLM().generate([Mixture(texts, priors, Weighting(0.05, 0.3, 6))], GenerationOptions(4, "\n"))
-    assert row["answer"] == expected.text
-    assert [one["weight"] for one in row["evidence"]] == pytest.approx(expected.weights) and 0 in expected.weights
-
-
 @pytest.mark.parametrize(
     ("typed", "message"),
     [

@@ -80,28 +80,6 @@ def test_the_papers_corpus_needs_more_disk_and_memory_than_a_small_machine_has(c
     assert doctor.disk(config()).state is State.ok
 
 
-@pytest.fixture
-def one_gpu(monkeypatch):
-    """Of 24 GB."""
-    properties = type("Properties", (), {"total_memory": 24e9, "uuid": "a"})
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda number: properties)
-    monkeypatch.setattr(
-        "torch.cuda.is_bf16_supported", lambda *given, **more: True
-    )  # a build for CUDA would ask the driver
-
-
-@pytest.mark.usefixtures("one_gpu")
-def test_gpus_whose_memory_does_not_hold_the_run_are_wrong_with_the_gigabytes(config):
-    found = layout(config())
-    assert found.state is State.ok and "of 20.6 GiB" in found.found
-    large = config("lm.path=gpt2-xl", "retriever.path=facebook/contriever", "train.batch_size=64", "retrieve.k=20")
-    large.data.context_tokens = 128
-    found = layout(large)
-    assert found.state is State.wrong
-    assert "22.1 GB" in found.found and "train.gradient_checkpointing=true" in found.found
-
-
 def test_an_evaluations_configuration_is_one_too(replug: CommandLine) -> None:
     ended = replug("doctor", "eval_retrieval", "questions.path=q", "data.corpus=c", "retriever.path=stand_in", "out=o")
     assert ended.status == 0 and "keys, types and rules are valid" in ended.output

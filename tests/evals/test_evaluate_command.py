@@ -132,19 +132,6 @@ def questions(tmp_path) -> Path:
     return write_jsonl(tmp_path / "questions.jsonl", rows)
 
 
-def common(corpus: Path) -> list[str]:
-    return [f"data.corpus={corpus}", "retriever.path=stand_in", "index.dtype=float32"]
-
-
-def test_retrieval_needs_no_lm(evaluate, tmp_path, corpus, questions):
-    results, _ = evaluate("retrieval", tmp_path / "out", *common(corpus), f"questions.path={questions}")
-    assert list(results) == ["random", "bm25", "replug"]
-    assert results["bm25"]["Success@1"]["value"] == 1.0, "a question's own word is in one document only"
-    assert results["random"]["Success@1"]["value"] < 0.5
-    assert {"Success@20", "R@5", "MRR@10", "nDCG@10"} <= results["replug"].keys()
-    assert results["replug"]["Success@1"]["n"] == 30
-
-
 @pytest.fixture
 def beir(tmp_path, corpus) -> Path:
     """Thirty documents and three queries, the last of which the judgements do not have; with grades."""

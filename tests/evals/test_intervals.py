@@ -59,19 +59,6 @@ def test_intervals_equal_those_of_a_naive_paired_bootstrap(
     assert found.value == pytest.approx(value_of(two_methods[0]) - value_of(two_methods[1]))
 
 
-@pytest.mark.parametrize(
-    ("numerators", "denominators", "message"),
-    [
-        ([1.0], [0.0], "above 0"),
-        ([np.nan], [1.0], "finite"),
-        ([1.0, 2.0], [1.0], "for each example"),
-    ],
-)
-def test_ratios_without_a_meaning_are_refused(numerators: list, denominators: list, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Ratio(np.array(numerators), np.array(denominators))
-
-
 @pytest.mark.filterwarnings("error")
 def test_resamples_of_texts_without_words_are_left_out() -> None:
     bits, words = np.array([5.0, 3.0, 4.0]), np.array([0, 2, 2])

@@ -5,12 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
-from replug.evals.language_modelling import LanguageModelling, require_sources
+from replug.evals.language_modelling import LanguageModelling
 from replug.evals.leakage import find_overlaps, overlap_line, overlaps_with
 from replug.evals.loop import Item
 from replug.models.local.stand_in_lm import StandInLM
@@ -108,8 +107,3 @@ def test_what_was_found_is_kept_and_measured_again_for_other_texts(corpus, tmp_p
     assert overlaps_with(config, corpus, task_of(examples()), path) == first
     with pytest.raises(TypeError):  # of other texts it would be read
         overlaps_with(config, corpus, task_of(examples(3)), path)
-
-
-def test_a_text_without_a_source_is_refused_where_its_own_documents_are_left_out():
-    with pytest.raises(UserError, match="exclude_own_source is set, but 1 of 2 texts name no source, b for one"):
-        require_sources(["a", "b"], ["s", None])

@@ -98,12 +98,6 @@ def test_an_engine_that_goes_wrong_has_refused_for_a_reason(
     assert site.requests["/search"] == requests
 
 
-def test_a_searxng_without_json_is_explained(site: WebSite) -> None:
-    site.routes["/search"] = answer(b"<h1>Forbidden</h1>", "403 Forbidden")
-    with pytest.raises(UserError, match=r"settings\.yml allows it: expected `search: formats: \[html, json\]`"):
-        engine(site, "searxng").search("q", 5)
-
-
 def test_a_key_goes_in_a_header_and_is_shown_nowhere(site: WebSite) -> None:
     site.routes["/brave"] = answer(json.dumps({"error": f"bad key {KEY}"}).encode(), "401 Unauthorized")
     made = engine(site, "brave")
