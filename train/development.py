@@ -200,6 +200,8 @@ def describe_weights(weights: Mapping[str, Any]) -> str:
     if weights["best"] is None:
         return f"step {weights['step']}, the last"
     judged = "texts" if weights["best"].get("mrr") is None else "questions"
+    if judged == "questions" and weights["step"] == 0:
+        return "step 0, the untuned ones, since development questions show no gain by others"
     share = weights["best"].get("share")
     part = "" if share in (None, 1) else f" ({share:.0%} of the way to it)"
     return f"step {weights['step']}{part}, the best of {weights['steps']} on development {judged}"
