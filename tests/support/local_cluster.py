@@ -18,7 +18,10 @@ def local_cluster(*nodes: dict[str, Any]) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         with patch.dict(os.environ, RAY_TMPDIR=folder):
             head = {"include_dashboard": False, "no_monitor": True, **QUIET, **nodes[0]}
-            cluster = Cluster(initialize_head=True, head_node_args=head)
+            try:
+                cluster = Cluster(initialize_head=True, head_node_args=head)
+            except Exception:  # noqa: BLE001 - Ray's, where a busy machine takes 30 s to start a raylet
+                cluster = Cluster(initialize_head=True, head_node_args=head)
             for node in nodes[1:]:
                 cluster.add_node(**QUIET, **node)
         try:
