@@ -54,6 +54,7 @@ FEW_SOURCES, SAMPLED = 10 * SHARE, 5000  # in as many documents: below it, these
 OWN_BOTH = 60  # questions of the user's: with as many, every second one develops
 ROWS_AT_A_TIME = 512
 SHARES = (1.0, 0.75, 0.5, 0.25)  # of the way from the untuned weights
+LARGE_SHARE = 0.35  # of a document; at 0.37 MiniLM gained nothing in German, at 0.21 it did (docs/questions.md)
 NUM_LOOKS = 3  # at development questions while training, each at all `SHARES`
 SURE = NormalDist().inv_cdf(1 - 0.05 / 2 / NUM_LOOKS)  # standard errors below a gain where its interval begins
 # Nothing is left to gain from this mean reciprocal rank of development questions on, or up to this in-batch loss of
@@ -285,6 +286,12 @@ class TrainingQuestions:
         """Return questions in the requested order."""
         return [self._questions[row] for row in rows]
 
+    def share_of_documents(self) -> float:
+        """Return the median share of a document's characters that its question has, of the first questions."""
+        texts = self._corpus.texts(self.doc_rows[:ROWS_AT_A_TIME, 0])
+        queries = [question.query for question in self._questions[: len(texts)]]
+        return float(np.median([len(query) / max(1, len(text)) for query, text in zip(queries, texts, strict=True)]))
+
     def in_batch_loss(self, encoder: Encoder, config: Config) -> float:
         """Return the mean InfoNCE of questions among the documents of their batch, nats, over some batches."""
         encoder.eval()
@@ -307,8 +314,16 @@ def rate_for(config: Config, loss: float) -> Config:
     return replace(config, train=replace(config.train, lr=share * config.train.lr))
 
 
-def say_how_far(config: Config, loss: float) -> None:
-    """Say what the untuned in-batch loss means: the rate, or that there is nothing to gain."""
+def say_how_far(config: Config, loss: float, share: float) -> None:
+    """Say what the untuned in-batch loss means: the rate, or that there is nothing to gain.
+
+    Questions that have a large `share` of their documents are found by their words, and teach little else.
+    """
+    if share > LARGE_SHARE:
+        log.warning(
+            f"training questions have {share:.0%} of their documents' characters, so words alone find them; expected "
+            "longer documents (data.document_tokens)"
+        )
     if loss <= LEAST_LOSS:
         log.info(
             f"nothing to gain: the untuned retriever has a loss of {loss:.3f} nats on training questions, so it is "

@@ -214,7 +214,7 @@ class _Run:
             self._training = TrainingQuestions(training, data.corpus)
             if not run.fitted.is_file():
                 self._loss = self._training.in_batch_loss(self._encoder, config)
-                say_how_far(config, self._loss)
+                say_how_far(config, self._loss, self._training.share_of_documents())
         if config.data.questions != BY_LM or is_made:
             return make_questions(config, data, run.questions, training, self._lm_identity)
         with self._workers("index") as (_, workers):

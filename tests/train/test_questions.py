@@ -21,7 +21,16 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.preparing import prepared_set
 from replug.train.development import DevResult, Watch
 from replug.train.evaluation import judge_by_questions
-from replug.train.questions import DevQuestions, QuestionChooser, Untuned, make_questions, training_questions
+from replug.train.questions import (
+    DevQuestions,
+    QuestionChooser,
+    Questions,
+    TrainingQuestions,
+    Untuned,
+    make_questions,
+    say_how_far,
+    training_questions,
+)
 from replug.train.run_dir import RunDirectory
 from replug.train.verdict import verdict_of
 from replug.train.written_questions import write_questions
@@ -308,6 +317,15 @@ def test_few_development_questions_are_a_warning(trained: Path, tmp_path: Path, 
     config = load_config(DEBUG, ["run_dir=x", *ON_QUESTIONS])
     made = make_questions(config, PreparedSet(trained / "data"), tmp_path / "questions")
     assert f"{len(made.dev)} development questions choose the weights, and chance" in caplog.text
+
+
+def test_questions_that_are_most_of_their_documents_are_a_warning(trained: Path, caplog) -> None:
+    questions, corpus = Questions(trained / "questions").train, PreparedSet(trained / "data").corpus
+    config = load_config(DEBUG, ["run_dir=x"])
+    for share in (TrainingQuestions(questions, corpus).share_of_documents(), 0.2):
+        caplog.clear()
+        say_how_far(config, 0.5, share)
+        assert ("expected longer documents (data.document_tokens)" in caplog.text) == (share > 0.5)
 
 
 def test_questions_are_made_once_and_others_are_refused_in_their_place(trained: Path, tmp_path: Path) -> None:
