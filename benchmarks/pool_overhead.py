@@ -32,8 +32,9 @@ from replug.config.schema import LMConfig
 from replug.data.records import Example
 from replug.index_workers.service import SearcherGroup
 from replug.models import scorer_pool
-from replug.models.black_box_lm import BlackBoxLM, ScoreCall
-from replug.models.lm_source import LocalSource
+from replug.models.black_box_lm import ScoreCall
+from replug.models.lm_source import GivenSource
+from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.models.scorer_pool import ScorerPool, TimedScores
 from replug.train import workers
@@ -57,19 +58,15 @@ class Pickled:
         return pickle.loads, (self.data,)
 
 
-class InstantLM(LocalSource):
+class InstantLM(GivenSource):
     """Stands in for a source of local weights."""
 
-    identity, max_tokens = "instant", None
-
     def __init__(self, unit_tokens: int, answers: list[bytes]) -> None:
+        super().__init__(StandInLM())
         self._unit_tokens, self.answers = unit_tokens, answers  # to units of no pair, of one, and so on
 
     def tokens_per_unit(self, on_gpu: bool) -> int:
         return self._unit_tokens
-
-    def load(self, spread: bool = False) -> BlackBoxLM:
-        raise NotImplementedError
 
     def open(self, lm: LMConfig) -> ScorerPool:
         """Start replicas that answer at once, and wait until they are up."""

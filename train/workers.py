@@ -27,7 +27,7 @@ from replug.models.prompt import PromptTemplate, prompts_of
 from replug.models.score_cache import CachingLM
 from replug.planning.memory import run_sizes
 
-MOST_FED_HERE = 4  # replicas: with more, a step is over before rank 0 has tokenized and sent the next one's pairs
+MOST_FED_HERE = 4  # replicas; more, as on a node of eight GPUs, have a feeder
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """The pool of scorers and its cache in a process of their own, where a run has many replicas.
 
-Prompts, their tokens and hashes, the file, and calls to replicas take an interpreter 30 us a pair and 0.5 ms a replica,
-in which rank 0 cannot train. So rank 0 sends the texts of a step in one message, and gets its sums in one array. Calls
-begin in the order they are sent in, and their units follow from the texts, so scores are those of a pool in rank 0.
+Prompts, their hashes, the file, and calls to replicas take an interpreter 23 us a pair and 0.3 ms a replica, and tokens
+of prompts more (docs/planning.md), in which rank 0 cannot train. So rank 0 sends the texts of a step in one message,
+and gets its sums in one array. Calls begin in the order they are sent in, and their units follow from the texts, so
+scores are those of a pool in rank 0.
 """
 
 import asyncio
