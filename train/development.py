@@ -11,6 +11,7 @@ nothing.
 
 import json
 import logging
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -64,17 +65,23 @@ class DevResult:
     share: float | None = None
     least_gain: float | None = None
 
-    def is_better(self, other: "DevResult") -> bool:
-        if self.least_gain is not None and other.least_gain is not None:
-            return self.least_gain > other.least_gain
-        assert self.bpb is not None and other.bpb is not None
-        return self.bpb < other.bpb
+    @property
+    def measured_on(self) -> str:
+        return "texts" if self.mrr is None else "questions"
+
+    @property
+    def merit(self) -> float:
+        """The number whose highest value chooses the weights."""
+        if self.least_gain is not None:
+            return self.least_gain
+        assert self.bpb is not None
+        return -self.bpb
 
 
 class Watch(pl.Callback):
     """Keeps the weights that did best on the development split in `folder`. Without one it does nothing.
 
-    Training ends after `patience` results without a better one, or where the untuned weights leave `nothing_to_gain`.
+    Training ends after `patience` results without progress, or where the untuned weights leave `nothing_to_gain`.
     A checkpoint holds the first result, the best and the last. The folder holds the result of its weights: a killed
     run may find later weights there, and finds them again.
     """
@@ -85,7 +92,7 @@ class Watch(pl.Callback):
         self.best: DevResult | None = None
         self.last: DevResult | None = None
         self.nothing_to_gain = False
-        self._in_vain = 0  # results since the best
+        self._furthest, self._in_vain = -math.inf, 0  # the most progress, and the results since
         self._told: DevResult | None = None  # the last result that callbacks have seen
 
     def chosen(self) -> DevResult | None:
@@ -102,13 +109,18 @@ class Watch(pl.Callback):
         """Return whether the last result is that of `step`, as it is at the step of a resumed checkpoint."""
         return self.last is not None and self.last.step == step
 
-    def record(self, result: DevResult, save: Callable[[Path], object]) -> None:
-        """Remember a result. `save` writes its weights into a folder if they are the best."""
+    def record(self, result: DevResult, save: Callable[[Path], object], progress: float | None = None) -> None:
+        """Remember a result. `save` writes its weights into a folder if they are the best.
+
+        Patience follows `progress`, by default the result's merit: a gain may grow before its interval shows it.
+        """
         if self.has(result.step):
             return
         self.first, self.last = self.first or result, result
-        if self.best is not None and not result.is_better(self.best):
-            self._in_vain += 1
+        progress = result.merit if progress is None else progress
+        self._in_vain = 0 if progress > self._furthest else self._in_vain + 1
+        self._furthest = max(self._furthest, progress)
+        if self.best is not None and result.merit <= self.best.merit:
             return
         new = self.folder.with_name(f"{self.folder.name}.partial")
         shutil.rmtree(new, ignore_errors=True)
@@ -117,7 +129,7 @@ class Watch(pl.Callback):
             write_json(new / RESULT, asdict(result))
             shutil.rmtree(self.folder, ignore_errors=True)
             new.replace(self.folder)
-        self.best, self._in_vain = result, 0
+        self.best = result
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         trainer.should_stop |= self.is_over
@@ -142,12 +154,12 @@ class Watch(pl.Callback):
     def state_dict(self) -> dict[str, Any]:
         measured = {"first": self.first, "best": self.best, "last": self.last}
         known = {name: asdict(result) for name, result in measured.items() if result is not None}
-        return known | {"in_vain": self._in_vain}
+        return known | {"in_vain": self._in_vain, "furthest": self._furthest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        measured = {name: DevResult(**result) for name, result in state_dict.items() if name != "in_vain"}
-        self.first, self.best, self.last = (measured.get(name) for name in ("first", "best", "last"))
-        self._in_vain, self._told = state_dict["in_vain"], self.last
+        known = {name: DevResult(**state_dict[name]) for name in ("first", "best", "last") if name in state_dict}
+        self.first, self.best, self.last = (known.get(name) for name in ("first", "best", "last"))
+        self._in_vain, self._furthest, self._told = state_dict["in_vain"], state_dict["furthest"], self.last
 
 
 class Chooser:
@@ -199,12 +211,11 @@ def describe_weights(weights: Mapping[str, Any]) -> str:
     """Say which weights a tuned retriever has, by what `fitted.json` holds of them."""
     if weights["best"] is None:
         return f"step {weights['step']}, the last"
-    judged = "texts" if weights["best"].get("mrr") is None else "questions"
-    if judged == "questions" and weights["step"] == 0:
+    best = DevResult(**weights["best"])
+    if best.measured_on == "questions" and best.step == 0:
         return "step 0, the untuned ones, since development questions show no gain by others"
-    share = weights["best"].get("share")
-    part = "" if share in (None, 1) else f" ({share:.0%} of the way to it)"
-    return f"step {weights['step']}{part}, the best of {weights['steps']} on development {judged}"
+    part = "" if best.share in (None, 1) else f" ({best.share:.0%} of the way to it)"
+    return f"step {best.step}{part}, the best of {weights['steps']} on development {best.measured_on}"
 
 
 def _ensemble_result(config: Config, step: int, scores: Sequence[DocumentScores], num_bytes: int) -> DevResult:

@@ -128,8 +128,8 @@ class Fit:
             )
         if self.watch.nothing_to_gain:
             return
-        if self.watch.is_over:
-            log.info(f"{ended}: the development texts were predicted no better for some time (train.patience)")
+        if self.watch.is_over and self.watch.last:
+            log.info(f"{ended}: development {self.watch.last.measured_on} showed no more progress (train.patience)")
         else:
             names = " or ".join(type(callback).__name__ for callback in self._callbacks) or "a callback"
             log.info(f"{ended} by {names}, which set trainer.should_stop")

@@ -425,7 +425,7 @@ class QuestionChooser(Chooser):
             self._before = self._dev.reciprocal_ranks(self._encoder, self._frozen)
             untuned = self._result(0, 1.0, self._before)
             if self._watch.first is None:
-                self._watch.record(untuned, self._encoder.save)
+                self._watch.record(untuned, self._encoder.save, untuned.mrr)
         if untuned.mrr is not None and untuned.mrr >= CEILING:
             log.info(
                 f"nothing to gain: the untuned retriever has a mean reciprocal rank of {untuned.mrr:.3f} on "
@@ -445,7 +445,7 @@ class QuestionChooser(Chooser):
             results.append(self._result(step, share, now))
         best = max(results, key=lambda result: result.least_gain or 0.0)
         with self._untuned.interpolated(best.share or 0.0):
-            self._watch.record(best, self._encoder.save)
+            self._watch.record(best, self._encoder.save, max(result.mrr or 0.0 for result in results))
 
     def _result(self, step: int, share: float, now: np.ndarray) -> DevResult:
         gains = now - self._before

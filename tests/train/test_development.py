@@ -69,6 +69,15 @@ def test_only_better_weights_replace_the_best_and_patience_counts_the_others(tmp
     assert resumed.is_over and resumed.chosen() == resumed.best == DevResult(20, 1.125, 1.0)
 
 
+def test_patience_follows_the_mean_where_the_interval_of_a_gain_chooses(tmp_path):
+    watch = Watch(tmp_path / "best", patience=1)
+    for step, least_gain, mrr in ((0, 0.0, 0.5), (10, -0.02, 0.53), (20, -0.01, 0.56)):
+        watch.record(DevResult(step, mrr=mrr, least_gain=least_gain), saving(f"of step {step}"), mrr)
+    assert not watch.is_over and watch.best.step == 0
+    watch.record(DevResult(30, mrr=0.55, least_gain=0.01), saving("of step 30"), 0.55)
+    assert watch.is_over and watch.best.step == 30
+
+
 def softmax(scores: np.ndarray) -> np.ndarray:
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)
