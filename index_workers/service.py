@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.background import in_background
@@ -83,11 +83,17 @@ class SearcherGroup:
     def search(self, version: int, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return rows and similarities [B, k], best first, merged from every shard."""
         shipped = ray.put(queries)  # once: an array among the arguments is copied for every shard
+        actors, answers = self.actors, []
+        asked = [actor.search.remote(version, shipped, k) for actor in actors]
         try:  # one wait for all: a pool's thread for each shard takes rank 0 three times as long
-            asked = [actor.search.remote(version, shipped, k) for actor in self.actors]
             answers = ray.get(asked, timeout=self._timeout_seconds)
+        except GetTimeoutError:  # the pools would wait for what hangs as long again: they find it dead instead
+            hanging = ray.wait(asked, num_returns=len(asked), timeout=0)[1]
+            for actor, answer in zip(actors, asked, strict=True):
+                if answer in hanging:
+                    ray.kill(actor)
         except RayError:  # the pools replace what died, and say what else is wrong
-            answers = []
+            pass
         return merge_top_k(answers if len(answers) == len(self._pools) else self._ask("search", version, shipped, k), k)
 
     def release(self, keep: list[int]) -> None:

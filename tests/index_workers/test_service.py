@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from replug.data.store import PreparedSet
 from replug.index_workers.build import publish_snapshot
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.kinds import IndexKind
-from replug.index_workers.service import IndexService
+from replug.index_workers.service import IndexService, SearcherGroup
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.preparing import prepared_set
@@ -167,6 +168,29 @@ def test_a_killed_searcher_comes_back_with_the_live_version(debug_config, data, 
     after = service.search(version, queries, 8)
     assert after.doc_rows.tolist() == before.doc_rows.tolist()
     assert after.similarities.tolist() == before.similarities.tolist()
+
+
+class LateSearcher:
+    """Answers after some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def search(self, version: int, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        time.sleep(self._seconds)
+        return np.full((len(queries), k), version), np.zeros((len(queries), k), np.float32)
+
+
+def test_a_searcher_that_hangs_is_waited_for_once():
+    late = ray.remote(num_cpus=0)(LateSearcher)
+    hanging, working, other = (late.remote(seconds) for seconds in (600, 0, 0))
+    ray.get([actor.__ray_ready__.remote() for actor in (hanging, working, other)], timeout=300)
+    actors = {0: [hanging, working], 1: [other]}
+    with closing(SearcherGroup(lambda shard: actors[shard].pop(0), 2, timeout_seconds=2)) as group:
+        began = time.monotonic()
+        assert group.search(7, np.zeros((3, 4), np.float32), 5)[0].tolist() == [[7] * 5] * 3
+        assert 2 <= time.monotonic() - began < 4
+        assert group.actors == [working, other]
 
 
 @pytest.mark.slow
