@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from replug.cluster.gpus import keep_to_memory_bound
+from replug.cluster.places import keep_to_memory_bound
 from replug.config.errors import UserError
 from replug.data.store import CorpusStore, open_corpus
 from replug.index_workers import faiss_index

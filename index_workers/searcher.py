@@ -13,7 +13,6 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from replug.cluster.gpus import keep_to_memory_bound
 from replug.config.errors import UserError
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.exact_search import ExactShard
@@ -41,6 +40,8 @@ class Searcher:
     """Shard `shard` of `num_shards`. Several threads may call it at once."""
 
     def __init__(self, root: Path, shard: int, num_shards: int, threads: int, device: str = "cpu") -> None:
+        from replug.cluster.places import keep_to_memory_bound  # brings Ray, which no search outside an actor needs
+
         keep_to_memory_bound()
         set_search_threads(threads)
         torch.set_num_threads(threads)

@@ -21,8 +21,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.background import in_background
-from replug.cluster.layout import IndexActors
-from replug.cluster.packing import BUILDER, SEARCHER
+from replug.cluster.layout import BUILDER, SEARCHER, IndexActors
 from replug.cluster.places import index_actors, place
 from replug.config.errors import RunError, UserError
 from replug.data.progress import Progress

@@ -22,9 +22,8 @@ import torch
 
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.background import InlineExecutor
-from replug.cluster.gpus import keep_to_memory_bound
-from replug.cluster.packing import SCORER
-from replug.cluster.places import place
+from replug.cluster.layout import SCORER
+from replug.cluster.places import keep_to_memory_bound, place
 from replug.messages import CollectedWarnings
 from replug.models.black_box_lm import (
     AsyncLM,

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from replug.cluster.environment import allowed_cores
-from replug.cluster.packing import Node
+from replug.cluster.layout import Node
 from replug.config.errors import UserError
 
 GPUS_PER_NODE = 8

@@ -11,8 +11,7 @@ from typing import Any
 import psutil
 
 from replug.cluster.environment import allowed_cores
-from replug.cluster.layout import Layout, lay_out
-from replug.cluster.packing import BUILDER, NAMES, SCORER, SEARCHER, TRAINER, PlannedGPU
+from replug.cluster.layout import BUILDER, NAMES, SCORER, SEARCHER, TRAINER, Layout, PlannedGPU, lay_out
 from replug.config.errors import UserError
 from replug.config.hub_names import OURS
 from replug.config.rules import is_live

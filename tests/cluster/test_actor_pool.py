@@ -14,7 +14,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from replug.cluster import actor_pool
 from replug.cluster.actor_pool import MAX_FAILED_STARTS, MAX_KILLED_STARTS, ActorPool, ActorPoolError, thread_env
-from replug.cluster.packing import SCORER
+from replug.cluster.layout import SCORER
 from replug.cluster.places import place
 from replug.config.errors import UserError
 from replug.models.hardware import available_cores

@@ -18,8 +18,7 @@ import torch
 
 from replug.cluster import places
 from replug.cluster.actor_pool import ActorPool
-from replug.cluster.layout import lay_out, nodes_of
-from replug.cluster.packing import BUILDER, CONTEXT_BYTES, SCORER, SEARCHER, TRAINER
+from replug.cluster.layout import BUILDER, CONTEXT_BYTES, SCORER, SEARCHER, TRAINER, lay_out, nodes_of
 from replug.cluster.ray_cluster import ray_cluster
 from replug.config.errors import UserError
 from replug.config.load import load_config
