@@ -13,7 +13,7 @@ import psutil
 from replug.cluster.environment import allowed_cores
 from replug.cluster.layout import BUILDER, NAMES, SCORER, SEARCHER, TRAINER, Layout, PlannedGPU, lay_out
 from replug.config.errors import UserError
-from replug.config.hub_names import OURS
+from replug.config.paths import OURS
 from replug.config.rules import is_live
 from replug.config.schema import Config
 from replug.data.sources.records import FieldMap

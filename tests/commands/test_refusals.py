@@ -14,9 +14,8 @@ import pytest
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from replug.config.errors import UserError
-from replug.config.hub_names import check_names
 from replug.config.load import load_config
-from replug.config.paths import check_paths
+from replug.config.paths import check_names, check_paths
 from replug.config.schema import Config
 from replug.data.prepare.sets import prepare_rows
 from replug.data.prepare.work import LocalPool
