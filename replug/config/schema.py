@@ -213,10 +213,8 @@ class LossConfig:
 @dataclass
 class RefreshConfig:
     every_steps: int = key(3000, "Steps between two refreshes of the index (paper: 3,000).", ABOVE_0)
-    lag_steps: int | str | None = key(
-        None,
-        "Steps from trigger to adoption, 0 (wait) or when_ready (not reproducible). Default: every_steps/2.",
-        RULED,
+    lag_steps: int | None = key(
+        None, "Steps from trigger to adoption. 0: training waits. Default: every_steps/2.", FROM_0
     )
 
 

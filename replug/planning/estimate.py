@@ -182,10 +182,9 @@ def stage_seconds(stage: Stage, config: Config, counts: Counts, layout: Layout, 
     steps, policy = config.train.max_steps, refreshes(config)
     step, build = live_step_seconds(config, layout, units), counts.documents * units.document / devices["embed"]
     development = stage.pairs - steps * config.train.batch_size * config.retrieve.k
-    lag = policy.every_steps if policy.lag_steps is None else policy.lag_steps
     # On GPUs of its own a refresh runs beside the steps until it is due; on shared ones it takes their time.
     is_alone = any(_roles_on(gpu) and _roles_on(gpu) <= {"embed", "search"} for gpu in layout.gpus)
-    late = max(0.0, build - lag * step) if is_alone else build
+    late = max(0.0, build - policy.lag_steps * step) if is_alone else build
     return steps * step + policy.num_starts * late + development * pair
 
 
