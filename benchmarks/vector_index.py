@@ -45,15 +45,15 @@ def write_version(store: VersionStore, version: int, vectors: np.ndarray, kind: 
     """Write and publish vectors [N, D] as a version; returns the seconds of each part."""
     plan = make_plan(version, vectors, kind)
     store.folder(version).mkdir(parents=True, exist_ok=True)
-    missing, seconds = store.begin(plan), {}
+    (files, needs_quantizer, shards), seconds = store.begin(plan), {}
     with timed(seconds, "blocks"):
-        for file in missing.files:
+        for file in files:
             store.write_vectors(version, file, vectors[slice_of(plan.rows_of_file(file))])
     with timed(seconds, "train"):
-        if missing.quantizer:
+        if needs_quantizer:
             Builder(store.root, 1).make_quantizer(plan)
     with timed(seconds, "add"):
-        for shard in missing.shards:
+        for shard in shards:
             Builder(store.root, 1).build_shard(plan, shard)
     store.publish(plan)
     return seconds

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 from replug.config.errors import UserError
+from replug.data.store import StoredCorpus, comparable
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.exact_search import ExactShard
 from replug.index_workers.faiss_index import FaissShard, set_search_threads
-from replug.index_workers.vectors import BlockVectors
+from replug.index_workers.vectors import BlockVectors, order_exactly
 from replug.index_workers.version_store import VersionStore
 
 Found = tuple[np.ndarray, np.ndarray]  # rows of the corpus and inner products [B, <= k], best first
@@ -34,6 +35,31 @@ class Shard(Protocol):
     def __len__(self) -> int: ...
 
     def search(self, queries: np.ndarray, k: int) -> Found: ...
+
+
+class StoreShard:
+    """Asks the store of a corpus, and keeps what it gives. Similarities are products with the stored vectors."""
+
+    is_independent = False  # what an approximate index finds depends on k
+
+    def __init__(self, documents: Path, similarity: str) -> None:
+        self._corpus, self._similarity = StoredCorpus(documents), similarity
+        self._source = self._corpus.open()
+
+    def __len__(self) -> int:
+        return len(self._corpus)
+
+    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows and similarities [B, <= k], best first. Raises UserError where the store finds too few."""
+        results = self._source.search(queries, min(k, len(self)), self._similarity)
+        if (fewest := min(map(len, results))) < min(k, len(self)):
+            raise UserError(
+                f"data.corpus: {self._corpus.url} finds {fewest} of the {min(k, len(self))} documents that are asked "
+                "for; let its index look further, as by &options=-c%20ivfflat.probes%3D100, or search without one"
+            )
+        rows = np.stack([self._corpus.keep(documents, self._source) for documents in results])
+        vectors = np.stack([[document.vector for document in documents] for documents in results])
+        return order_exactly(queries, rows, comparable(vectors, self._similarity), k)
 
 
 class Searcher:
@@ -93,8 +119,6 @@ def _yield_to_searches() -> None:
 def open_shard(store: VersionStore, plan: BuildPlan, shard: int, num_shards: int, device: str = "cpu") -> Shard:
     """Open one shard of a published version; exact vectors may be on `cuda`. Raises UserError naming a damaged file."""
     if plan.kind.store and shard == 0:  # further shards have no documents
-        from replug.index_workers.store_shard import StoreShard  # brings the encoder's libraries, seconds to import
-
         return StoreShard(store.corpus_path(plan), plan.similarity)
     path = store.shard_path(plan.version, shard)
     if not plan.kind.is_exact:

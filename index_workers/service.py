@@ -224,12 +224,12 @@ class IndexService:
     def _build(self, plan: BuildPlan, missing: Missing) -> float:
         self._remove_stale()  # first: the disk may need the room
         start = time.monotonic()
-        documents = self._embed(plan, missing.files)
+        files, needs_quantizer, missing_shards = missing
+        documents = self._embed(plan, files)
         seconds = time.monotonic() - start
-        # The files of a lossy kind
-        if missing.quantizer:
+        if needs_quantizer:
             self.builders.submit("make_quantizer", plan).result()
-        shards = [self.builders.submit("build_shard", plan, shard) for shard in missing.shards]
+        shards = [self.builders.submit("build_shard", plan, shard) for shard in missing_shards]
         wait(shards)
         for shard in shards:
             shard.result()

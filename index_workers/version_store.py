@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -46,13 +46,8 @@ WEIGHTS = "model.safetensors"
 READERS = 4  # files whose checksums are compared at once: one stream does not have all that a disk can give
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """Parts that a build still has to make; `files` are those of vectors."""
-
-    files: list[int]
-    quantizer: bool
-    shards: list[int]
+# Files of vectors, whether the quantizer, and shards, which a build still has to make.
+Missing = tuple[list[int], bool, list[int]]
 
 
 class VersionStore:
@@ -165,7 +160,7 @@ class VersionStore:
         folder.claim(asdict(plan), may_change=asdict(plan))
         lossy, version = not plan.kind.is_exact, plan.version
         names = {path.name for path in self.folder(version).iterdir()}  # one listing, where each `stat` is a call
-        return Missing(
+        return (
             [file for file in range(plan.num_files) if not _is_marked(names, self.vectors_path(version, file))],
             lossy and not _is_marked(names, self.quantizer_path(version)),
             [s for s in range(plan.num_shards) if lossy and not _is_marked(names, self.shard_path(version, s))],
