@@ -89,36 +89,33 @@ FILES = r"gguf|jsonl|ndjson|json|csv|tsv|parquet|txt|gz|zst|bz2"  # endings that
 NAME = re.compile(rf"(?![.]|.*[.](?:{FILES})$)[\w.-]+(/[\w.-]+)?")  # NAME or OWNER/NAME
 OURS = re.compile(r"package:.*|stand_in")  # sources
 BACKENDS = re.compile(r"\w+:.*|stand_in")  # what `models` looks up, such as package:minilm
-SWAPPED = {"retriever.path": "package:smollm2", "lm.path": "package:minilm"}
 HUB_SECONDS = 5.0
 MODEL, DATASET = "model", "dataset"
 DATA = "a file of rows or texts, a folder of them, or a dataset's name on the hub"
 
 
 def is_here(key: str, name: str, expected: str) -> bool:
-    """Return whether a file or folder is here; False for what may be a name on the hub. Raises UserError otherwise."""
-    if (path := Path(name).expanduser()).exists():
-        require_no_pipe(key, path)
-        return True
-    if NAME.fullmatch(name.partition(":")[0]) is None:
-        raise UserError(f"{key}: {_nothing_at(name)}; expected {expected}")
-    return False
+    """Return whether a file or folder is here; False for what may be a name on the hub. Raises UserError otherwise.
 
-
-def require_no_pipe(key: str, path: Path) -> None:
-    """Raise UserError for a pipe, a socket or a device such as /dev/stdin: what is read once has no checksum."""
+    So it does for a pipe, a socket or a device such as /dev/stdin: what is read once has no checksum.
+    """
+    path = Path(name).expanduser()
     if path.exists() and not path.is_file() and not path.is_dir():
         raise UserError(f"{key}: {path} is a pipe or a device; expected a file or folder, which is read several times")
+    if not path.exists() and NAME.fullmatch(name.partition(":")[0]) is None:
+        raise UserError(f"{key}: {_nothing_at(name)}; expected {expected}")
+    return path.exists()
 
 
 def check_names(config: Config | EvaluationConfig) -> None:
     """Raise UserError for the first model or source that is neither on this machine nor on the hub."""
-    for key, name in _models(config):
-        if name == SWAPPED.get(key):
-            found, wanted = ("an LM", "an encoder") if key == "retriever.path" else ("an encoder", "an LM")
-            raise UserError(f"{key}: {name} is {found}; expected {wanted}: are retriever.path and lm.path swapped?")
-        if not BACKENDS.fullmatch(name):
-            require_name(key, name, MODEL, "a folder of a model, or a name on the hub")
+    retriever, lm = config.retriever, config.lm
+    models = {"retriever.path": retriever.path, "retriever.query_path": retriever.query_path, "lm.path": lm.path}
+    if isinstance(config, EvaluationConfig):
+        models |= {f"retrievers.{name}": path for name, path in config.retrievers.items()}
+    for key, model in models.items():
+        if model and not BACKENDS.fullmatch(model):
+            require_name(key, model, MODEL, "a folder of a model, or a name on the hub")
     folder = config.run_dir if isinstance(config, Config) else config.out
     if not (Path(config.data.out or f"{folder}/data").expanduser() / "manifest.json").is_file():
         for key, name in names_of_data(config):
@@ -134,14 +131,6 @@ def names_of_data(config: Config | EvaluationConfig) -> Iterator[tuple[str, str]
         is_ours = key == "data.source" and OURS.fullmatch(name or "")
         if name and not is_ours and "*" not in name and "://" not in name:
             yield key, name
-
-
-def _models(config: Config | EvaluationConfig) -> Iterator[tuple[str, str]]:
-    retriever, lm = config.retriever, config.lm
-    named = {"retriever.path": retriever.path, "retriever.query_path": retriever.query_path, "lm.path": lm.path}
-    if isinstance(config, EvaluationConfig):
-        named |= {f"retrievers.{name}": path for name, path in config.retrievers.items()}
-    yield from ((key, name) for key, name in named.items() if name)
 
 
 def require_name(key: str, name: str, kind: str, expected: str) -> None:
@@ -173,10 +162,8 @@ def _hub_refusal(name: str, kind: str) -> str | None:
     api = HfApi()
     try:
         (api.model_info if kind == MODEL else api.dataset_info)(name, timeout=HUB_SECONDS)
-    except GatedRepoError:
-        return None
-    except RepositoryNotFoundError:
-        return f"The hub has no {kind} of that name"
+    except RepositoryNotFoundError as error:
+        return None if isinstance(error, GatedRepoError) else f"The hub has no {kind} of that name"
     except HfHubHTTPError:
         return None
     except (HTTPError, OSError):  # no network, no answer in time, HF_HUB_OFFLINE

@@ -65,7 +65,7 @@ TYPED = [
     # models
     ("train {config} lm.path={tmp}/no", "lm.path: {tmp}/no"),
     ("train {config} lm.path=package:gpt5", "lm.path: package:gpt5"),
-    ("train {config} lm.path=package:minilm", "lm.path: package:minilm", "swapped?"),
+    ("train {config} lm.path=package:minilm", "lm.path: package:minilm", "package:smollm2"),
     ("train {config} retriever.path={config}", "retriever.path: {config}"),
     ("prepare {config} lm.path=null", "lm.path", "data.tokenizer"),
     # SLURM
