@@ -225,26 +225,6 @@ def test_an_interrupted_build_goes_on_after_its_marked_blocks(debug_config, data
     assert service.store.is_published(plan.version)
 
 
-def test_an_encoder_that_diverged_fails_the_refresh_and_the_next_one_works(
-    debug_config, data, encoder, service, versions
-):
-    live, failing = next(versions), next(versions)
-    service.build(publish(debug_config, encoder, data, service, live)).result(300)
-    queries = encoder.encode(["some words"]).numpy()
-    before = service.search(live, queries, 5)
-    diverged = load_encoder(debug_config.retriever)
-    with torch.no_grad():
-        next(diverged.parameters()).fill_(float("nan"))
-    broken = publish(debug_config, diverged, data, service, failing)
-    with pytest.raises(ValueError, match=r"float16 cannot hold.*first text-\d+#\d+"):
-        service.refresh(broken, live).result(300)
-    assert not service.store.is_published(failing)
-    assert service.search(live, queries, 5).doc_rows.tolist() == before.doc_rows.tolist()
-    repaired = publish(debug_config, moved(encoder), data, service, failing)  # under the number that failed
-    assert service.refresh(repaired, live).result(300).measures.overlap < 1
-    assert service.search(failing, queries, 5).similarities.tolist() != before.similarities.tolist()
-
-
 def test_a_version_that_was_loaded_in_part_does_not_answer_for_the_next_of_its_number(
     debug_config, data, encoder, service, versions, monkeypatch
 ):

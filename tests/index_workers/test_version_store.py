@@ -54,19 +54,13 @@ def test_a_version_that_is_not_published_is_refused(store: VersionStore) -> None
     assert store.plan(3) == PLAN
 
 
-def test_publishing_with_a_file_unmarked_fails_and_publishes_nothing(store: VersionStore) -> None:
-    write_vectors_of(store, PLAN, [0, 2])
-    with pytest.raises(RunError, match=rf"{store.folder(3)}/vectors-00001\.json is missing"):
-        store.publish(PLAN)
-    assert store.published() == []
-
-
-def test_files_without_a_mark_are_embedded_again(store: VersionStore) -> None:
+def test_files_without_a_mark_are_embedded_again_and_nothing_is_published_without_them(store: VersionStore) -> None:
     write_vectors_of(store, PLAN, [0, 1, 2])
     (store.folder(3) / "vectors-00001.json").unlink()
     assert store.begin(PLAN) == ([1], False, [])
-    (store.folder(3) / "vectors-00002.json").unlink()
-    assert store.begin(PLAN) == ([1, 2], False, [])
+    with pytest.raises(RunError, match=rf"{store.folder(3)}/vectors-00001\.json is missing"):
+        store.publish(PLAN)
+    assert store.published() == []
 
 
 @pytest.mark.parametrize(
@@ -91,12 +85,6 @@ def test_a_version_of_another_format_is_refused(published: VersionStore, format:
         write_mark(path, {**read_mark(path, ""), "format": format})
         with pytest.raises(UserError, match=rf"{path} was written by another version of replug; remove {path.parent}"):
             read(3)
-
-
-# Kinds on the same vectors --------------------------------------------------------------------------------
-
-
-# One index for one corpus and one encoder -----------------------------------------------------------------
 
 
 # Disk and snapshots -------------------------------------------------------------------------------------
