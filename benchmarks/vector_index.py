@@ -86,7 +86,7 @@ def serving(root: Path, threads: int) -> Iterator[IndexService]:
     """A service with one searcher over the versions under `root`; Ray must have been started."""
     os.environ["OMP_NUM_THREADS"] = str(threads)  # of the searcher
     service = IndexService(root)
-    ray.get(service.searchers[0].held.remote())  # until it is there
+    ray.get(service.searchers.actors[0].held.remote())  # until it is there
     try:
         yield service
     finally:
@@ -94,7 +94,7 @@ def serving(root: Path, threads: int) -> Iterator[IndexService]:
 
 
 def searcher_pid(service: IndexService) -> int:
-    return ray.get(service.searchers[0].__ray_call__.remote(lambda searcher: os.getpid()))
+    return ray.get(service.searchers.actors[0].__ray_call__.remote(lambda searcher: os.getpid()))
 
 
 def memory_of(pid: int) -> dict[str, int]:

@@ -133,7 +133,7 @@ class IndexService:
         self._threads = available_cores()
         self._corpus: CorpusStore | None = None  # one for all versions
         self._loaded: set[int] = set()  # versions that every searcher holds, or loads
-        self._searchers = SearcherGroup(self._make_searcher, self._actors.num_shards, TIMEOUT_SECONDS)
+        self.searchers = SearcherGroup(self._make_searcher, self._actors.num_shards, TIMEOUT_SECONDS)
         self.builders = ActorPool(
             self._make_builder,
             self._actors.num_builders,
@@ -141,11 +141,6 @@ class IndexService:
             max_in_flight=BUILDER_CALLS,
             timeout_seconds=TIMEOUT_SECONDS,
         )
-
-    @property
-    def searchers(self) -> list[Any]:
-        """Return every searcher actor, for tests that kill them."""
-        return self._searchers.actors
 
     def build(self, plan: BuildPlan) -> "Future[float]":
         """Embed and publish a version in the background; what is already marked is kept.
@@ -163,7 +158,7 @@ class IndexService:
     def prepare(self, version: int) -> None:
         """Load a published version on every shard, beside the one that is served."""
         self._loaded.add(version)
-        self._searchers.load(version, self.store.plan(version).num_documents)
+        self.searchers.load(version, self.store.plan(version).num_documents)
 
     def search(
         self,
@@ -179,7 +174,7 @@ class IndexService:
         """
         if version not in self._loaded:
             self.prepare(version)
-        search = partial(self._searchers.search, version)
+        search = partial(self.searchers.search, version)
         if exclude is None:
             return SearchResult(*search(queries, k), version)
         if self._corpus is None:
@@ -193,7 +188,7 @@ class IndexService:
     def commit(self, version: int) -> None:
         """Free the memory of all other versions; searches of theirs that are under way are answered first."""
         self._loaded &= {version}
-        self._searchers.release([version])
+        self.searchers.release([version])
 
     def prune(self, keep: set[int]) -> None:
         """Set aside versions that nothing needs. Their files are removed in the background.
@@ -205,7 +200,7 @@ class IndexService:
 
     def close(self) -> None:
         self.builders.close()
-        self._searchers.close()
+        self.searchers.close()
 
     def _refresh(self, plan: BuildPlan, missing: Missing, previous: int) -> Refreshed:
         start = time.monotonic()
@@ -218,7 +213,7 @@ class IndexService:
             if plan.version != previous:  # the next version has the same number, and may be another
                 self._loaded.discard(plan.version)
                 with suppress(RunError):  # a searcher that does not answer now compares what it holds when it loads
-                    self._searchers.release(list(self._loaded))
+                    self.searchers.release(list(self._loaded))
             raise
 
     def _build(self, plan: BuildPlan, missing: Missing) -> float:

@@ -97,7 +97,7 @@ class ActorPool:
         self._waiting: deque[_Call] = deque()
         self._tickets = itertools.count()
         self._replicas: dict[int, _Replica] = {}
-        self._quarantined: dict[int, str] = {}
+        self.quarantined: dict[int, str] = {}  # replicas that are used no more, and why
         self._last_launch = time.monotonic()
         self._end: ActorPoolError | None = None  # why no more calls are taken
         self._end_lock = threading.Lock()  # so that no call is put into the queue after it was emptied
@@ -129,11 +129,6 @@ class ActorPool:
     def num_waiting(self) -> int:
         """Calls that no replica has been given yet."""
         return len(self._waiting)
-
-    @property
-    def quarantined(self) -> dict[int, str]:
-        """Replicas that are used no more, and why."""
-        return dict(self._quarantined)
 
     def close(self) -> None:
         """Kill the actors; calls that are not done raise ActorPoolError."""
@@ -228,7 +223,7 @@ class ActorPool:
 
     def _quarantine(self, replica: _Replica, reason: str) -> None:
         log.warning(f"{self.name} {replica.number} is quarantined: {reason}")
-        self._quarantined[replica.number] = reason
+        self.quarantined[replica.number] = reason
         del self._replicas[replica.number]
         ray.kill(replica.handle)
 
@@ -323,7 +318,7 @@ class ActorPool:
 
     def _reasons(self) -> str:
         """Why replicas are quarantined, in brackets; empty where none is."""
-        reasons = ", ".join(f"{number}: {reason}" for number, reason in sorted(self._quarantined.items()))
+        reasons = ", ".join(f"{number}: {reason}" for number, reason in sorted(self.quarantined.items()))
         return f" ({reasons})" if reasons else ""
 
     def _fail_waiting(self, reason: str) -> None:

@@ -164,7 +164,7 @@ def test_a_killed_searcher_comes_back_with_the_live_version(debug_config, data, 
     service.build(publish(debug_config, encoder, data, service, version)).result(300)
     queries = encoder.encode(["some words"]).numpy()
     before = service.search(version, queries, 8)
-    os.kill(pid_of(service.searchers[0]), signal.SIGKILL)
+    os.kill(pid_of(service.searchers.actors[0]), signal.SIGKILL)
     after = service.search(version, queries, 8)
     assert after.doc_rows.tolist() == before.doc_rows.tolist()
     assert after.similarities.tolist() == before.similarities.tolist()
