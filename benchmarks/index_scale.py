@@ -110,7 +110,7 @@ def measure_load(vectors: np.ndarray, folder: Path) -> None:
     store, plan = VersionStore(folder), make_plan(0, vectors, IndexKind())
     store.folder(0).mkdir(parents=True)
     start = time.perf_counter()
-    for file in store.begin(plan).files:
+    for file in store.begin(plan)[0]:
         rows = plan.rows_of_file(file)
         store.write_vectors(0, file, vectors[rows.start : rows.stop])
     store.publish(plan)

@@ -45,15 +45,15 @@ def write_version(store: VersionStore, version: int, vectors: np.ndarray, kind: 
     """Write and publish vectors [N, D] as a version; returns the seconds of each part."""
     plan = make_plan(version, vectors, kind)
     store.folder(version).mkdir(parents=True, exist_ok=True)
-    missing, seconds = store.begin(plan), {}
+    (files, needs_quantizer, shards), seconds = store.begin(plan), {}
     with timed(seconds, "blocks"):
-        for file in missing.files:
+        for file in files:
             store.write_vectors(version, file, vectors[slice_of(plan.rows_of_file(file))])
     with timed(seconds, "train"):
-        if missing.quantizer:
+        if needs_quantizer:
             Builder(store.root, 1).make_quantizer(plan)
     with timed(seconds, "add"):
-        for shard in missing.shards:
+        for shard in shards:
             Builder(store.root, 1).build_shard(plan, shard)
     store.publish(plan)
     return seconds
@@ -86,7 +86,7 @@ def serving(root: Path, threads: int) -> Iterator[IndexService]:
     """A service with one searcher over the versions under `root`; Ray must have been started."""
     os.environ["OMP_NUM_THREADS"] = str(threads)  # of the searcher
     service = IndexService(root)
-    ray.get(service.searchers[0].held.remote())  # until it is there
+    ray.get(service.searchers.actors[0].held.remote())  # until it is there
     try:
         yield service
     finally:
@@ -94,7 +94,7 @@ def serving(root: Path, threads: int) -> Iterator[IndexService]:
 
 
 def searcher_pid(service: IndexService) -> int:
-    return ray.get(service.searchers[0].__ray_call__.remote(lambda searcher: os.getpid()))
+    return ray.get(service.searchers.actors[0].__ray_call__.remote(lambda searcher: os.getpid()))
 
 
 def memory_of(pid: int) -> dict[str, int]:

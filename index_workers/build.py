@@ -1,22 +1,28 @@
 """From a configuration to an index: what is built of which weights and documents, and how it is searched."""
 
+import logging
 import os
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from replug.cluster.places import index_actors
+from replug.config.errors import UserError
 from replug.config.schema import Config
-from replug.data.store import Corpus, PreparedSet
+from replug.data.store import Corpus, CorpusStore, PreparedSet, StoredCorpus, comparable
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.faiss_index import check_kind
 from replug.index_workers.kinds import IndexKind, resolve_kind
 from replug.index_workers.service import IndexService
-from replug.index_workers.store_shard import require_store_of
 from replug.index_workers.version_store import VersionStore, weights_sha256
 from replug.models.batching import ENCODER_TOKENS
 from replug.models.encoder import Encoder
 from replug.models.hardware import dtype_name
 
+log = logging.getLogger(__name__)
+
+SAME_ENCODER, ANOTHER_ENCODER = 0.95, 0.5  # mean cosine of stored vectors and the encoder's
 WATCHED_TEXTS = 64  # by which every refresh is measured: recall, overlap
 
 
@@ -74,6 +80,36 @@ def require_same_index(config: Config, encoder: Encoder, data: Corpus, store: Ve
         encoder.save(Path(folder))
         digest = weights_sha256(Path(folder))
     store.require_same_vectors(build_plan(config, encoder, data, store, IndexState(0, 0), digest))
+
+
+def require_store_of(corpus: CorpusStore, encoder: Encoder) -> None:
+    """Raise UserError where the vectors of a store are not those of the encoder. It embeds a few documents to see."""
+    if not isinstance(corpus, StoredCorpus):
+        return
+    expected = "expected the encoder that embedded the store as retriever.path"
+    if encoder.dim != corpus.dim:
+        raise UserError(
+            f"data.corpus: {corpus.url} holds vectors of {corpus.dim} numbers, and those of the retriever have "
+            f"{encoder.dim}; {expected}"
+        )
+    if corpus.similarity not in (None, encoder.similarity):
+        raise UserError(
+            f"data.corpus: {corpus.url} compares vectors by {corpus.similarity}, and the retriever by "
+            f"{encoder.similarity}; set retriever.similarity={corpus.similarity}"
+        )
+    rows = corpus.sample(np.random.default_rng(0))
+    stored, own = (
+        corpus.vectors(rows, "cosine"),
+        comparable(encoder.encode_document(corpus.texts(rows)).numpy(), "cosine"),
+    )
+    mean = float((stored * own).sum(axis=1).mean())
+    if mean < ANOTHER_ENCODER:
+        raise UserError(
+            f"data.corpus: the vectors in {corpus.url} have a mean cosine of {mean:.2f} with those that the retriever "
+            f"gives for the same documents; {expected}"
+        )
+    if mean < SAME_ENCODER:
+        log.warning(f"the vectors in {corpus.url} have a mean cosine of only {mean:.2f} with the retriever's own")
 
 
 def build_version(config: Config, encoder: Encoder, data: Corpus, index: IndexService, at: IndexState) -> None:

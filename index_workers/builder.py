@@ -9,13 +9,13 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from replug.cluster.gpus import keep_to_memory_bound
+from replug.cluster.places import keep_to_memory_bound
 from replug.config.errors import UserError
 from replug.data.store import CorpusStore, open_corpus
 from replug.index_workers import faiss_index
@@ -29,16 +29,6 @@ from replug.models.encoder import Encoder
 from replug.models.hardware import DTYPES, default_device
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    """Encoder and corpus of a plan, and of plans that differ in no more than version, step and index."""
-
-    vectors: dict[str, object]
-    encoder: Encoder
-    corpus: CorpusStore
-    has_token_ids: bool  # the corpus was prepared for this tokenizer
-
-
 class Builder:
     """Embeds files of whichever version it is asked for; holds one encoder at a time. Calls may overlap."""
 
@@ -46,7 +36,8 @@ class Builder:
         keep_to_memory_bound()
         torch.set_num_threads(threads)
         self._store = VersionStore(root)
-        self._loaded: _Loaded | None = None
+        # What their vectors follow from, the encoder, and the corpus.
+        self._loaded: tuple[dict[str, object], Encoder, CorpusStore] | None = None
         self._loading, self._tokenizing, self._computing = threading.Lock(), threading.Lock(), threading.Lock()
 
     def embed_file(self, plan: BuildPlan, file: int) -> float:
@@ -54,22 +45,22 @@ class Builder:
 
         Raises UserError where encoder or corpus are not those of the plan.
         """
-        loaded, rows = self._load(plan), plan.rows_of_file(file)
-        ids = self._file_ids(loaded, plan, file)
+        (encoder, corpus), rows = self._load(plan), plan.rows_of_file(file)
+        ids = self._file_ids(encoder, corpus, plan, file)
         vectors = np.empty((len(rows), plan.dim), np.float16)
         with self._computing:  # one file after the other, so that the next is read and the last written meanwhile
             began = time.monotonic()
             for block in plan.blocks_of_file(file):
                 of_file = slice(block.start - rows.start, block.stop - rows.start)
-                vectors[of_file] = loaded.encoder.encode_tokens(ids[of_file], plan.tokens_per_batch).numpy()
+                vectors[of_file] = encoder.encode_tokens(ids[of_file], plan.tokens_per_batch).numpy()
             seconds = time.monotonic() - began
-        _check_finite(plan, loaded.corpus, vectors, rows)
+        _check_finite(plan, corpus, vectors, rows)
         self._store.write_vectors(plan.version, file, vectors)
         return seconds
 
     def encode(self, plan: BuildPlan, texts: Sequence[str]) -> np.ndarray:
         """Return vectors [N, D] float32 of queries, by the encoder of a version."""
-        encoder = self._load(plan).encoder
+        encoder, _ = self._load(plan)
         ids = self._token_ids(encoder, texts, "query")
         with self._computing:
             return encoder.encode_tokens(ids, plan.tokens_per_batch, "query").numpy()
@@ -116,26 +107,23 @@ class Builder:
         vectors = self._store.open_vectors(plan, plan.files_of_shard(part, parts))
         return BlockVectors(plan.rows_of_shard(part, parts).start, vectors, plan.dim)
 
-    def _file_ids(self, loaded: _Loaded, plan: BuildPlan, file: int) -> list[np.ndarray]:
-        if loaded.has_token_ids:
-            return loaded.corpus.token_ids(plan.rows_of_file(file))
-        texts = map(loaded.corpus.texts, plan.blocks_of_file(file))  # those of a block in memory at a time
-        return [row for block in texts for row in self._token_ids(loaded.encoder, block, "document")]
+    def _file_ids(self, encoder: Encoder, corpus: CorpusStore, plan: BuildPlan, file: int) -> list[np.ndarray]:
+        if corpus.tokens_by == encoder.token_rule.fingerprint:  # the corpus was prepared for this tokenizer
+            return corpus.token_ids(plan.rows_of_file(file))
+        texts = map(corpus.texts, plan.blocks_of_file(file))  # those of a block in memory at a time
+        return [row for block in texts for row in self._token_ids(encoder, block, "document")]
 
     def _token_ids(self, encoder: Encoder, texts: Sequence[str], task: str) -> list[np.ndarray]:
         with self._tokenizing:  # a tokenizer refuses to be used by two threads at once
             return encoder.token_ids(texts, task)
 
-    def _load(self, plan: BuildPlan) -> _Loaded:
-        """Encoder and corpus of a plan, loaded and compared with it where the last call had others."""
-        vectors = replace(plan, version=0, step=0, tokens_per_batch=0).vectors()
+    def _load(self, plan: BuildPlan) -> tuple[Encoder, CorpusStore]:
+        """Encoder and corpus of a plan; loaded where the last plan had others, whatever its version, step and index."""
+        same = replace(plan, version=0, step=0, tokens_per_batch=0).vectors()
         with self._loading:
-            if self._loaded is None or self._loaded.vectors != vectors:
-                encoder = self._load_encoder(plan)
-                corpus = self._corpus(plan)
-                prepared = corpus.tokens_by == encoder.token_rule.fingerprint
-                self._loaded = _Loaded(vectors, encoder, corpus, prepared)
-            return self._loaded
+            if self._loaded is None or self._loaded[0] != same:
+                self._loaded = same, self._load_encoder(plan), self._corpus(plan)
+            return self._loaded[1:]
 
     def _load_encoder(self, plan: BuildPlan) -> Encoder:
         folder = self._store.encoder_folder(plan.version)
@@ -156,8 +144,8 @@ class Builder:
 
     def _corpus(self, plan: BuildPlan) -> CorpusStore:
         """Opened once for all versions over it: thousands of files take seconds, and twice the mappings."""
-        if self._loaded is not None and self._loaded.vectors["corpus_sha256"] == plan.corpus_sha256:
-            return self._loaded.corpus
+        if self._loaded is not None and self._loaded[0]["corpus_sha256"] == plan.corpus_sha256:
+            return self._loaded[2]
         path = self._store.corpus_path(plan)
         corpus = open_corpus(path)
         if len(corpus) != plan.num_documents:

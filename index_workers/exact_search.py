@@ -114,7 +114,7 @@ class ExactShard:
         if self._max_length is None and lengths.max() - lengths.min() < 0.01 * lengths.max():
             return float(lengths.max())
         if self._max_length is None:
-            self._max_length = max(float(chunk.norm(dim=1).max()) for _, chunk in self._chunks())
+            self._max_length = max(float(chunk.norm(dim=1).max()) for chunk in self._chunks())
         return self._max_length
 
     @torch.inference_mode()
@@ -144,7 +144,7 @@ class ExactShard:
         rows = min(max(self._chunk_rows, STRETCH_PRODUCTS // max(1, len(queries))), len(self))
         stretch = torch.empty(rows, len(queries), device=self._device)
         start = filled = 0
-        for _, chunk in self._chunks():
+        for chunk in self._chunks():
             if filled + len(chunk) > rows:
                 yield start, stretch[:filled]
                 start, filled = start + filled, 0
@@ -153,18 +153,18 @@ class ExactShard:
         if filled:
             yield start, stretch[:filled]
 
-    def _chunks(self) -> Iterator[tuple[int, Tensor]]:
-        """First place and float32 vectors [rows, D] of each chunk; the buffer is used again for the next."""
+    def _chunks(self) -> Iterator[Tensor]:
+        """Yield the float32 vectors [rows, D] of each chunk; the buffer is used again for the next."""
         buffer = torch.empty(min(self._chunk_rows, len(self)), self._dim, device=self._device)
-        start = filled = 0
+        filled = 0
         for piece in self._pieces():
             if filled + len(piece) > len(buffer):
-                yield start, buffer[:filled]
-                start, filled = start + filled, 0
+                yield buffer[:filled]
+                filled = 0
             buffer[filled : filled + len(piece)] = piece
             filled += len(piece)
         if filled:
-            yield start, buffer[:filled]
+            yield buffer[:filled]
 
     def _pieces(self, most: int = CHUNK_ROWS_GPU) -> Iterator[Tensor]:
         """Yield the float16 vectors, at most a chunk's rows at a time."""

@@ -13,12 +13,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from replug.cluster.gpus import keep_to_memory_bound
 from replug.config.errors import UserError
+from replug.data.store import StoredCorpus, comparable
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.exact_search import ExactShard
 from replug.index_workers.faiss_index import FaissShard, set_search_threads
-from replug.index_workers.vectors import BlockVectors
+from replug.index_workers.vectors import BlockVectors, order_exactly
 from replug.index_workers.version_store import VersionStore
 
 Found = tuple[np.ndarray, np.ndarray]  # rows of the corpus and inner products [B, <= k], best first
@@ -37,10 +37,37 @@ class Shard(Protocol):
     def search(self, queries: np.ndarray, k: int) -> Found: ...
 
 
+class StoreShard:
+    """Asks the store of a corpus, and keeps what it gives. Similarities are products with the stored vectors."""
+
+    is_independent = False  # what an approximate index finds depends on k
+
+    def __init__(self, documents: Path, similarity: str) -> None:
+        self._corpus, self._similarity = StoredCorpus(documents), similarity
+        self._source = self._corpus.open()
+
+    def __len__(self) -> int:
+        return len(self._corpus)
+
+    def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows and similarities [B, <= k], best first. Raises UserError where the store finds too few."""
+        results = self._source.search(queries, min(k, len(self)), self._similarity)
+        if (fewest := min(map(len, results))) < min(k, len(self)):
+            raise UserError(
+                f"data.corpus: {self._corpus.url} finds {fewest} of the {min(k, len(self))} documents that are asked "
+                "for; let its index look further, as by &options=-c%20ivfflat.probes%3D100, or search without one"
+            )
+        rows = np.stack([self._corpus.keep(documents, self._source) for documents in results])
+        vectors = np.stack([[document.vector for document in documents] for documents in results])
+        return order_exactly(queries, rows, comparable(vectors, self._similarity), k)
+
+
 class Searcher:
     """Shard `shard` of `num_shards`. Several threads may call it at once."""
 
     def __init__(self, root: Path, shard: int, num_shards: int, threads: int, device: str = "cpu") -> None:
+        from replug.cluster.places import keep_to_memory_bound  # brings Ray, which no search outside an actor needs
+
         keep_to_memory_bound()
         set_search_threads(threads)
         torch.set_num_threads(threads)
@@ -92,17 +119,12 @@ def _yield_to_searches() -> None:
 def open_shard(store: VersionStore, plan: BuildPlan, shard: int, num_shards: int, device: str = "cpu") -> Shard:
     """Open one shard of a published version; exact vectors may be on `cuda`. Raises UserError naming a damaged file."""
     if plan.kind.store and shard == 0:  # further shards have no documents
-        from replug.index_workers.store_shard import StoreShard  # brings the encoder's libraries, seconds to import
-
         return StoreShard(store.corpus_path(plan), plan.similarity)
     path = store.shard_path(plan.version, shard)
-    if not plan.kind.is_exact:
-        if num_shards != plan.num_shards:
-            raise UserError(
-                f"index version {plan.version} has {plan.num_shards} shards, index.num_shards is {num_shards}"
-            )
-        store.check(plan.version, [path])  # before FAISS reads it, which trusts its files
+    if not plan.kind.is_exact and num_shards != plan.num_shards:
+        raise UserError(f"index version {plan.version} has {plan.num_shards} shards, index.num_shards is {num_shards}")
     files = plan.files_of_shard(shard, num_shards)
-    with store.checking(plan.version, store.vectors_paths(plan, files)):
-        vectors = BlockVectors(plan.rows_of_shard(shard, num_shards).start, store.open_vectors(plan, files), plan.dim)
-        return ExactShard(vectors, torch.device(device)) if plan.kind.is_exact else FaissShard(path, plan.kind, vectors)
+    # FAISS trusts its files.
+    store.check(plan.version, [*([] if plan.kind.is_exact else [path]), *store.vectors_paths(plan, files)])
+    vectors = BlockVectors(plan.rows_of_shard(shard, num_shards).start, store.open_vectors(plan, files), plan.dim)
+    return ExactShard(vectors, torch.device(device)) if plan.kind.is_exact else FaissShard(path, plan.kind, vectors)

@@ -17,12 +17,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.background import in_background
-from replug.cluster.layout import IndexActors
-from replug.cluster.packing import BUILDER, SEARCHER
+from replug.cluster.layout import BUILDER, SEARCHER, IndexActors
 from replug.cluster.places import index_actors, place
 from replug.config.errors import RunError, UserError
 from replug.data.progress import Progress
@@ -83,11 +82,17 @@ class SearcherGroup:
     def search(self, version: int, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return rows and similarities [B, k], best first, merged from every shard."""
         shipped = ray.put(queries)  # once: an array among the arguments is copied for every shard
+        actors, answers = self.actors, []
+        asked = [actor.search.remote(version, shipped, k) for actor in actors]
         try:  # one wait for all: a pool's thread for each shard takes rank 0 three times as long
-            asked = [actor.search.remote(version, shipped, k) for actor in self.actors]
             answers = ray.get(asked, timeout=self._timeout_seconds)
+        except GetTimeoutError:  # the pools would wait for what hangs as long again: they find it dead instead
+            hanging = ray.wait(asked, num_returns=len(asked), timeout=0)[1]
+            for actor, answer in zip(actors, asked, strict=True):
+                if answer in hanging:
+                    ray.kill(actor)
         except RayError:  # the pools replace what died, and say what else is wrong
-            answers = []
+            pass
         return merge_top_k(answers if len(answers) == len(self._pools) else self._ask("search", version, shipped, k), k)
 
     def release(self, keep: list[int]) -> None:
@@ -128,7 +133,7 @@ class IndexService:
         self._threads = available_cores()
         self._corpus: CorpusStore | None = None  # one for all versions
         self._loaded: set[int] = set()  # versions that every searcher holds, or loads
-        self._searchers = SearcherGroup(self._make_searcher, self._actors.num_shards, TIMEOUT_SECONDS)
+        self.searchers = SearcherGroup(self._make_searcher, self._actors.num_shards, TIMEOUT_SECONDS)
         self.builders = ActorPool(
             self._make_builder,
             self._actors.num_builders,
@@ -136,11 +141,6 @@ class IndexService:
             max_in_flight=BUILDER_CALLS,
             timeout_seconds=TIMEOUT_SECONDS,
         )
-
-    @property
-    def searchers(self) -> list[Any]:
-        """Return every searcher actor, for tests that kill them."""
-        return self._searchers.actors
 
     def build(self, plan: BuildPlan) -> "Future[float]":
         """Embed and publish a version in the background; what is already marked is kept.
@@ -158,7 +158,7 @@ class IndexService:
     def prepare(self, version: int) -> None:
         """Load a published version on every shard, beside the one that is served."""
         self._loaded.add(version)
-        self._searchers.load(version, self.store.plan(version).num_documents)
+        self.searchers.load(version, self.store.plan(version).num_documents)
 
     def search(
         self,
@@ -174,7 +174,7 @@ class IndexService:
         """
         if version not in self._loaded:
             self.prepare(version)
-        search = partial(self._searchers.search, version)
+        search = partial(self.searchers.search, version)
         if exclude is None:
             return SearchResult(*search(queries, k), version)
         if self._corpus is None:
@@ -188,7 +188,7 @@ class IndexService:
     def commit(self, version: int) -> None:
         """Free the memory of all other versions; searches of theirs that are under way are answered first."""
         self._loaded &= {version}
-        self._searchers.release([version])
+        self.searchers.release([version])
 
     def prune(self, keep: set[int]) -> None:
         """Set aside versions that nothing needs. Their files are removed in the background.
@@ -200,7 +200,7 @@ class IndexService:
 
     def close(self) -> None:
         self.builders.close()
-        self._searchers.close()
+        self.searchers.close()
 
     def _refresh(self, plan: BuildPlan, missing: Missing, previous: int) -> Refreshed:
         start = time.monotonic()
@@ -213,18 +213,18 @@ class IndexService:
             if plan.version != previous:  # the next version has the same number, and may be another
                 self._loaded.discard(plan.version)
                 with suppress(RunError):  # a searcher that does not answer now compares what it holds when it loads
-                    self._searchers.release(list(self._loaded))
+                    self.searchers.release(list(self._loaded))
             raise
 
     def _build(self, plan: BuildPlan, missing: Missing) -> float:
         self._remove_stale()  # first: the disk may need the room
         start = time.monotonic()
-        documents = self._embed(plan, missing.files)
+        files, needs_quantizer, missing_shards = missing
+        documents = self._embed(plan, files)
         seconds = time.monotonic() - start
-        # The files of a lossy kind
-        if missing.quantizer:
+        if needs_quantizer:
             self.builders.submit("make_quantizer", plan).result()
-        shards = [self.builders.submit("build_shard", plan, shard) for shard in missing.shards]
+        shards = [self.builders.submit("build_shard", plan, shard) for shard in missing_shards]
         wait(shards)
         for shard in shards:
             shard.result()

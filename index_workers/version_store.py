@@ -19,8 +19,8 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -46,13 +46,8 @@ WEIGHTS = "model.safetensors"
 READERS = 4  # files whose checksums are compared at once: one stream does not have all that a disk can give
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """Parts that a build still has to make; `files` are those of vectors."""
-
-    files: list[int]
-    quantizer: bool
-    shards: list[int]
+# Files of vectors, whether the quantizer, and shards, which a build still has to make.
+Missing = tuple[list[int], bool, list[int]]
 
 
 class VersionStore:
@@ -165,7 +160,7 @@ class VersionStore:
         folder.claim(asdict(plan), may_change=asdict(plan))
         lossy, version = not plan.kind.is_exact, plan.version
         names = {path.name for path in self.folder(version).iterdir()}  # one listing, where each `stat` is a call
-        return Missing(
+        return (
             [file for file in range(plan.num_files) if not _is_marked(names, self.vectors_path(version, file))],
             lossy and not _is_marked(names, self.quantizer_path(version)),
             [s for s in range(plan.num_shards) if lossy and not _is_marked(names, self.shard_path(version, s))],
@@ -242,29 +237,12 @@ class VersionStore:
         shapes = [(file, (len(plan.rows_of_file(file)), plan.dim)) for file in files]
         return [map_vectors(self.vectors_path(plan.version, file), shape) for file, shape in shapes]
 
-    @contextmanager
-    def checking(self, version: int, paths: Iterable[Path]) -> Iterator[None]:
-        """Compare checksums of files of a version while the block opens and copies them.
-
-        So each is read from the disk once. A file that is missing or damaged is raised as such, whatever the
-        block made of it.
-        """
+    def check(self, version: int, paths: Iterable[Path]) -> None:
+        """Compare checksums of files of a version; raises UserError naming the first that is missing or damaged."""
         sum_of = self._sums(version)
         with ThreadPoolExecutor(READERS) as readers:
-            checks = [readers.submit(lambda path: require_file(path, sum_of(path), MEND), p) for p in paths]
-            try:
-                yield
-            finally:  # raise what the first file has wrong, by their order; others need not be compared then
-                try:
-                    for check in checks:
-                        check.result()
-                finally:
-                    readers.shutdown(cancel_futures=True)
-
-    def check(self, version: int, paths: Iterable[Path]) -> None:
-        """Compare checksums of files of a version; raises UserError naming one that is missing or damaged."""
-        with self.checking(version, paths):
-            pass
+            for _ in readers.map(lambda path: require_file(path, sum_of(path), MEND), paths):
+                pass
 
     def check_encoder(self, version: int) -> None:
         """Compare a published version's encoder with its manifest: queries are encoded by what embedded the documents.

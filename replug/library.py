@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.hub_names import check_names
 from replug.config.load import load_config, load_stored_config, load_stored_lm, names_evaluation
-from replug.config.paths import RUN_CONFIG, check_paths, find_config
+from replug.config.paths import RUN_CONFIG, check_names, check_paths, find_config
 from replug.config.schema import Config
 
 if TYPE_CHECKING:

@@ -42,10 +42,9 @@ from replug.data.records import Example
 from replug.data.row_files import read_run, rows_sha256
 from replug.data.store import CorpusStore, ExampleStore, PreparedSet, StoredCorpus
 from replug.index_workers.bm25 import search_bm25, without_words
-from replug.index_workers.build import build_version
+from replug.index_workers.build import build_version, require_store_of
 from replug.index_workers.build_plan import IndexState, reading_identity
 from replug.index_workers.service import IndexService
-from replug.index_workers.store_shard import require_store_of
 from replug.index_workers.vectors import BlockVectors
 from replug.index_workers.version_store import weights_sha256
 from replug.models.black_box_lm import ContinuationScore, sums_of

@@ -28,9 +28,8 @@ from torch.distributed import TCPStore
 
 from replug.cluster.actor_pool import thread_env
 from replug.cluster.environment import use_interface_of
-from replug.cluster.gpus import keep_to_memory_bound
-from replug.cluster.packing import TRAINER
-from replug.cluster.places import device_of, gpu_of_rank_0, memory_bound, place
+from replug.cluster.layout import TRAINER
+from replug.cluster.places import device_of, gpu_of_rank_0, keep_to_memory_bound, memory_bound, place
 from replug.config.errors import RunError
 from replug.data.records import ScoredBatch
 from replug.train.module import Batches

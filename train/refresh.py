@@ -14,7 +14,7 @@ from typing import Any
 
 from replug.cluster.interruption import LOOK_SECONDS, wait_for
 from replug.config.errors import Interrupted, RunError
-from replug.config.refresh_policy import RefreshPolicy, Start
+from replug.config.refresh_policy import RefreshPolicy
 from replug.index_workers.answers import Measures
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.service import IndexService, Refreshed
@@ -68,7 +68,7 @@ class RefreshController:
         self._is_resumed = False
         self.last = Refreshed(Measures(), 0.0, 0.0)  # of the live version
         self.swap_wait_seconds = self.swap_ms = 0.0  # the boundary waited for the refresh, and for the switch itself
-        self.num_skipped = self.num_failed = 0
+        self.num_failed = 0
 
     def at_boundary(self, step: int) -> bool:
         """Adopt what is due, start what is due, and refuse to go on with an index that is too old.
@@ -78,14 +78,10 @@ class RefreshController:
         is_resumed, self._is_resumed = self._is_resumed, False
         is_old = self._last_error is not None and self._policy.is_too_old(step, self.live.step)
         is_adopted = (is_resumed and is_old and self._serve_now(step)) or self._adopt(step)
-        pending = self._pending.index if self._pending else None
-        start = self._policy.start(step, self.live.step, pending.step if pending else None)
-        if start is Start.skip and pending:
-            self.num_skipped += 1
-            log.warning(f"step {step}: skipping a refresh, v{pending.version} is still being built")
-        elif start is Start.begin:
+        # A run that is resumed at a boundary has begun its refresh, or adopted it, before.
+        if self._policy.starts_at(step) and self._pending is None and step != self.live.step:
             self._start(IndexState(self.live.version + 1, step))
-        if self._policy.adopts_at_start:
+        if self._policy.lag_steps == 0:
             is_adopted = self._adopt(step) or is_adopted
         if self._last_error is not None and self._policy.is_too_old(step, self.live.step):
             raise RunError(
@@ -120,7 +116,6 @@ class RefreshController:
             "last": asdict(self.last),
             "dev": asdict(self.dev) if self.dev else None,
             "adopted_step": self.adopted_step,
-            "num_skipped": self.num_skipped,
             "num_failed": self.num_failed,
             "last_error": None
             if self._last_error is None
@@ -132,7 +127,7 @@ class RefreshController:
         self.live = IndexState(int(state["live_version"] or 0), int(state["live_step"] or 0))
         self.last = Refreshed(**{**state["last"], "measures": Measures(**state["last"]["measures"])})
         self.dev, self.adopted_step = DevResult(**state["dev"]) if state["dev"] else None, state["adopted_step"]
-        self.num_skipped, self.num_failed = state["num_skipped"], state["num_failed"]
+        self.num_failed = state["num_failed"]
         self._last_error = None if state["last_error"] is None else RunError(state["last_error"])
         self._is_resumed = True
         self._service.build(self._service.store.pending_plan(self.live.version)).result()  # a file that is gone
@@ -174,11 +169,9 @@ class RefreshController:
 
     def _adopt(self, step: int) -> bool:
         pending = self._pending
-        if pending is None:
+        if pending is None or step < pending.index.step + self._policy.lag_steps:
             return False
-        is_ready = all(future.done() for future in pending.futures)
-        is_due = self._policy.is_due(step, self.live.step, pending.index.step, is_ready)
-        return is_due and self._adopt_pending(pending, step)
+        return self._adopt_pending(pending, step)
 
     def _adopt_pending(self, pending: _Pending, step: int) -> bool:
         begun = time.monotonic()

@@ -30,10 +30,9 @@ from replug.data.labels import Labels
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
 from replug.evals.questions import OpenQuestion
-from replug.index_workers.build import build_version, index_kind
+from replug.index_workers.build import build_version, index_kind, require_store_of
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import IndexService
-from replug.index_workers.store_shard import require_store_of
 from replug.models.build import lm_source, load_encoder
 from replug.models.encoder import Encoder
 from replug.models.encoder_side import query_sample, require_known

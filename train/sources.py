@@ -237,7 +237,6 @@ class LiveBatches(BatchSource):
             "index/swap_documents_per_second": last.documents_per_second,
             "index/swap_wait_seconds": refresh.swap_wait_seconds,
             "index/swap_ms": refresh.swap_ms,
-            "index/refreshes_skipped": float(refresh.num_skipped),
             "index/refreshes_failed": float(refresh.num_failed),
             **{f"scoring/{name}": value for name, value in lm.items()},
         }

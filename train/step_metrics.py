@@ -17,7 +17,6 @@ from replug.config.choices import LoggerName, WandbMode
 from replug.config.errors import RunError, UserError, require_extra
 from replug.config.load import flatten
 from replug.config.schema import Config
-from replug.config.wandb_login import wandb_login
 from replug.data.files import write_json
 from replug.train.run_dir import RunDirectory
 
@@ -84,8 +83,16 @@ def require_loggers(config: Config) -> None:
         require_extra(name, name, what=f"loggers=[{name}]")
     if config.wandb.mode is not WandbMode.off:
         require_extra("wandb", "wandb", what=f"wandb.mode={config.wandb.mode}")
-    if config.wandb.mode is WandbMode.online and wandb_login() is None:
+    if config.wandb.mode is WandbMode.online and not has_wandb_key():
         raise UserError("wandb.mode is online, and W&B has no key; run `wandb login`, or set $WANDB_API_KEY")
+
+
+def has_wandb_key() -> bool:
+    """Return whether W&B finds a key, by a variable or by `wandb login`; else it would ask at the first step."""
+    from requests.utils import get_netrc_auth  # W&B depends on it
+
+    url = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
+    return bool(os.environ.get("WANDB_API_KEY") or get_netrc_auth(url))
 
 
 def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:

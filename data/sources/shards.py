@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replug.config.errors import UserError
-from replug.config.hub_names import is_here
+from replug.config.paths import is_here
 from replug.config.schema import Config, DataConfig
 from replug.data.files import file_sha256
 from replug.data.folder import MANIFEST

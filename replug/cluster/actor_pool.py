@@ -44,16 +44,6 @@ class ActorPoolError(RunError):
     """A call that could not be done, with what happened last."""
 
 
-@dataclass(slots=True)
-class PoolCounts:
-    """What happened since the start; `waited_seconds` is from `submit` until a replica was given the call."""
-
-    calls: int = 0
-    waited_seconds: float = 0.0
-    retries: int = 0
-    respawns: int = 0
-
-
 @dataclass
 class _Call:
     method: str
@@ -97,7 +87,9 @@ class ActorPool:
         validate: Callable[[int, Any], str | None] | None = None,
     ) -> None:
         self.name = name
-        self.counts = PoolCounts()
+        # Since the start; a call waits from `submit` until a replica is given it.
+        self.num_calls = self.num_retries = self.num_respawns = 0
+        self.waited_seconds = 0.0
         self._make_actor, self._validate = make_actor, validate
         self._max_in_flight, self._max_attempts = max_in_flight, max_attempts
         self._timeout, self._start_timeout = timeout_seconds, start_timeout_seconds
@@ -105,7 +97,7 @@ class ActorPool:
         self._waiting: deque[_Call] = deque()
         self._tickets = itertools.count()
         self._replicas: dict[int, _Replica] = {}
-        self._quarantined: dict[int, str] = {}
+        self.quarantined: dict[int, str] = {}  # replicas that are used no more, and why
         self._last_launch = time.monotonic()
         self._end: ActorPoolError | None = None  # why no more calls are taken
         self._end_lock = threading.Lock()  # so that no call is put into the queue after it was emptied
@@ -137,11 +129,6 @@ class ActorPool:
     def num_waiting(self) -> int:
         """Calls that no replica has been given yet."""
         return len(self._waiting)
-
-    @property
-    def quarantined(self) -> dict[int, str]:
-        """Replicas that are used no more, and why."""
-        return dict(self._quarantined)
 
     def close(self) -> None:
         """Kill the actors; calls that are not done raise ActorPoolError."""
@@ -230,13 +217,13 @@ class ActorPool:
             self._quarantine(replica, f"it failed to start {times} times: {_telling_line(error)}")
             return
         log.warning(f"{self.name} {replica.number} did not start ({_in_brief(error)}); starting another")
-        self.counts.respawns += 1
+        self.num_respawns += 1
         ray.kill(replica.handle)
         self._launch(replica.number, failed, killed)
 
     def _quarantine(self, replica: _Replica, reason: str) -> None:
         log.warning(f"{self.name} {replica.number} is quarantined: {reason}")
-        self._quarantined[replica.number] = reason
+        self.quarantined[replica.number] = reason
         del self._replicas[replica.number]
         ray.kill(replica.handle)
 
@@ -256,9 +243,9 @@ class ActorPool:
         ticket = next(self._tickets)
         now = time.monotonic()
         if call.attempts == 0:
-            self.counts.calls += 1
-            self.counts.waited_seconds += now - call.submitted
-        self.counts.retries += call.attempts > 0
+            self.num_calls += 1
+            self.waited_seconds += now - call.submitted
+        self.num_retries += call.attempts > 0
         call.attempts += 1
         # Calls of one replica queue up behind each other, so each waits for those before it too.
         call.deadline = now + self._timeout * (call.times + sum(other.times for other in replica.in_flight.values()))
@@ -292,7 +279,7 @@ class ActorPool:
         """Start a new actor in a dead one's place and give its calls back to the queue, in order."""
         log.warning(f"{self.name} {replica.number} died ({_in_brief(error)}); starting another")
         replica.is_up = False
-        self.counts.respawns += 1
+        self.num_respawns += 1
         calls = [replica.in_flight[ticket] for ticket in sorted(replica.in_flight)]
         replica.in_flight.clear()  # what the dead one still reports of them does not count
         for call in reversed(calls):
@@ -331,7 +318,7 @@ class ActorPool:
 
     def _reasons(self) -> str:
         """Why replicas are quarantined, in brackets; empty where none is."""
-        reasons = ", ".join(f"{number}: {reason}" for number, reason in sorted(self._quarantined.items()))
+        reasons = ", ".join(f"{number}: {reason}" for number, reason in sorted(self.quarantined.items()))
         return f" ({reasons})" if reasons else ""
 
     def _fail_waiting(self, reason: str) -> None:

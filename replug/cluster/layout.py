@@ -13,9 +13,15 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from replug.cluster.packing import BUILDER, NAMES, SCORER, SEARCHER, TRAINER, USABLE, Actor, Node, PlannedGPU
 from replug.config.errors import UserError
 from replug.config.schema import Config, LMConfig
+
+# Actors are known by the key that sets their number.
+TRAINER, SEARCHER, BUILDER, SCORER = "resources.train", "index.num_shards", "resources.index", "lm.num_replicas"
+NAMES = {TRAINER: "trainer rank", SEARCHER: "searcher", BUILDER: "builder", SCORER: "scorer"}
+
+USABLE = 0.92  # of a device's memory: the rest is the driver's, the allocator's gaps, one process's context
+CONTEXT_BYTES = 7.2e8  # that every other process on a GPU takes: CUDA's context and cuBLAS; 0.62 to 0.72 GB on an H200
 
 ROLES = ("train", "score", "index")
 GPUS_PER_RANK = 8  # one in so many trains
@@ -31,6 +37,82 @@ OBJECT_STORE_BYTES = 256 << 20  # shared memory of a cluster started here
 
 
 @dataclass(frozen=True, slots=True)
+class Node:
+    """Resources of one machine. Bytes of None are not known and not checked."""
+
+    name: str  # no other node's
+    cpus: float
+    gpus: float
+    gpu_bytes: float | None = None  # that are free on each of its GPUs
+    memory_bytes: float | None = None  # of the machine
+    is_driver: bool = False  # the command was started here
+    address: str = ""
+    is_exclusive: bool = False  # its GPUs take one process each
+
+    @property
+    def where(self) -> str:
+        """Return the node's address, or its name."""
+        return self.address or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """One process. `key` sets the number of its kind. `num_bytes` is GPU memory; None means not known."""
+
+    key: str
+    number: int
+    gpus: float = 0.0
+    num_bytes: float | None = None
+
+    @property
+    def bytes_per_gpu(self) -> float:
+        """Return the bytes on each of its GPUs, 0 if they are not known."""
+        return (self.num_bytes or 0.0) / max(1.0, self.gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGPU:
+    """A GPU with the actors on it, or the GPUs of one actor that has several."""
+
+    actors: tuple[Actor, ...]
+    gpu_bytes: float | None = None  # free before the actors start; None means not known
+
+    @property
+    def count(self) -> int:
+        return max(1, math.ceil(self.actors[0].gpus))
+
+    @property
+    def limit(self) -> float:
+        """Return the bytes that actors may take."""
+        return math.inf if self.gpu_bytes is None else USABLE * self.gpu_bytes
+
+    @property
+    def num_bytes(self) -> float:
+        """Return the known bytes on this GPU, with the contexts of several processes."""
+        return sum(actor.bytes_per_gpu for actor in self.actors) + CONTEXT_BYTES * (len(self.actors) - 1)
+
+    def memory_bound(self, actor: Actor) -> float | None:
+        """Return the bytes that torch may take: the actor's own, and a part of the rest in proportion to them.
+
+        None where the process has the GPU for itself, where only the index is, or where a size is not known.
+        """
+        held = [one.num_bytes for one in self.actors]
+        if self.gpu_bytes is None or None in held or len(held) < 2 or not self.has(TRAINER, SCORER):
+            return None
+        free = self.gpu_bytes - CONTEXT_BYTES * (len(held) + 1)  # beside all contexts, and as much of the driver
+        planned = sum(one.bytes_per_gpu for one in self.actors)
+        return actor.bytes_per_gpu * max(1.0, free / planned)
+
+    def describe(self) -> str:
+        """Name the actors, as `builder 0 and searcher 0`."""
+        return " and ".join(f"{NAMES[actor.key]} {actor.number}" for actor in self.actors)
+
+    def has(self, *keys: str) -> bool:
+        """Return whether an actor of one of those kinds is on it."""
+        return any(actor.key in keys for actor in self.actors)
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """Bytes that actors hold on their GPUs (`planning.memory`). None means not known; nothing is checked then."""
 
@@ -42,28 +124,6 @@ class Sizes:
 
 
 UNKNOWN = Sizes()
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """Whole GPUs of each role, 0 for a role on processors. Roles that share have the same ones."""
-
-    train: int
-    score: int
-    index: int
-    num_gpus: int
-    gpus_per_replica: int
-
-    @property
-    def are_shared(self) -> bool:
-        """Return whether roles have more GPUs together than there are."""
-        return self.train + self.score + self.index > self.num_gpus
-
-    def first(self, role: str) -> int:
-        """Return the number of a role's first GPU."""
-        if role == "train" or (self.are_shared and self.num_gpus == 1):
-            return 0
-        return self.train if role == "index" or self.are_shared else self.train + self.index
 
 
 class NoRoom(UserError):
@@ -113,15 +173,16 @@ def lay_out(config: Config, nodes: Sequence[Node], sizes: Sizes = UNKNOWN, roles
     One scorer is enough to begin with. Exact vectors are searched on GPUs where two versions fit beside what else is
     there, and else in host memory, as lossy kinds are.
     """
-    shares = gpus_by_role(config, nodes, sizes, roles)
-    config = _with_numbers(config, shares, nodes, roles)
+    numbers, each = gpus_by_role(config, nodes, sizes, roles)
+    config = _with_numbers(config, numbers, each, nodes, roles)
     is_exclusive = any(node.is_exclusive and node.gpus for node in nodes)
-    may_search_on_gpu = shares.index > 0 and config.index.kind in EXACT_KINDS and not is_exclusive
+    may_search_on_gpu = numbers["index"] and config.index.kind in EXACT_KINDS and not is_exclusive
     for search_on_gpu in (True, False) if may_search_on_gpu else (False,):
-        index = _index_actors(config, shares, len(nodes), search_on_gpu)
-        actors, gpus = _placed(config, shares, nodes, sizes, roles, index)
+        index = _index_actors(config, numbers["index"], nodes, search_on_gpu)
+        gpus, elsewhere = _placed(config, numbers, nodes, sizes, roles, index)
         if all(gpu.num_bytes <= gpu.limit for gpu in gpus):
             break
+    actors = [*(actor for gpu in gpus for actor in gpu.actors), *elsewhere]
     _check_gpus(gpus, is_exclusive)
     num_waiting = _num_waiting(actors, gpus, nodes)
     if "index" in roles and not search_on_gpu:
@@ -140,18 +201,20 @@ def scorers(lm: LMConfig) -> tuple[int, float]:
     return lm.num_replicas or 1, lm.gpus_per_replica or 0.0
 
 
-def _with_numbers(config: Config, shares: Shares, nodes: Sequence[Node], roles: Collection[str]) -> Config:
+def _with_numbers(
+    config: Config, numbers: dict[str, range], each: int, nodes: Sequence[Node], roles: Collection[str]
+) -> Config:
     """Return the configuration with a number for each of its roles: GPUs, or processes where the role has none."""
-    numbers = {role: getattr(shares, role) or _processes(config, role) for role in roles}
-    lm, each = config.lm, shares.gpus_per_replica
+    counts = {role: len(numbers[role]) or _processes(config, role) for role in roles}
+    lm, num_gpus = config.lm, len(numbers["score"])
     if lm.path and "score" in roles:
-        count = lm.num_replicas or numbers["score"]
-        if shares.score and lm.num_replicas is None:
-            count = max(1, min(shares.score // each, sum(int(node.gpus) // each for node in nodes)))
-        if shares.are_shared and count > shares.score > 0:
-            raise UserError(f"lm.num_replicas is {count}, but scoring shares {shares.score} GPUs; expected as many")
-        lm = replace(lm, num_replicas=count, gpus_per_replica=float(each) if shares.score else 0.0)
-    return replace(config, resources=replace(config.resources, **numbers), lm=lm)
+        count = lm.num_replicas or counts["score"]
+        if num_gpus and lm.num_replicas is None:
+            count = max(1, min(num_gpus // each, sum(int(node.gpus) // each for node in nodes)))
+        if count > num_gpus > 0 and set(numbers["score"]) & {*numbers["train"], *numbers["index"]}:
+            raise UserError(f"lm.num_replicas is {count}, but scoring shares {num_gpus} GPUs; expected as many")
+        lm = replace(lm, num_replicas=count, gpus_per_replica=float(each) if num_gpus else 0.0)
+    return replace(config, resources=replace(config.resources, **counts), lm=lm)
 
 
 def _processes(config: Config, role: str) -> int:
@@ -159,56 +222,57 @@ def _processes(config: Config, role: str) -> int:
     return 1 if value == "auto" else int(value)
 
 
-def _index_actors(config: Config, shares: Shares, num_nodes: int, search_on_gpu: bool) -> IndexActors:
+def _index_actors(config: Config, gpus: range, nodes: Sequence[Node], search_on_gpu: bool) -> IndexActors:
     """Return a searcher for each GPU of the index, or for each node of a cluster with GPUs.
 
     The files of a lossy kind have as many parts as there are shards, which must not follow from the machines at hand.
     """
-    parts = shares.index if search_on_gpu else num_nodes if shares.num_gpus else 1
+    parts = len(gpus) if search_on_gpu else len(nodes) if any(node.gpus for node in nodes) else 1
     num_shards = config.index.num_shards or (parts if config.index.kind in EXACT_KINDS else 1)
-    return IndexActors(num_shards, _processes(config, "index"), shares.index > 0, search_on_gpu)
+    return IndexActors(num_shards, _processes(config, "index"), len(gpus) > 0, search_on_gpu)
 
 
 def _placed(
-    config: Config, shares: Shares, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str], index: IndexActors
-) -> tuple[list[Actor], tuple[PlannedGPU, ...]]:
-    """Return all actors, and the GPUs that some are on. Trainer ranks come first: rank 0's GPU must be here."""
+    config: Config,
+    numbers: dict[str, range],
+    nodes: Sequence[Node],
+    sizes: Sizes,
+    roles: Collection[str],
+    index: IndexActors,
+) -> tuple[tuple[PlannedGPU, ...], list[Actor]]:
+    """Return the GPUs with their actors, and the actors elsewhere. Rank 0's GPU, which must be here, comes first."""
     on_gpu: dict[int, list[Actor]] = {}
     elsewhere: list[Actor] = []
 
-    def put(key: str, numbers: range, role: str, num_bytes: float | None, each: int = 1) -> None:
+    def put(key: str, actors: range, gpus: range, num_bytes: float | None, each: int = 1) -> None:
         """Put one actor after the other on the GPUs of a role, or on processors; scorers beyond these wait."""
-        count = getattr(shares, role) // each if role else 0
-        for number in numbers:
-            if count and (number < count or key != SCORER):
-                gpu = shares.first(role) + number % count * each
+        firsts = gpus[: len(gpus) // each * each : each]
+        for number in actors:
+            if firsts and (number < len(firsts) or key != SCORER):
+                gpu = firsts[number % len(firsts)]
                 on_gpu.setdefault(gpu, []).append(Actor(key, number, float(each), num_bytes))
             else:
-                elsewhere.append(Actor(key, number, float(each) if count else 0.0))
+                elsewhere.append(Actor(key, number, float(each) if firsts else 0.0))
 
     if "train" in roles:
         ranks = num_ranks(config)
         # Rank 0 is the process that was started; on a processor it takes no place.
-        first = 0 if shares.train else 1
-        put(TRAINER, range(first, ranks), "train", None if sizes.training is None else sizes.training(ranks))
+        first = 0 if numbers["train"] else 1
+        training = None if sizes.training is None else sizes.training(ranks)
+        put(TRAINER, range(first, ranks), numbers["train"], training)
     if "index" in roles:
         version = None if sizes.vectors is None else sizes.vectors / index.num_shards
-        searches = None if version is None else VERSIONS * version + sizes.search
-        put(SEARCHER, range(index.num_shards), "index" if index.search_on_gpu else "", searches)
-        put(BUILDER, range(index.num_builders), "index", sizes.embedding)
+        searching = None if version is None else VERSIONS * version + sizes.search
+        put(SEARCHER, range(index.num_shards), numbers["index"] if index.search_on_gpu else range(0), searching)
+        put(BUILDER, range(index.num_builders), numbers["index"], sizes.embedding)
     if config.lm.path and "score" in roles:
         replicas, each = scorers(config.lm)
-        put(SCORER, range(replicas), "score", sizes.scoring, max(1, int(each)))
+        put(SCORER, range(replicas), numbers["score"], sizes.scoring, max(1, int(each)))
     free = min((node.gpu_bytes for node in nodes if node.gpus and node.gpu_bytes is not None), default=None)
-    gpus = tuple(PlannedGPU(tuple(_with_shares(on_gpu[gpu])), free) for gpu in sorted(on_gpu))
-    return [*(actor for gpu in gpus for actor in gpu.actors), *elsewhere], gpus
-
-
-def _with_shares(actors: Sequence[Actor]) -> list[Actor]:
-    """Return the actors of one GPU with their shares of it, in ten-thousandths, in which Ray counts."""
-    if len(actors) == 1:
-        return list(actors)
-    return [replace(actor, gpus=math.floor(1e4 / len(actors)) / 1e4) for actor in actors]
+    for number, actors in on_gpu.items():
+        if len(actors) > 1:  # shares of a GPU in ten-thousandths, in which Ray counts
+            on_gpu[number] = [replace(actor, gpus=math.floor(1e4 / len(actors)) / 1e4) for actor in actors]
+    return tuple(PlannedGPU(tuple(on_gpu[number]), free) for number in sorted(on_gpu)), elsewhere
 
 
 def _num_waiting(actors: Sequence[Actor], gpus: Sequence[PlannedGPU], nodes: Sequence[Node]) -> int:
@@ -295,8 +359,13 @@ def _gb(num_bytes: float) -> str:
 # GPUs of each role ---------------------------------------------------------------------------------------------------
 
 
-def gpus_by_role(config: Config, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str]) -> Shares:
-    """Return the GPUs of each role, `auto` resolved. Raises UserError for numbers that are none of the layouts."""
+def gpus_by_role(
+    config: Config, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str]
+) -> tuple[dict[str, range], int]:
+    """Return the numbers of each role's GPUs (none: it is on processors), and the GPUs of one LM; resolve `auto`.
+
+    Raises UserError for counts that are none of the layouts.
+    """
     num_gpus = sum(int(node.gpus) for node in nodes)
     takers = [role for role in ROLES if role in roles and _takes_gpus(config, role, nodes)]
     given = {role: int(value) for role in takers if (value := getattr(config.resources, role)) != "auto"}
@@ -312,9 +381,12 @@ def gpus_by_role(config: Config, nodes: Sequence[Node], sizes: Sizes, roles: Col
         if "train" in takers and "train" not in given:
             counts["train"] = _ranks(config, num_gpus, len(takers) > 1, sizes, limit)
         counts |= _score_and_index(takers, given, num_gpus - counts["train"], num_gpus, replica)
-    shares = Shares(**counts, num_gpus=num_gpus, gpus_per_replica=replica)
-    _check(shares, takers)
-    return shares
+    _check(counts, takers, num_gpus, replica)
+    train, is_shared = counts["train"], sum(counts.values()) > num_gpus
+    firsts = {"train": 0, "index": train, "score": train if is_shared else train + counts["index"]}
+    if num_gpus == 1:
+        firsts = dict.fromkeys(ROLES, 0)
+    return {role: range(firsts[role], firsts[role] + counts[role]) for role in ROLES}, replica
 
 
 def _takes_gpus(config: Config, role: str, nodes: Sequence[Node]) -> bool:
@@ -353,19 +425,19 @@ def _score_and_index(
     return {"score": score, "index": index}
 
 
-def _check(shares: Shares, takers: Collection[str]) -> None:
+def _check(counts: dict[str, int], takers: Collection[str], num_gpus: int, replica: int) -> None:
     """Raise UserError where the numbers of GPUs are none of the three layouts."""
-    counts = {role: getattr(shares, role) for role in takers}
-    if "score" in takers and 1 <= shares.score < shares.gpus_per_replica:
+    train, score, index = (counts[role] for role in ROLES)
+    if "score" in takers and 1 <= score < replica:
         raise UserError(
-            f"resources.score is {shares.score}, but one LM takes {shares.gpus_per_replica} GPUs "
+            f"resources.score is {score}, but one LM takes {replica} GPUs "
             "(lm.gpus_per_replica); expected more, or a smaller lm.path"
         )
-    num_gpus, is_same = shares.num_gpus, shares.score == shares.index and shares.gpus_per_replica == 1
-    fits = not shares.are_shared or num_gpus == 1 or (is_same and shares.train + shares.score <= num_gpus)
-    if fits and all(1 <= count <= num_gpus for count in counts.values()):
+    is_together = score == index and replica == 1 and train + score <= num_gpus
+    fits = train + score + index <= num_gpus or num_gpus == 1 or is_together
+    if fits and all(1 <= counts[role] <= num_gpus for role in takers):
         return
-    resolved = ", ".join(f"resources.{role}={max(0, count)}" for role, count in counts.items())
+    resolved = ", ".join(f"resources.{role}={max(0, counts[role])}" for role in takers)
     raise UserError(
         f"{resolved} do not fit the cluster's {num_gpus} GPUs; expected together at most as many, or the same number "
         "for score and index, which then share GPUs"

@@ -2,10 +2,15 @@
 
 `reserve` holds them before any actor starts, a placement group for each GPU, so that actors of one GPU meet and rank 0
 finds its GPU on the command's own node. Ray chooses the nodes. It is one for each process, and so are its places.
+
+`nvidia-smi` says what is free of a GPU's memory and whether several processes may use it; it makes no context there.
 """
 
 import logging
+import math
 import os
+import shutil
+import subprocess
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,22 +20,21 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from replug.cluster.gpus import MEMORY_BOUND, gpu_state
-from replug.cluster.layout import IndexActors, Layout
-from replug.cluster.packing import SEARCHER, TRAINER, Node, PlannedGPU
+from replug.cluster.layout import SEARCHER, TRAINER, IndexActors, Layout, Node, PlannedGPU
 from replug.config.errors import RunError, UserError
 
 log = logging.getLogger(__name__)
 
+MEMORY_BOUND = "REPLUG_GPU_MEMORY_BOUND"  # bytes of a process on a GPU that others compute on too
+SMI_SECONDS = 60.0  # for nvidia-smi, which wakes GPUs that sleep
 RESERVE_SECONDS = 60.0  # for GPUs that another job gives back
 ASK_SECONDS = 60.0  # for a node to say what GPUs it has: torch is imported there
 RANK_0_SECONDS = 600.0  # for rank 0's place to answer: a resumed run starts all its actors at that moment
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # of an actor without GPUs: else it would take the first of the node, uncounted
 
 _groups: list[PlacementGroup] = []
-_strategies: dict[tuple[str, int], Any] = {}  # by key and number of an actor
-_gpus: dict[tuple[str, int], float] = {}  # its share as Ray counts
-_memory: dict[tuple[str, int], float] = {}  # its part, on a GPU that roles share
+_options: dict[tuple[str, int], dict[str, Any]] = {}  # Ray's, by key and number of an actor
+_memory: dict[tuple[str, int], float] = {}  # bytes of an actor on a GPU that roles share
 _index: list[IndexActors] = []  # of the layout, none without one
 
 
@@ -44,7 +48,7 @@ def reserve(layout: Layout) -> None:
     _index[:] = [layout.index]
     for gpu in layout.gpus:
         for actor in gpu.actors:
-            _gpus[actor.key, actor.number] = actor.gpus
+            _options[actor.key, actor.number] = {"num_gpus": actor.gpus}
             if bound := gpu.memory_bound(actor):
                 _memory[actor.key, actor.number] = bound
     for gpu in layout.reserved:  # rank 0's first, before others take its node's GPUs
@@ -55,17 +59,18 @@ def reserve(layout: Layout) -> None:
                 "has enough of them: does another job hold it? `ray status` says what is taken"
             )
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-        _strategies.update({(actor.key, actor.number): strategy for actor in gpu.actors})
-    if layout.gpus:  # searches in host memory want the memory of every node
-        hosts = [actor for actor in layout.actors if actor.key == SEARCHER and not actor.gpus]
-        _strategies.update({(actor.key, actor.number): "SPREAD" for actor in hosts})
+        for actor in gpu.actors:
+            _options[actor.key, actor.number]["scheduling_strategy"] = strategy
+    for actor in layout.actors:  # searches in host memory want the memory of every node
+        if layout.gpus and actor.key == SEARCHER and not actor.gpus:
+            _options[actor.key, actor.number] = {"scheduling_strategy": "SPREAD"}
 
 
 def forget(cluster_stays: bool = False) -> None:
     """Forget the places, which are gone with the connection; give them back to a cluster that this process keeps."""
     for group in _groups if cluster_stays else ():
         remove_placement_group(group)
-    for known in (_groups, _strategies, _gpus, _memory, _index):
+    for known in (_groups, _options, _memory, _index):
         known.clear()
 
 
@@ -74,7 +79,7 @@ Places = tuple[dict[tuple[str, int], Any], ...]
 
 def shared_places() -> Places:
     """Return the places for an actor that starts some of the actors."""
-    return _strategies, _gpus, _memory
+    return _options, _memory
 
 
 def take_places(places: Places) -> None:
@@ -93,14 +98,13 @@ def place(key: str, number: int, gpus: float, env: dict[str, str]) -> dict[str, 
 
     `gpus` are those of an actor for which the layout has no room yet.
     """
+    options = {"num_gpus": gpus, "scheduling_strategy": "DEFAULT", **_options.get((key, number), {})}
     if bound := memory_bound(key, number):
         env = {**env, MEMORY_BOUND: str(bound)}
-    gpus = _gpus.get((key, number), gpus)
     return {
         "num_cpus": 1,
-        "num_gpus": gpus,
-        "scheduling_strategy": _strategies.get((key, number), "DEFAULT"),
-        "runtime_env": {"env_vars": env if gpus else {**env, **NO_GPU}},
+        **options,
+        "runtime_env": {"env_vars": env if options["num_gpus"] else {**env, **NO_GPU}},
     }
 
 
@@ -183,3 +187,46 @@ def _seen() -> SeenGPU:
 
 def _uuid(number: int) -> str:
     return str(torch.cuda.get_device_properties(number).uuid)
+
+
+# The memory of GPUs -----------------------------------------------------------------------------------------------
+
+
+def gpu_state(count: int | None = None) -> tuple[float, bool] | None:
+    """Return the bytes that are free on each GPU that this process sees, and whether one takes a single process only.
+
+    `count` means the first GPUs, by default all. Where they differ, the fullest one counts. None without GPUs.
+    """
+    seen = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())][:count]
+    if not seen:
+        return None
+    known = _smi_rows()
+    rows = [known.get(str(gpu.uuid), (math.inf, "Default")) for gpu in seen]
+    # Without nvidia-smi, as on AMD's GPUs and in some containers, all memory counts as free.
+    free = min(min(float(gpu.total_memory), num_bytes) for gpu, (num_bytes, _) in zip(seen, rows, strict=True))
+    return free, any(mode.startswith("Exclusive") for _, mode in rows)
+
+
+def _smi_rows() -> dict[str, tuple[float, str]]:
+    """Return the free bytes and the compute mode of each GPU of the machine, by the name that torch has of it."""
+    if (program := shutil.which("nvidia-smi")) is None:
+        return {}
+    query = [program, "--query-gpu=uuid,memory.free,compute_mode", "--format=csv,noheader,nounits"]
+    printed = subprocess.run(query, capture_output=True, text=True, timeout=SMI_SECONDS).stdout
+    rows = [[cell.strip() for cell in line.split(",")] for line in printed.splitlines()]
+    return {
+        uuid.removeprefix("GPU-"): (float(free) * 2**20 if free.isdigit() else math.inf, mode)
+        for uuid, free, mode in (row for row in rows if len(row) == 3)
+    }
+
+
+def keep_to_memory_bound(num_bytes: float | None = None, device: int = 0) -> None:
+    """Let torch take no more of a GPU than this process's part, by default the one that it was started with.
+
+    A cache that grows would take what is counted for another process. And a pass that memory does not hold is halved,
+    which changes last bits: it may follow from this process's work alone.
+    """
+    num_bytes = num_bytes or float(os.environ.get(MEMORY_BOUND, 0.0))
+    if num_bytes and torch.cuda.is_available():
+        whole = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / whole), device)

@@ -32,12 +32,11 @@ from ray._raylet import Config as RayConfig  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from replug.cluster import gpus, layout, places
+from replug.cluster import layout, places
 from replug.cluster.background import wait_for_ray_threads
 from replug.cluster.environment import private_folder
 from replug.cluster.interruption import EXIT_STATUS, Interruption, kill, ray_children
-from replug.cluster.layout import ROLES, Layout, NoRoom, Sizes
-from replug.cluster.packing import Node
+from replug.cluster.layout import ROLES, Layout, Node, NoRoom, Sizes
 from replug.config.errors import RunError, UserError
 from replug.config.schema import Config
 
@@ -96,7 +95,7 @@ def this_node() -> Node:
     """Describe this machine, with logical CPUs for as many actors as there are."""
     memory_bytes = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     here = Node("this machine", math.inf, torch.cuda.device_count(), memory_bytes=memory_bytes, is_driver=True)
-    return _with_state(here, gpus.gpu_state())
+    return _with_state(here, places.gpu_state())
 
 
 def _with_state(node: Node, state: tuple[float, bool] | None) -> Node:

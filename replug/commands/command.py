@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from replug.config.hub_names import check_names
 from replug.config.load import load_config
-from replug.config.paths import check_paths, find_config
+from replug.config.paths import check_names, check_paths, find_config
 from replug.config.schema import Config
 
 ConfigFile = Annotated[

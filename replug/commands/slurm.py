@@ -27,8 +27,7 @@ import typer
 
 from replug import __version__
 from replug.cluster.layout import ROLES as ALL_ROLES
-from replug.cluster.layout import UNKNOWN, Layout, NoRoom, lay_out
-from replug.cluster.packing import Node
+from replug.cluster.layout import UNKNOWN, Layout, Node, NoRoom, lay_out
 from replug.commands.command import LM, ConfigFile, Overrides, Retriever, Source, with_short_keys
 from replug.config.errors import RunError, UserError
 from replug.config.load import config_to_yaml, load_config

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from replug.config.choices import Detokenize, EnsembleWeights
-from replug.config.keys import ABOVE_0, FROM_0, key, section
+from replug.config.keys import ABOVE_0, FROM_0, key, resumable, section
 from replug.config.schema import (
     Config,
     DataConfig,
@@ -25,9 +25,7 @@ class TextsConfig:
     scored_tokens: int = key(128, "Tokens scored together as one span (training: 128; authors' code: 768).", ABOVE_0)
     context_tokens: int = key(128, "Tokens before a span that the LM reads (authors' code: 128).", ABOVE_0)
     query_tokens: int = key(128, "Tokens before a span that form the query (paper: 128).", ABOVE_0)
-    document_tokens: int | None = key(
-        None, "Tokens of a document that the LM reads (authors' code: 128). Default: all.", ABOVE_0
-    )
+    document_tokens: int | None = key(None, "Tokens read of a document (authors' code: 128). Default: all.", ABOVE_0)
     join: bool = key(False, "Let spans run on from text to text, as if all were one (authors' code: Wikitext).")
     tokenizer: str | None = key(None, "LM whose tokenizer counts the tokens, as lm.path. Default: the evaluated LM.")
     detokenize: Detokenize = key(
@@ -43,21 +41,11 @@ class QuestionsConfig:
         None,
         "mmlu: folder; popqa, internet_qa: published files; else rows (question, answers, gold), or a BEIR folder.",
     )
-    qrels: str | None = key(
-        None, "retrieval: graded judgements, BEIR's or TREC's. Default: qrels/test.tsv of a BEIR folder, else gold."
-    )
-    dataset: str | None = key(
-        None, "internet_qa: name of the data set in questions.path: nq, hotpotqa, fever, strategyqa or situatedqa."
-    )
-    demonstrations: str | None = key(
-        None, "JSONL of demonstrations. Default: questions of questions.path that are not evaluated."
-    )
-    query: str = key(
-        "{question}", "Template of the search query. Use the form of training queries; mmlu: {choices} too."
-    )
-    shots: int | None = key(
-        None, "Number of demonstrations. Default: 5 (mmlu), 16 (open_qa), 15 (popqa, internet_qa).", FROM_0
-    )
+    qrels: str | None = key(None, "retrieval: graded judgements. Default: qrels/test.tsv of a BEIR folder, else gold.")
+    dataset: str | None = key(None, "internet_qa: set of questions.path: nq, hotpotqa, fever, strategyqa, situatedqa.")
+    demonstrations: str | None = key(None, "JSONL of demonstrations. Default: questions that are not evaluated.")
+    query: str = key("{question}", "Template of the search query, as training queries look; mmlu: {choices} too.")
+    shots: int | None = key(None, "Demonstrations. Default: 5 (mmlu), 16 (open_qa), 15 (popqa, internet_qa).", FROM_0)
     documents_in_shots: bool = key(True, "popqa: put before each demonstration the first document found for it.")
     max_questions: int | None = key(None, "Number of questions to evaluate (mmlu: per subject). Default: all.", ABOVE_0)
     max_new_tokens: int = key(16, "Largest number of generated tokens per answer (PopQA's own code: 15).", ABOVE_0)
@@ -69,26 +57,18 @@ class WebConfig:
 
     engine: str = key("local", "Search engine: local (corpus), searxng or brave.")
     url: str | None = key(None, "URL of a SearXNG server, such as http://127.0.0.1:8888.")
-    api_key_env: str = key(
-        "REPLUG_SEARCH_API_KEY", "Environment variable that holds the API key of brave.", resumable=True
-    )
+    api_key_env: str = resumable("REPLUG_SEARCH_API_KEY", "Environment variable that holds the API key of brave.")
     num_results: int = key(20, "Number of search results to fetch per question (paper: 20).", ABOVE_0)
     max_passages: int = key(50, "Number of passages to keep per question, nearest first (paper: 50).", ABOVE_0)
-    max_requests: int | None = key(
-        None, "Request budget: searching stops before it sends more. Default: unlimited.", ABOVE_0, resumable=True
-    )
-    snapshot: str | None = key(
-        None, "Folder that stores search results and pages for exact reruns. Default: OUT/snapshot.", resumable=True
-    )
+    max_requests: int | None = resumable(None, "Requests before searching stops. Default: unlimited.", ABOVE_0)
+    snapshot: str | None = resumable(None, "Folder of results and pages for exact reruns. Default: OUT/snapshot.")
 
 
 @dataclass
 class PaperConfig:
     table: str | None = key(None, "Table of the paper that holds these figures.")
     values: dict[str, float] = key({}, "Figures of the paper by method, shown beside the results.")
-    groups: dict[str, dict[str, float]] = key(
-        {}, "Figures of the paper by group and method, such as {STEM: {none: 0.578}}."
-    )
+    groups: dict[str, dict[str, float]] = key({}, "Figures by group and method, such as {STEM: {none: 0.578}}.")
 
 
 @dataclass
@@ -96,7 +76,7 @@ class EvaluationConfig:
     """Configuration of `replug evaluate`."""
 
     evaluation: str = key(MISSING, "language_modelling, token_gain, mmlu, open_qa, popqa, internet_qa or retrieval.")
-    out: str = key(MISSING, "Folder for everything that the evaluation writes.", resumable=True)
+    out: str = resumable(MISSING, "Folder for everything that the evaluation writes.")
     methods: list[str] = key(
         ["none", "replug"],
         "Methods to compare: none, random, bm25, replug, NAME@K/concat and others (docs/evaluation.md).",

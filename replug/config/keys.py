@@ -47,12 +47,17 @@ class Key:
     resumable: bool
 
 
-def key(default: Any, meaning: str, bounds: Bounds | None = None, resumable: bool = False) -> Any:
-    """Declare a key as a dataclass field. `resumable` keys change neither results nor their order."""
-    metadata = {"meaning": meaning, "bounds": bounds, "resumable": resumable}
+def key(default: Any, meaning: str, bounds: Bounds | None = None, is_resumable: bool = False) -> Any:
+    """Declare a key as a dataclass field."""
+    metadata = {"meaning": meaning, "bounds": bounds, "resumable": is_resumable}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def resumable(default: Any, meaning: str, bounds: Bounds | None = None) -> Any:
+    """Declare a key that a resumed run may change: it changes neither results nor their order."""
+    return key(default, meaning, bounds, is_resumable=True)
 
 
 def section(kind: type, **defaults: Any) -> Any:

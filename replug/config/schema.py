@@ -23,7 +23,7 @@ from replug.config.choices import (
     TrainedSide,
     WandbMode,
 )
-from replug.config.keys import ABOVE_0, BELOW_1, FROM_0, RULED, SHARE, key, section
+from replug.config.keys import ABOVE_0, BELOW_1, FROM_0, RULED, SHARE, key, resumable, section
 
 DEV_SHARE = 0.1  # of the source documents, for development texts
 
@@ -36,9 +36,7 @@ class DataConfig:
         "Corpus: rows (id, text, optional title, domain, source) of a file, folder or hub dataset, or the URL of a "
         "vector store.",
     )
-    train: str | None = key(
-        None, "Training examples: rows with context, continuation, optional query; or question, answers."
-    )
+    train: str | None = key(None, "Training examples: context, continuation, optional query; or question, answers.")
     heldout: str | None = key(None, "Held-out examples in the format of data.train. They are never trained on.")
     dev: str | None = key(None, "Development examples in the format of data.train, for choosing weights and settings.")
     fields: dict[str, str] = key({}, "Other names of fields in rows and raw texts: {contents: text, meta.pid: id}.")
@@ -48,14 +46,10 @@ class DataConfig:
         "file of rows (question, answers, optional gold). Default: none.",
     )
     # Raw texts, which `replug prepare` cuts into documents and examples.
-    source: str | None = key(
-        None, "Raw texts to prepare: file, folder, glob (JSONL, TSV, Parquet, text), package:NAME or hub dataset."
-    )
+    source: str | None = key(None, "Raw texts to prepare: file, folder, glob, package:NAME or hub dataset.")
     out: str | None = key(None, "Folder of the prepared set. Default: RUN_DIR/data.")
     prepared: str | None = key(None, "Folder that `replug prepare` wrote; replaces the keys above.")
-    new_text_at: str | None = key(
-        None, "Regular expression for a text's first line, if texts span several rows or lines."
-    )
+    new_text_at: str | None = key(None, "Pattern of a text's first line, if texts span several rows or lines.")
     max_rejected_share: float = key(0.01, "Largest share of raw rows that may be unreadable, from 0 to 1.", SHARE)
     tokenizer: str = key("lm", "Tokenizer that counts example tokens: lm, retriever, or a path.")
     document_tokens: int | None = key(None, "Tokens per corpus document. Default: data.context_tokens.", ABOVE_0)
@@ -66,83 +60,48 @@ class DataConfig:
     num_dev: int = key(0, "Number of development examples to keep. 0: none.", FROM_0)
     query_share: float = key(0.2, "Share of the source documents that become training examples.", SHARE)
     heldout_share: float = key(0.1, "Share of the source documents that become held-out examples.", SHARE)
-    corpus_share: float | None = key(
-        None, "Share of the source documents that become the corpus. Default: all remaining documents.", SHARE
-    )
-    ngram_overlap: int | None = key(
-        None, "Drop texts that share this many consecutive words with another split (usual: 13).", ABOVE_0
-    )
+    corpus_share: float | None = key(None, "Share of the source that becomes the corpus. Default: what is left.", SHARE)
+    ngram_overlap: int | None = key(None, "Drop texts that share so many words in a row with another split.", ABOVE_0)
     num_workers: int = key(1, "Number of preparing processes, on the machine of the command.", ABOVE_0)
 
 
 @dataclass
 class RetrieverConfig:
     path: str = key(MISSING, "Encoder: folder, hub name, package:minilm, package:wordllama or stand_in.")
-    similarity: Similarity | None = key(
-        None, "Similarity of vectors: cosine (paper) or dot. Default: the encoder's setting, else cosine."
-    )
+    similarity: Similarity | None = key(None, "cosine (paper) or dot. Default: the encoder's setting, else cosine.")
     query_prompt: str | None = key(None, "Text prepended to each query. Default: the encoder's setting.")
     document_prompt: str | None = key(None, "Text prepended to each document. Default: the encoder's setting.")
-    max_tokens: int | None = key(
-        None, "Texts longer than this are cut, in tokens. Default: the encoder's limit.", ABOVE_0
-    )
+    max_tokens: int | None = key(None, "Tokens after which texts are cut. Default: the encoder's limit.", ABOVE_0)
     dropout: bool = key(False, "Train with the encoder's own dropout.")
     query_path: str | None = key(None, "Query encoder of a pair (DPR); retriever.path is then the document encoder.")
-    train: TrainedSide = key(
-        TrainedSide.both,
-        "Encoder side to train: query (the index stays valid), documents, or both.",
-    )
-    dims: list[int] = key(
-        [], "Prefix lengths over which the loss is averaged, such as [384,128]. Default: index.dims.", RULED
-    )
+    train: TrainedSide = key(TrainedSide.both, "Side to train: query (the index stays valid), documents, or both.")
+    dims: list[int] = key([], "Prefix lengths averaged by the loss, such as [384,128]. Default: index.dims.", RULED)
 
 
 @dataclass
 class LoRAConfig:
     """Train LoRA adapters (Hu et al. 2021, peft) instead of the retriever's weights."""
 
-    rank: int | None = key(
-        None, "Rank of LoRA adapters, such as 16. Default: train all weights, without adapters.", ABOVE_0
-    )
+    rank: int | None = key(None, "Rank of LoRA adapters, such as 16. Default: train all weights.", ABOVE_0)
 
 
 @dataclass
 class LMConfig:
     # Local weights, or a server: one of path and url.
     path: str | None = key(None, "Local LM: folder, GGUF file, hub name, package:smollm2 or stand_in[:SECONDS].")
-    dtype: DType = key(
-        DType.auto, "auto (bfloat16 where the hardware supports it, else float32), float32, bfloat16 or float16."
-    )
-    tokens_per_batch: int | None = key(
-        None, "Tokens per forward pass. Default: 1,024 on a CPU, 4,096 to 32,768 on a GPU.", ABOVE_0
-    )
-    num_replicas: int | None = key(
-        None, "Number of scorer replicas. Default: derived from resources.score.", ABOVE_0, resumable=True
-    )
-    gpus_per_replica: float | None = key(
-        None,
-        "Whole GPUs per scorer replica. Default: as many as hold the LM.",
-        FROM_0,
-        resumable=True,
-    )
-    url: str | None = key(None, "URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1.", resumable=True)
+    dtype: DType = key(DType.auto, "float32, bfloat16, float16, or auto (bfloat16 where the hardware has it).")
+    tokens_per_batch: int | None = key(None, "Tokens per pass. Default: 1,024 on a CPU, from 4,096 on a GPU.", ABOVE_0)
+    num_replicas: int | None = resumable(None, "Scorer replicas. Default: derived from resources.score.", ABOVE_0)
+    gpus_per_replica: float | None = resumable(None, "GPUs of a replica. Default: as many as hold the LM.", FROM_0)
+    url: str | None = resumable(None, "URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1.")
     model: str | None = key(None, "Name of the LM on the server at lm.url.")
-    api: ServerAPI = key(
-        ServerAPI.echo,
-        "Requests to the server: completions with echo or with prompt_logprobs (vLLM), or chat.",
-    )
+    api: ServerAPI = key(ServerAPI.echo, "Server's API: completions with echo or prompt_logprobs (vLLM), or chat.")
     tokenizer: str | None = key(None, "Server's tokenizer: folder or hub name. If set, requests contain token ids.")
-    api_key_env: str = key("REPLUG_LM_API_KEY", "Environment variable that holds the server's API key.", resumable=True)
-    extra_body: dict[str, Any] = key(
-        {}, "Further fields of each request to the server, such as {reasoning_effort: minimal}."
-    )
-    max_concurrency: int = key(16, "Largest number of concurrent requests to the server.", ABOVE_0, resumable=True)
-    max_tokens_sent: int | None = key(
-        None, "Token budget: the run stops before it sends more. Default: unlimited.", ABOVE_0, resumable=True
-    )
-    patience_minutes: float = key(
-        15.0, "Minutes to wait for a server that is away or throttles before the run stops.", ABOVE_0, resumable=True
-    )
+    api_key_env: str = resumable("REPLUG_LM_API_KEY", "Environment variable that holds the server's API key.")
+    extra_body: dict[str, Any] = key({}, "Further fields of each request, such as {reasoning_effort: minimal}.")
+    max_concurrency: int = resumable(16, "Largest number of concurrent requests to the server.", ABOVE_0)
+    max_tokens_sent: int | None = resumable(None, "Tokens sent before the run stops. Default: unlimited.", ABOVE_0)
+    patience_minutes: float = resumable(15.0, "Minutes to wait for a server that is away or throttles.", ABOVE_0)
     # Both kinds.
     score: Teacher = key(
         Teacher.logprob,
@@ -154,10 +113,8 @@ class LMConfig:
         None, "Template with {document} and {context}, on lines of their own. Default: both, lm.separator between them."
     )
     chat: bool = key(False, "Put the prompt as the user's message through the tokenizer's chat template.")
-    too_long: TooLong = key(
-        TooLong.error, "Inputs above the LM's limit: error, or truncate the document, then the context's beginning."
-    )
-    timeout_seconds: float = key(600.0, "Seconds after which a call or request is retried.", ABOVE_0, resumable=True)
+    too_long: TooLong = key(TooLong.error, "Inputs above the LM's limit: error, or truncate document, then text.")
+    timeout_seconds: float = resumable(600.0, "Seconds after which a call or request is retried.", ABOVE_0)
     cache: str | None = key(None, "SQLite file of LM scores. Default: RUN_DIR/scores.sqlite.")
 
 
@@ -170,12 +127,10 @@ class RetrieveConfig:
 @dataclass
 class LabelConfig:
     # Candidates per example that `replug prepare --labels` scores, without duplicates.
-    dense: int = key(20, "Number of candidates per example that the retriever finds.", FROM_0, resumable=True)
-    bm25: int = key(0, "Number of further candidates per example that BM25 finds.", FROM_0, resumable=True)
-    random: int = key(0, "Number of further candidates per example that are drawn at random.", FROM_0, resumable=True)
-    hits: str | None = key(
-        None, "Your own candidates as label.dense: rows (pos, neg, ctxs), or a TREC run file.", resumable=True
-    )
+    dense: int = resumable(20, "Number of candidates per example that the retriever finds.", FROM_0)
+    bm25: int = resumable(0, "Number of further candidates per example that BM25 finds.", FROM_0)
+    random: int = resumable(0, "Number of further candidates per example that are drawn at random.", FROM_0)
+    hits: str | None = resumable(None, "Your own candidates as label.dense: rows (pos, neg, ctxs), or a TREC run file.")
 
 
 @dataclass
@@ -213,11 +168,7 @@ class LossConfig:
 @dataclass
 class RefreshConfig:
     every_steps: int = key(3000, "Steps between two refreshes of the index (paper: 3,000).", ABOVE_0)
-    lag_steps: int | str | None = key(
-        None,
-        "Steps from trigger to adoption, 0 (wait) or when_ready (not reproducible). Default: every_steps/2.",
-        RULED,
-    )
+    lag_steps: int | None = key(None, "Steps from trigger to adoption. 0: wait. Default: every_steps/2.", FROM_0)
 
 
 @dataclass
@@ -225,27 +176,17 @@ class IndexConfig:
     kind: str = key("flat_fp16", "Index type: flat_fp16 (exact), sq8, pq, ivf_sq8, ivf_pq, or a FAISS factory string.")
     nprobe: int | None = key(None, "Number of IVF lists that a search visits. Default: depends on index.kind.", ABOVE_0)
     dims: int | None = key(None, "Store and search only this many leading dimensions. Default: all.", ABOVE_0)
-    num_shards: int | None = key(
-        None, "Number of shards, each with one searcher actor. Default: one per GPU or node that searches.", ABOVE_0
-    )
-    block_documents: int = key(
-        1024, "Documents per block. A builder embeds whole blocks, and index files hold whole blocks.", ABOVE_0
-    )
-    dtype: DType = key(
-        DType.auto, "Precision for embedding the corpus: auto, float32, bfloat16 or float16 (finer than bfloat16)."
-    )
+    num_shards: int | None = key(None, "Shards, one searcher each. Default: one per searching GPU or node.", ABOVE_0)
+    block_documents: int = key(1024, "Documents per block: builders embed whole blocks, and files hold them.", ABOVE_0)
+    dtype: DType = key(DType.auto, "Precision for embedding the corpus: auto, float32, bfloat16 or float16.")
 
 
 @dataclass
 class ResourcesConfig:
     # Whole GPUs per role, or processes on a cluster without GPUs.
-    train: int | str = key("auto", "Trainer ranks, one GPU each. auto: one in eight GPUs.", RULED, resumable=True)
-    score: int | str = key(
-        "auto", "GPUs for scorer replicas. auto: all that training leaves, with the index.", RULED, resumable=True
-    )
-    index: int | str = key(
-        "auto", "GPUs for the index's actors. auto: all that training leaves, with scoring.", RULED, resumable=True
-    )
+    train: int | str = resumable("auto", "Trainer ranks, one GPU each. auto: one in eight GPUs.", RULED)
+    score: int | str = resumable("auto", "GPUs for scoring. auto: all that training leaves, with the index.", RULED)
+    index: int | str = resumable("auto", "GPUs for the index. auto: all that training leaves, with scoring.", RULED)
 
 
 @dataclass
@@ -256,60 +197,41 @@ class TrainConfig:
     )
     max_steps: int = key(1000, "Optimizer steps (paper: 25,000).", ABOVE_0)
     batch_size: int = key(64, "Training examples per step, over all ranks (paper: 64).", ABOVE_0)
-    micro_batches: int = key(
-        1, "Number of micro-batches per rank over which gradients are accumulated.", ABOVE_0, resumable=True
-    )
+    micro_batches: int = resumable(1, "Micro-batches per rank over which gradients are accumulated.", ABOVE_0)
     lr: float = key(2e-5, "Peak learning rate (paper: 2e-5); on questions times the untuned loss, at most 1.", ABOVE_0)
     warmup_ratio: float = key(0.1, "Share of the steps with linear warmup (paper: 0.1); linear decay follows.", SHARE)
     gradient_clip: float | None = key(None, "Largest gradient norm. Default: no clipping.", ABOVE_0)
-    precision: Precision = key(
-        Precision.float32, "float32, bf16_mixed, or auto (bf16_mixed where the hardware supports it)."
-    )
+    precision: Precision = key(Precision.float32, "float32, bf16_mixed, or auto (bf16_mixed on capable hardware).")
     gradient_checkpointing: bool = key(False, "Recompute activations in the backward pass to save memory.")
-    chunk_tokens: int | None = key(
-        None, "Padded tokens per gradient-cache chunk, each encoded twice, to save memory. Default: no chunks.", ABOVE_0
-    )
+    chunk_tokens: int | None = key(None, "Tokens per gradient-cache chunk, encoded twice. Default: no chunks.", ABOVE_0)
     pipeline_depth: int = key(1, "Batches retrieved and scored ahead. 0: strictly sequential.", FROM_0)
-    labels: str | None = key(
-        None,
-        "Folder from `prepare --labels`, or auto (RUN_DIR/labels). Default: the LM scores during training.",
-    )
-    epochs: int | None = key(
-        None, "Epochs over the labelled examples; replaces train.max_steps. Default: train.max_steps.", ABOVE_0
-    )
-    label_steps: int | None = key(
-        None, "Steps on labels before the LM scores live batches. Default: all steps.", ABOVE_0
-    )
-    patience: int | None = key(
-        None, "Development evaluations without improvement before training stops. Default: never stop early.", ABOVE_0
-    )
+    labels: str | None = key(None, "Folder of labels, or auto (RUN_DIR/labels). Default: score during training.")
+    epochs: int | None = key(None, "Epochs over the labels. Default: as many as train.max_steps makes.", ABOVE_0)
+    label_steps: int | None = key(None, "Steps on labels before batches are scored live. Default: all steps.", ABOVE_0)
+    patience: int | None = key(None, "Development results without improvement until the stop. Default: never.", ABOVE_0)
 
 
 @dataclass
 class CheckpointConfig:
-    every_steps: int = key(100, "Steps between two checkpoints.", ABOVE_0, resumable=True)
+    every_steps: int = resumable(100, "Steps between two checkpoints.", ABOVE_0)
 
 
 @dataclass
 class EvaluateConfig:
     k: int = key(10, "Number of documents in the ensemble (paper: 10).", ABOVE_0)
     max_examples: int | None = key(200, "Number of held-out examples to evaluate. null: all.", ABOVE_0)
-    num_resamples: int = key(10000, "Number of resamples of the paired bootstrap.", ABOVE_0, resumable=True)
+    num_resamples: int = resumable(10000, "Number of resamples of the paired bootstrap.", ABOVE_0)
     heldout: bool = key(True, "Evaluate the held-out split after training. false needs train.labels, and no LM.")
 
 
 @dataclass
 class WandbConfig:
-    mode: WandbMode = key(
-        WandbMode.off, "Weights & Biases logging: off, online, or offline (no network or account).", resumable=True
-    )
+    mode: WandbMode = resumable(WandbMode.off, "Weights & Biases: off, online, or offline (without an account).")
 
 
 @dataclass
 class RayConfig:
-    address: str | None = key(
-        None, "Address of a running Ray cluster. Default: start Ray on this machine.", resumable=True
-    )
+    address: str | None = resumable(None, "Address of a running Ray cluster. Default: start Ray on this machine.")
 
 
 @dataclass
@@ -329,7 +251,7 @@ class Config:
     checkpoint: CheckpointConfig = section(CheckpointConfig)
     evaluate: EvaluateConfig = section(EvaluateConfig)
     wandb: WandbConfig = section(WandbConfig)
-    loggers: list[LoggerName] = key([], "Trackers beside W&B: tensorboard, mlflow.", resumable=True)
+    loggers: list[LoggerName] = resumable([], "Trackers beside W&B: tensorboard, mlflow.")
     ray: RayConfig = section(RayConfig)
-    run_dir: str = key(MISSING, "Folder for everything that the run writes.", resumable=True)
+    run_dir: str = resumable(MISSING, "Folder for everything that the run writes.")
     seed: int = key(0, "Random seed of the data order, sampling, random documents and bootstrap.", FROM_0)

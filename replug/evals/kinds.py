@@ -11,11 +11,10 @@ from pathlib import Path
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.hub_names import check_names
 from replug.config.keys import keys_of
 from replug.config.load import load_evaluation_config
 from replug.config.methods import GENREAD, INTERNET_QA, LONG_CONTEXT, Method
-from replug.config.paths import check_evaluation_paths
+from replug.config.paths import check_names, check_paths
 from replug.config.rules import evaluation_methods, lm_problems, rerank_lm_problems
 from replug.config.schema import EnsembleConfig
 from replug.data.store import Corpus
@@ -135,7 +134,7 @@ def checked_evaluation(config: str | Path | EvaluationConfig, overrides: Sequenc
     """Load the configuration of an evaluation. Raises UserError for the first thing that it lacks or cannot find."""
     evaluation = load_evaluation_config(config, overrides)
     check_evaluation(evaluation)
-    check_evaluation_paths(evaluation)
+    check_paths(evaluation)
     check_names(evaluation)
     return evaluation
 

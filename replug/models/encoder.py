@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 from torch.utils.checkpoint import checkpoint
 
 from replug.config.errors import NotFiniteError, UserError
-from replug.config.hub_names import MODEL, require_name
+from replug.config.paths import MODEL, require_name
 from replug.data.files import as_other_files, json_sha256
 from replug.data.folder import write_checksums
 from replug.data.store import CorpusStore

@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from replug.config.errors import UserError, require_extra
-from replug.config.hub_names import is_here
+from replug.config.paths import is_here
 from replug.data.files import as_other_files, cache_dir, file_sha256, write_json, writing
 from replug.data.folder import require_checksums, write_checksums
 

@@ -22,9 +22,8 @@ import torch
 
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.background import InlineExecutor
-from replug.cluster.gpus import keep_to_memory_bound
-from replug.cluster.packing import SCORER
-from replug.cluster.places import place
+from replug.cluster.layout import SCORER
+from replug.cluster.places import keep_to_memory_bound, place
 from replug.messages import CollectedWarnings
 from replug.models.black_box_lm import (
     AsyncLM,
@@ -207,17 +206,17 @@ class ScorerPool(AsyncLM):
 
     def metrics(self) -> dict[str, float]:
         """Return rates and shares since the last call, and counts since the start."""
-        counts, num_up = self.pool.counts, self.pool.num_up
+        pool, num_up = self.pool, self.pool.num_up
         rates, sums = self._meter.read(num_up)
         return {
             **rates,
             "batch_fill": sums["tokens"] / sums["padded_tokens"] if sums["padded_tokens"] else 1.0,
             "halved_passes": float(self._totals.halved),
             "replicas": float(num_up),
-            "respawns": float(counts.respawns),
-            "retries": float(counts.retries),
-            "queue_length": float(self.pool.num_waiting),
-            "queue_wait_seconds": counts.waited_seconds / max(1, counts.calls),
+            "respawns": float(pool.num_respawns),
+            "retries": float(pool.num_retries),
+            "queue_length": float(pool.num_waiting),
+            "queue_wait_seconds": pool.waited_seconds / max(1, pool.num_calls),
         }
 
     def close(self) -> None:

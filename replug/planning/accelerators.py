@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from replug.cluster.environment import allowed_cores
-from replug.cluster.packing import Node
+from replug.cluster.layout import Node
 from replug.config.errors import UserError
 
 GPUS_PER_NODE = 8
@@ -34,10 +34,6 @@ class DeviceModel:
     memory_gb: float
     bandwidth: float
     has_bfloat16: bool = True
-
-    def resolve_dtype(self, name: str) -> str:
-        """Return the precision that `auto` and `bf16_mixed` come to on this device."""
-        return resolve_dtype(name, self.has_bfloat16)
 
     def peak(self, dtype: str) -> float:
         """Return the peak FLOP/s of a precision; without native bfloat16, that of float32."""
@@ -120,7 +116,7 @@ class Devices:
         if self.model is None:
             is_fast = self.has_bfloat16 and resolve_dtype(dtype, True) == "bfloat16"
             return REACHED_HERE * self.core_rate * (BFLOAT16 if is_fast else 1.0)
-        return REACHED[role] * self.model.peak(self.model.resolve_dtype(dtype))
+        return REACHED[role] * self.model.peak(resolve_dtype(dtype, self.has_bfloat16))
 
     def as_nodes(self) -> list[Node]:
         """Return the nodes for the layout, each with enough processors; the command runs on the first."""

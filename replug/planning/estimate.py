@@ -4,17 +4,16 @@ A unit of work is its FLOP divided by the rate that a role reaches. A role divid
 step takes as long as the busiest GPU, on which roles take turns; the search in host memory runs beside them.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import psutil
 
 from replug.cluster.environment import allowed_cores
-from replug.cluster.layout import Layout, lay_out
-from replug.cluster.packing import BUILDER, NAMES, SCORER, SEARCHER, TRAINER, PlannedGPU
+from replug.cluster.layout import BUILDER, NAMES, SCORER, SEARCHER, TRAINER, Layout, PlannedGPU, lay_out
 from replug.config.errors import UserError
-from replug.config.hub_names import OURS
+from replug.config.paths import OURS
 from replug.config.rules import is_live
 from replug.config.schema import Config
 from replug.data.sources.records import FieldMap
@@ -56,22 +55,6 @@ RING_WITHIN, RING_BETWEEN = 1e11, 1e10  # bytes a second of gradients: within a 
 ROLES = {SCORER: "score", BUILDER: "embed", SEARCHER: "search", TRAINER: "train"}
 
 
-@dataclass(frozen=True, slots=True)
-class Seconds:
-    """Seconds of one device for a unit of each kind of work, and the devices of each role.
-
-    `pair` is None for an LM of unknown speed. `step` is that of one rank which trains the whole batch, `exchange` what
-    its gradients take between several; `search` finds a batch, on a GPU or on the processors of a node.
-    """
-
-    pair: float | None
-    document: float
-    step: float
-    exchange: float
-    search: float
-    devices: Mapping[str, int]
-
-
 def plan_training(
     config: Config, gpus: str | None, nodes: int | None, num_documents: int | None, price: float | None
 ) -> dict[str, Any]:
@@ -87,12 +70,11 @@ def plan_training(
             f"this machine has {total / 1e9:.0f} GB of memory, but trainer, LM and index take {held / 1e9:.0f} GB; "
             "expected a smaller lm.path, fewer documents, index.kind=ivf_pq, or GPUs (--gpus 8xA100)"
         )
-    units, stages = seconds_of(config, counts, layout, devices, retriever, lm), run_stages(config, counts)
+    speeds, stages = Speeds(config, counts, layout, devices, retriever, lm), run_stages(config, counts)
     preparing = None if is_exact or devices.model else preparing_stage(config, counts)
     stages = [preparing, *stages] if preparing else stages
-    seconds = [stage_seconds(stage, config, counts, layout, units) for stage in stages]
-    known = [second for second in seconds if second is not None]
-    hours = sum(known) / 3600 if len(known) == len(seconds) else None
+    seconds = [speeds.seconds(stage) for stage in stages]
+    hours = None if None in seconds else sum(filter(None, seconds)) / 3600
     dollars = None
     if price is not None and hours is not None and devices.model is not None:
         dollars = hours * devices.count * price
@@ -119,25 +101,6 @@ def plan_training(
     }
 
 
-def seconds_of(
-    config: Config, counts: Counts, layout: Layout, devices: Devices, retriever: ModelSize, lm: ModelSize | None
-) -> Seconds:
-    """Divide the FLOP of each unit of work by the rate that its role reaches."""
-    size, train, devices_of = lengths(config), config.train, _devices_of(layout)
-    pair = None if lm is None else pair_flop(lm, size) / devices.rate(config.lm.dtype.value, "score")
-    document = size.encoded_document * retriever.flop_per_token(size.encoded_document)
-    speed = RING_WITHIN if devices_of["train"] <= devices.count / devices.nodes else RING_BETWEEN
-    gradients = 4 * trained_weights(config, retriever)[1]
-    return Seconds(
-        pair,
-        max(HANDLING, document / devices.rate(config.index.dtype.value, "embed")),
-        _step_flop(config, retriever) / devices.rate(train.precision.value, "train"),
-        2 * gradients * (devices_of["train"] - 1) / devices_of["train"] / speed,
-        _search_seconds(config, counts, layout, searched_width(config, retriever.dim)),
-        devices_of,
-    )
-
-
 def pair_flop(lm: ModelSize, size: Lengths) -> float:
     """Return the FLOP of scoring a pair: all its tokens, and the output layer at those of the continuation."""
     return size.pair * lm.flop_per_token(size.pair) + size.continuation * lm.flop_per_prediction
@@ -156,54 +119,80 @@ def _step_flop(config: Config, retriever: ModelSize) -> float:
     return train.batch_size * (again * passes * (query + k * document) + searching)
 
 
-def _search_seconds(config: Config, counts: Counts, layout: Layout, dim: int) -> float:
-    """Return the seconds in which one GPU, or the processors of one node, find a batch. Lossy kinds take none."""
-    if config.index.kind != EXACT:
-        return 0.0
-    batch = config.train.batch_size
-    if _searches_on_gpu(layout):
-        return PRODUCT * batch * counts.documents
-    seconds = dim * counts.documents * (CORE_READS + 2 * batch / CORE_FLOP)
-    return seconds / (HOST_CORES if layout.gpus else allowed_cores())
+class Speeds:
+    """Seconds of one device for a unit of each kind of work: its FLOP, divided by the rate that its role reaches.
 
+    `pair` is None for an LM of unknown speed. `step` is that of one rank which trains the whole batch, `exchange` what
+    its gradients take between several; `search` finds a batch, on a GPU or on the processors of a node.
+    """
 
-def stage_seconds(stage: Stage, config: Config, counts: Counts, layout: Layout, units: Seconds) -> float | None:
-    """Return the seconds of a stage; None where the LM's speed is not known."""
-    if stage.name == PREPARING:
-        return (stage.num_bytes / CUT_BYTES + counts.documents / KEPT_DOCUMENTS) / config.data.num_workers
-    if stage.pairs and units.pair is None:
-        return None
-    pair, devices = (units.pair or 0.0) / units.devices["score"], units.devices
-    if stage.name != TRAINING:
-        return stage.pairs * pair + stage.documents * units.document / devices["embed"]
-    if not is_live(config):
-        texts = (counts.queries + counts.dev) * num_candidates(config)
-        once = 0.0 if trains_documents(config) else min(texts, counts.documents) * units.document
-        return once + stage.steps * (units.step / devices["train"] + units.exchange)
-    steps, policy = config.train.max_steps, refreshes(config)
-    step, build = live_step_seconds(config, layout, units), counts.documents * units.document / devices["embed"]
-    development = stage.pairs - steps * config.train.batch_size * config.retrieve.k
-    lag = policy.every_steps if policy.lag_steps is None else policy.lag_steps
-    # On GPUs of its own a refresh runs beside the steps until it is due; on shared ones it takes their time.
-    is_alone = any(_roles_on(gpu) and _roles_on(gpu) <= {"embed", "search"} for gpu in layout.gpus)
-    late = max(0.0, build - lag * step) if is_alone else build
-    return steps * step + policy.num_starts * late + development * pair
+    def __init__(
+        self,
+        config: Config,
+        counts: Counts,
+        layout: Layout,
+        devices: Devices,
+        retriever: ModelSize,
+        lm: ModelSize | None,
+    ) -> None:
+        self._config, self._counts, self._layout = config, counts, layout
+        self._devices, size = _devices_of(layout), lengths(config)
+        self._pair = None if lm is None else pair_flop(lm, size) / devices.rate(config.lm.dtype.value, "score")
+        document = size.encoded_document * retriever.flop_per_token(size.encoded_document)
+        self._document = max(HANDLING, document / devices.rate(config.index.dtype.value, "embed"))
+        self._step = _step_flop(config, retriever) / devices.rate(config.train.precision.value, "train")
+        ranks, gradients = self._devices["train"], 4 * trained_weights(config, retriever)[1]
+        ring = RING_WITHIN if ranks <= devices.count / devices.nodes else RING_BETWEEN
+        self._exchange = 2 * gradients * (ranks - 1) / ranks / ring
+        self._search = self._search_seconds(searched_width(config, retriever.dim))
 
+    def seconds(self, stage: Stage) -> float | None:
+        """Return the seconds of a stage; None where the LM's speed is not known."""
+        config, counts, devices = self._config, self._counts, self._devices
+        if stage.name == PREPARING:
+            return (stage.num_bytes / CUT_BYTES + counts.documents / KEPT_DOCUMENTS) / config.data.num_workers
+        if stage.pairs and self._pair is None:
+            return None
+        pair = (self._pair or 0.0) / devices["score"]
+        if stage.name != TRAINING:
+            return stage.pairs * pair + stage.documents * self._document / devices["embed"]
+        if not is_live(config):
+            texts = (counts.queries + counts.dev) * num_candidates(config)
+            once = 0.0 if trains_documents(config) else min(texts, counts.documents) * self._document
+            return once + stage.steps * (self._step / devices["train"] + self._exchange)
+        steps, policy, step = config.train.max_steps, refreshes(config), self._live_step(pair)
+        build = counts.documents * self._document / devices["embed"]
+        development = stage.pairs - steps * config.train.batch_size * config.retrieve.k
+        # On GPUs of its own a refresh runs beside the steps until it is due; on shared ones it takes their time.
+        is_alone = any(_roles_on(gpu) and _roles_on(gpu) <= {"embed", "search"} for gpu in self._layout.gpus)
+        late = max(0.0, build - policy.lag_steps * step) if is_alone else build
+        return steps * step + policy.num_starts * late + development * pair
 
-def live_step_seconds(config: Config, layout: Layout, units: Seconds) -> float:
-    """Return the seconds of a live step: those of the busiest GPU, the search in host memory, or the feeder."""
-    pairs = config.train.batch_size * config.retrieve.k
-    work = {
-        "score": pairs * (units.pair or 0.0) / units.devices["score"],
-        "train": units.step / units.devices["train"] + units.exchange,
-        "search": units.search / units.devices["search"],
-        "embed": 0.0,
-    }
-    if not layout.gpus:
-        return sum(work.values())
-    groups = {_roles_on(gpu) for gpu in layout.gpus} | (set() if _searches_on_gpu(layout) else {frozenset(["search"])})
-    fed = pairs * FED_PAIR + units.devices["score"] * FED_SCORER
-    return max(fed, *(sum(work[role] for role in roles) for roles in groups))
+    def _live_step(self, pair: float) -> float:
+        """Return the seconds of a live step: those of the busiest GPU, the search in host memory, or the feeder."""
+        layout, pairs = self._layout, self._config.train.batch_size * self._config.retrieve.k
+        work = {
+            "score": pairs * pair,
+            "train": self._step / self._devices["train"] + self._exchange,
+            "search": self._search / self._devices["search"],
+            "embed": 0.0,
+        }
+        if not layout.gpus:
+            return sum(work.values())
+        groups = {_roles_on(gpu) for gpu in layout.gpus}
+        groups |= set() if _searches_on_gpu(layout) else {frozenset(["search"])}
+        fed = pairs * FED_PAIR + self._devices["score"] * FED_SCORER
+        return max(fed, *(sum(work[role] for role in roles) for roles in groups))
+
+    def _search_seconds(self, dim: int) -> float:
+        """Return the seconds in which one GPU, or the processors of one node, find a batch. Lossy kinds take none."""
+        if self._config.index.kind != EXACT:
+            return 0.0
+        batch, documents = self._config.train.batch_size, self._counts.documents
+        if _searches_on_gpu(self._layout):
+            return PRODUCT * batch * documents
+        cores = HOST_CORES if self._layout.gpus else allowed_cores()
+        return dim * documents * (CORE_READS + 2 * batch / CORE_FLOP) / cores
 
 
 def _roles_on(gpu: PlannedGPU) -> frozenset[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from replug.cluster.packing import USABLE
+from replug.cluster.layout import USABLE
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import GENREAD, GOLD, LONG_CONTEXT, NONE, REPLUG, WITHOUT_RETRIEVER, Method
@@ -18,7 +18,7 @@ from replug.config.rules import evaluation_methods, has_rerank_lm, lm_problems, 
 from replug.data.row_files import count_rows
 from replug.data.shards import prepared_folder
 from replug.index_workers.build_plan import newest_encoder
-from replug.planning.accelerators import Devices, parse_devices
+from replug.planning.accelerators import Devices, parse_devices, resolve_dtype
 from replug.planning.memory import DTYPE_BYTES, scoring_bytes
 from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
 from replug.planning.stages import count_texts, encoded_tokens, template_tokens
@@ -228,7 +228,7 @@ def _lm_costs(config: EvaluationConfig, devices: Devices, num: int) -> Iterator[
         if size:
             rate, reading_weights = devices.rate(keys.dtype.value, "score"), 0.0
             if devices.model:
-                num_bytes = size.parameters * DTYPE_BYTES[devices.model.resolve_dtype(keys.dtype.value)]
+                num_bytes = size.parameters * DTYPE_BYTES[resolve_dtype(keys.dtype.value, devices.has_bfloat16)]
                 reading_weights = num_bytes / (1e9 * devices.model.bandwidth)
             hours = gpus * sum(one.seconds(size, rate, reading_weights) for one in own) / 3600
         yield {

@@ -12,13 +12,12 @@ from replug.cluster.layout import VERSIONS, IndexActors, Sizes, scorers
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
 from replug.config.paths import names_store
-from replug.config.refresh_policy import refresh_policy
 from replug.config.schema import Config, LMConfig
 from replug.index_workers.kinds import SEARCH_BYTES, bytes_per_vector, num_lists, resolve_kind
 from replug.models.batching import ENCODER_TOKENS, ENCODER_TOKENS_WITH_GRADIENT, LMShape, tokens_per_pass
 from replug.planning.accelerators import resolve_dtype
 from replug.planning.model_sizes import BERT_BASE, ModelSize, encoder_size, lm_size, retriever_size
-from replug.planning.stages import Counts, Lengths, lengths, num_pairs
+from replug.planning.stages import Counts, Lengths, lengths, num_pairs, refreshes
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ON_PROCESSORS = IndexActors()
@@ -238,7 +237,6 @@ def most_versions(config: Config) -> int:
     There are the live one, the one before it and the one under way, and a further one for each refresh that begins in
     the steps that the kept checkpoints and the lag span.
     """
-    trains_documents = config.retriever.train is not TrainedSide.query
-    policy = refresh_policy(config.refresh, config.train.max_steps, trains_documents)
-    span = KEPT_CHECKPOINTS * config.checkpoint.every_steps + (policy.lag_steps or 0)
+    policy = refreshes(config)
+    span = KEPT_CHECKPOINTS * config.checkpoint.every_steps + policy.lag_steps
     return min(policy.num_starts + 2, 3 + span // policy.every_steps)

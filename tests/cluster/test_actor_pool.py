@@ -14,7 +14,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from replug.cluster import actor_pool
 from replug.cluster.actor_pool import MAX_FAILED_STARTS, MAX_KILLED_STARTS, ActorPool, ActorPoolError, thread_env
-from replug.cluster.packing import SCORER
+from replug.cluster.layout import SCORER
 from replug.cluster.places import place
 from replug.config.errors import UserError
 from replug.models.hardware import available_cores
@@ -101,7 +101,7 @@ def until(holds: Callable[[], bool]) -> None:
 def test_a_replica_that_hangs_while_it_starts_is_replaced_beside_one_that_works(make_pool):
     pool = make_pool(numbered([good()], [actor(), good()]), 2, validate=accept, start_timeout_seconds=0.05)
     until(lambda: pool.num_up == 2)
-    assert pool.counts.respawns == 1
+    assert pool.num_respawns == 1
     assert pool.quarantined == {}
 
 
@@ -115,7 +115,7 @@ def test_calls_for_which_no_replica_finds_room_learn_what_became_of_the_others(m
 def test_a_replica_killed_at_every_start_is_quarantined_in_the_end(make_pool):
     pool = make_pool(numbered([good()], [actor(probe=ActorDiedError())]), 2, validate=accept)
     until(lambda: 1 in pool.quarantined)
-    assert pool.counts.respawns == MAX_KILLED_STARTS - 1 > MAX_FAILED_STARTS
+    assert pool.num_respawns == MAX_KILLED_STARTS - 1 > MAX_FAILED_STARTS
 
 
 def test_a_replica_that_the_user_has_to_mend_is_not_started_again(make_pool):
@@ -123,7 +123,7 @@ def test_a_replica_that_the_user_has_to_mend_is_not_started_again(make_pool):
     pool = make_pool(numbered([broken]), validate=accept)
     until(lambda: 0 in pool.quarantined)
     assert pool.quarantined == {0: "it cannot start: UserError: lm.path: DIR lacks lm_head.weight"}
-    assert pool.counts.respawns == 0
+    assert pool.num_respawns == 0
 
 
 ILLEGAL = torch.AcceleratorError(

@@ -18,8 +18,7 @@ import torch
 
 from replug.cluster import places
 from replug.cluster.actor_pool import ActorPool
-from replug.cluster.layout import lay_out, nodes_of
-from replug.cluster.packing import BUILDER, CONTEXT_BYTES, SCORER, SEARCHER, TRAINER
+from replug.cluster.layout import BUILDER, CONTEXT_BYTES, SCORER, SEARCHER, TRAINER, lay_out, nodes_of
 from replug.cluster.ray_cluster import ray_cluster
 from replug.config.errors import UserError
 from replug.config.load import load_config
@@ -86,7 +85,7 @@ def all_places(config: Config, index: IndexService) -> dict[tuple[str, int], Whe
         for number in range(count)
     }
     actors.update({(BUILDER, number): actor for number, actor in enumerate(index.builders.handles())})
-    actors.update({(SEARCHER, number): actor for number, actor in enumerate(index.searchers)})
+    actors.update({(SEARCHER, number): actor for number, actor in enumerate(index.searchers.actors)})
     asked = {of: actor.__ray_call__.remote(where) for of, actor in actors.items()}
     found = ray.get(list(asked.values()), timeout=SECONDS)  # which an actor without a place would not answer
     return dict(zip(asked, found, strict=True))

@@ -38,7 +38,7 @@ until(lambda: pool.pool.num_up == 2)
 print("joined", flush=True)
 done = sum(call.done() for call in calls)
 cluster.remove_node(node, allow_graceful=False)
-until(lambda: pool.pool.counts.respawns > 0)
+until(lambda: pool.pool.num_respawns > 0)
 print("left", flush=True)
 scores = [call.result(120) for call in calls]
 expected = [GivenSource(StandInLM()).load().score([f"a {i} b"], [f" {i}"]) for i in range(150)]

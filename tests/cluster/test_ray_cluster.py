@@ -7,9 +7,22 @@ from types import SimpleNamespace
 import pytest
 
 from replug.cluster import places
-from replug.cluster.gpus import gpu_state, keep_to_memory_bound
-from replug.cluster.layout import ROLES, UNKNOWN, Layout, Sizes, lay_out, num_ranks
-from replug.cluster.packing import BUILDER, CONTEXT_BYTES, NAMES, SCORER, SEARCHER, TRAINER, Node
+from replug.cluster.layout import (
+    BUILDER,
+    CONTEXT_BYTES,
+    NAMES,
+    ROLES,
+    SCORER,
+    SEARCHER,
+    TRAINER,
+    UNKNOWN,
+    Layout,
+    Node,
+    Sizes,
+    lay_out,
+    num_ranks,
+)
+from replug.cluster.places import gpu_state, keep_to_memory_bound
 from replug.cluster.ray_cluster import _lay_out, _require_same_gpus, this_node
 from replug.config.errors import UserError
 from replug.config.load import load_config

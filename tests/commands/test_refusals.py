@@ -14,9 +14,8 @@ import pytest
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from replug.config.errors import UserError
-from replug.config.hub_names import check_names
 from replug.config.load import load_config
-from replug.config.paths import check_paths
+from replug.config.paths import check_names, check_paths
 from replug.config.schema import Config
 from replug.data.prepare.sets import prepare_rows
 from replug.data.prepare.work import LocalPool
@@ -66,7 +65,7 @@ TYPED = [
     # models
     ("train {config} lm.path={tmp}/no", "lm.path: {tmp}/no"),
     ("train {config} lm.path=package:gpt5", "lm.path: package:gpt5"),
-    ("train {config} lm.path=package:minilm", "lm.path: package:minilm", "swapped?"),
+    ("train {config} lm.path=package:minilm", "lm.path: package:minilm", "package:smollm2"),
     ("train {config} retriever.path={config}", "retriever.path: {config}"),
     ("prepare {config} lm.path=null", "lm.path", "data.tokenizer"),
     # SLURM

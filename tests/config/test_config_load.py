@@ -100,7 +100,7 @@ def test_words_numbers_and_flags_are_read_alike_from_files_and_overrides(tmp_pat
 
 
 def test_the_resolved_yaml_loads_to_the_same_configuration(tmp_path):
-    config = load(tmp_path, "seed: 5", "refresh.lag_steps=when_ready", "data.source=stand_in", "lm.separator=' | '")
+    config = load(tmp_path, "seed: 5", "refresh.lag_steps=7", "data.source=stand_in", "lm.separator=' | '")
     path = tmp_path / "resolved.yaml"
     path.write_text(config_to_yaml(config))
     assert load_config(path) == config

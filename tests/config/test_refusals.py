@@ -23,7 +23,6 @@ OF_TRAINING = {
     "evaluate.heldout=false": "evaluate.heldout=false is set",
     "retriever.dims=[8,8]": "retriever.dims is [8, 8]",
     "refresh.every_steps=10 refresh.lag_steps=11": "refresh.lag_steps is 11",
-    "refresh.lag_steps=soon": "refresh.lag_steps is soon",
     "lm={path: x}": "lm.path=VALUE",
     "retriever.query_path=DIR ": "retriever.query_path='\"DIR \"'",
     "data.queries=q": "data.queries: unknown key; it is called data.train",

@@ -69,12 +69,14 @@ def test_an_answer_does_not_depend_on_what_else_is_in_the_batch(batch: list[int]
     assert_same((rows[:1], similarities[:1]), alone)
 
 
-@given(st.lists(st.integers(1, 9), max_size=6), st.integers(1, 40))
+@given(st.lists(st.integers(1, 9), max_size=6), st.integers(1, 40), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_an_answer_does_not_depend_on_the_number_of_shards(cuts: list[int], k: int) -> None:
-    bounds = sorted({0, *(cut * BLOCK for cut in cuts), len(VECTORS)})
-    shards = [shard_of(VECTORS[a:b], first_row=a) for a, b in itertools.pairwise(bounds)]
-    assert_same(merge_top_k([s.search(QUERIES, k) for s in shards], k), brute_force(VECTORS, QUERIES, k))
+def test_an_answer_does_not_depend_on_the_number_of_shards(cuts: list[int], k: int, has_ties: bool) -> None:
+    vectors, queries = (np.sign(of) if has_ties else of for of in (VECTORS, QUERIES))
+    bounds = sorted({0, *(cut * BLOCK for cut in cuts), len(vectors)})
+    shards = [shard_of(vectors[a:b], first_row=a) for a, b in itertools.pairwise(bounds)]
+    for order in (shards, shards[::-1]):
+        assert_same(merge_top_k([one.search(queries, k) for one in order], k), brute_force(vectors, queries, k))
 
 
 def test_nearly_equal_similarities_are_ordered_by_what_float32_products_would_lose() -> None:

@@ -17,10 +17,9 @@ from replug.config.schema import Config
 from replug.data.prepare.sets import import_corpus
 from replug.data.store import Corpus, StoredCorpus, comparable
 from replug.data.vector_stores import open_source, store_address
-from replug.index_workers.build import publish_snapshot
+from replug.index_workers.build import publish_snapshot, require_store_of
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
-from replug.index_workers.store_shard import require_store_of
 from replug.index_workers.version_store import VersionStore
 from replug.models.build import load_encoder
 from replug.models.packaged import write_stand_in_encoder
@@ -128,7 +127,7 @@ def publish(config: Config, corpus: Corpus, root: Path) -> VersionStore:
     """Version 0 of an index, without Ray: there is nothing to build."""
     store = VersionStore(root)
     plan = publish_snapshot(config, load_encoder(config.retriever), corpus, store, IndexState(0, 0))
-    assert not store.begin(plan).files
+    assert not store.begin(plan)[0]
     store.publish(plan)
     return store
 

@@ -13,7 +13,7 @@ from replug.config.errors import RunError, UserError
 from replug.data.folder import read_mark, write_mark
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.vectors import map_vectors, write_vectors
-from replug.index_workers.version_store import Missing, VersionStore
+from replug.index_workers.version_store import VersionStore
 from tests.support.command_line import ROOT
 from tests.support.index_versions import PLAN, save_weights
 
@@ -54,19 +54,13 @@ def test_a_version_that_is_not_published_is_refused(store: VersionStore) -> None
     assert store.plan(3) == PLAN
 
 
-def test_publishing_with_a_file_unmarked_fails_and_publishes_nothing(store: VersionStore) -> None:
-    write_vectors_of(store, PLAN, [0, 2])
+def test_files_without_a_mark_are_embedded_again_and_nothing_is_published_without_them(store: VersionStore) -> None:
+    write_vectors_of(store, PLAN, [0, 1, 2])
+    (store.folder(3) / "vectors-00001.json").unlink()
+    assert store.begin(PLAN) == ([1], False, [])
     with pytest.raises(RunError, match=rf"{store.folder(3)}/vectors-00001\.json is missing"):
         store.publish(PLAN)
     assert store.published() == []
-
-
-def test_files_without_a_mark_are_embedded_again(store: VersionStore) -> None:
-    write_vectors_of(store, PLAN, [0, 1, 2])
-    (store.folder(3) / "vectors-00001.json").unlink()
-    assert store.begin(PLAN) == Missing([1], False, [])
-    (store.folder(3) / "vectors-00002.json").unlink()
-    assert store.begin(PLAN) == Missing([1, 2], False, [])
 
 
 @pytest.mark.parametrize(
@@ -74,7 +68,7 @@ def test_files_without_a_mark_are_embedded_again(store: VersionStore) -> None:
 )
 def test_files_of_another_plan_are_dropped(published: VersionStore, change: dict) -> None:
     other = replace(PLAN, **change)
-    assert published.begin(other).files == list(range(other.num_files))
+    assert published.begin(other)[0] == list(range(other.num_files))
     assert not published.is_published(3)
     assert not list(published.folder(3).glob("vectors-*"))
     assert (published.encoder_folder(3) / "model.safetensors").read_bytes() == b"one"
@@ -93,24 +87,18 @@ def test_a_version_of_another_format_is_refused(published: VersionStore, format:
             read(3)
 
 
-# Kinds on the same vectors --------------------------------------------------------------------------------
-
-
-# One index for one corpus and one encoder -----------------------------------------------------------------
-
-
 # Disk and snapshots -------------------------------------------------------------------------------------
 
 
 def test_a_snapshot_of_the_same_weights_keeps_the_vectors_and_of_others_drops_them(store: VersionStore) -> None:
     write_vectors_of(store, PLAN, [0, 1])
     first = store.save_snapshot(3, save_weights(b"one"))
-    assert store.begin(PLAN).files == [2]
+    assert store.begin(PLAN)[0] == [2]
     second = store.save_snapshot(3, save_weights(b"two"))
     assert first != second
     assert sorted(path.name for path in store.folder(3).iterdir()) == ["encoder"]
     assert (store.encoder_folder(3) / "model.safetensors").read_bytes() == b"two"
-    assert store.begin(PLAN).files == [0, 1, 2]
+    assert store.begin(PLAN)[0] == [0, 1, 2]
 
 
 def test_a_half_written_snapshot_is_written_anew(store: VersionStore) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from replug.cluster import ray_cluster
 from replug.config.errors import RunError, UserError
-from replug.config.wandb_login import wandb_login
 from replug.data.files import as_other_files
 from replug.models.hardware import available_cores, available_memory
+from replug.train.step_metrics import has_wandb_key
 from tests.support.command_line import CommandLine, clean_environment
 
 GIB = 2**30
@@ -56,9 +56,9 @@ def test_an_online_run_without_a_login_is_refused_before_anything_is_made(
     assert ended.status == 2 and "wandb.mode is online, and W&B has no key; run `wandb login`" in ended.errors
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org:8443")
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
-    assert wandb_login() is None
+    assert not has_wandb_key()
     (tmp_path / "netrc").write_text("machine wandb.example.org login user password secret\n")
-    assert wandb_login() == str(tmp_path / "netrc")
+    assert has_wandb_key()
 
 
 def run_here(folder: Path, *typed: object, **environment: str) -> subprocess.CompletedProcess:

@@ -58,7 +58,7 @@ def test_killed_replicas_lose_no_work():
         os.kill(pid, signal.SIGSTOP)  # so that it dies with work in hand, however fast the other is
         futures += [pool.submit("square", x) for x in range(10)]
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda kills=kills: pool.counts.respawns == kills)
+        wait_until(lambda kills=kills: pool.num_respawns == kills)
     assert [future.result(300) for future in futures] == [x * x for x in range(10)] * 3
     pool.close()
 
@@ -74,7 +74,7 @@ def pool(ray_session: None) -> Iterator[ActorPool]:
 def test_an_error_of_the_work_itself_reaches_the_caller_and_is_not_retried(pool: ActorPool):
     with pytest.raises(ValueError, match="doc-7"):
         pool.submit("fail").result(300)
-    assert pool.counts.respawns == 0
+    assert pool.num_respawns == 0
     assert pool.submit("square", 3).result(300) == 9
 
 
@@ -90,7 +90,7 @@ def test_a_hanging_call_is_done_again_by_a_new_replica():
     pool = make_pool(1, timeout_seconds=1.0, max_attempts=2)
     with pytest.raises(ActorPoolError, match="no answer within 1 s"):
         pool.submit("square", 3, 60.0).result(300)
-    assert pool.counts.respawns == 2
+    assert pool.num_respawns == 2
     pool.close()
 
 
@@ -220,7 +220,7 @@ def test_a_replica_that_waits_for_room_is_not_one_that_hangs():
     pending = pool.handles()[1]
     time.sleep(1.5)
     assert pool.submit("who").result(300) == 0
-    assert (pool.quarantined, pool.counts.respawns) == ({}, 0)
+    assert (pool.quarantined, pool.num_respawns) == ({}, 0)
     assert pool.handles()[1] is pending
     pool.close()
 
@@ -232,7 +232,7 @@ def test_a_fault_of_the_gpu_replaces_the_replica_and_the_call_is_done_again(tmp_
     actor = ray.remote(Loading).options(num_cpus=0)
     pool = ActorPool(lambda _: actor.remote(tmp_path), 1, "worker", validate=lambda *_: None, max_attempts=3)
     assert pool.submit("fault", ILLEGAL, 2).result(300) == 3
-    assert (pool.counts.respawns, pool.counts.retries) == (2, 2)
+    assert (pool.num_respawns, pool.num_retries) == (2, 2)
     pool.close()
 
 
@@ -255,13 +255,13 @@ def test_what_is_a_fault_of_the_gpu(error: Exception, is_fault: bool):
 
 
 def test_a_cancelled_call_is_not_done_and_hurts_no_other(pool: ActorPool):
-    before = pool.counts.calls
+    before = pool.num_calls
     first = pool.submit("square", 2, 0.5)
     calls = [pool.submit("square", x) for x in range(6)]
     assert calls[5].cancel()
     assert first.result(300) == 4
     assert [call.result(300) for call in calls[:5]] == [x * x for x in range(5)]
-    wait_until(lambda: pool.counts.calls == before + 6)
+    wait_until(lambda: pool.num_calls == before + 6)
     assert pool.submit("square", 9).result(300) == 81
 
 
@@ -293,13 +293,13 @@ def test_several_units_in_a_call_give_each_row_its_own_score(scorers: ScorerPool
     wait_until(lambda: pool.pool.num_up == 2)
     monkeypatch.setattr(pool, "_units_per_call", 8)
     prefixes, continuations = [f"a {'b ' * n}" for n in range(6)], [" c" + " d" * (n % 4) for n in range(6)]
-    units, done = [[3, 0], [5], [1, 4], [2]], pool.pool.counts.calls
+    units, done = [[3, 0], [5], [1, 4], [2]], pool.pool.num_calls
     monkeypatch.setattr(pool, "units", lambda call: units)
     answered = pool.submit_units(ScoreCall(prefixes, continuations, sums_only=True))
     found = {row: one for rows, scores in answered for row, one in zip(rows, scores.result(300), strict=True)}
     expected = StandInLM().score(prefixes, continuations)
     assert [found[row] for row in range(6)] == [sum_of(score) for score in expected]
-    assert len(answered) == pool.pool.counts.calls - done == 2
+    assert len(answered) == pool.pool.num_calls - done == 2
 
 
 class CrampedLM(StandInLM):

@@ -99,12 +99,12 @@ def test_an_index_version_takes_the_bytes_estimated(
     factory = small.kind.factory and resolve_kind(kind, dim, rows, None).factory
     plan = replace(small, num_documents=rows, dim=dim, kind=replace(small.kind, factory=factory))
     random = np.random.default_rng(0)
-    missing = store.begin(plan)
-    for file in missing.files:
+    files, needs_quantizer, missing_shards = store.begin(plan)
+    for file in files:
         store.write_vectors(0, file, random.normal(size=(len(plan.rows_of_file(file)), dim)))
-    if missing.quantizer:
+    if needs_quantizer:
         Builder(store.root, 1).make_quantizer(plan)
-    for shard in missing.shards:
+    for shard in missing_shards:
         Builder(store.root, 1).build_shard(plan, shard)
     store.publish(plan)
     estimated = version_bytes(config, rows, replace(encoder_size("stand_in"), dim=dim))

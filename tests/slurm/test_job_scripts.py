@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.cluster.layout import lay_out
-from replug.cluster.packing import Node
+from replug.cluster.layout import Node, lay_out
 from replug.commands.slurm import freeze, job_state, render, run_slurm
 from replug.config.errors import UserError
 from replug.config.load import flatten, load_config

@@ -231,7 +231,8 @@ def test_memory_does_not_grow_with_the_number_of_swaps(tmp_path):
             service.search(version, queries, 10)
             service.store.remove_all_but({version, version - 1})
             pids = [
-                ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=300) for actor in service.searchers
+                ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=300)
+                for actor in service.searchers.actors
             ]
             megabytes.append(max(psutil.Process(pid).memory_info().rss for pid in pids) / 2**20)
     finally:

@@ -61,7 +61,7 @@ def measured_at_once(index: IndexState, ready: Future) -> Future:
 
 def controller(
     service: FakeService,
-    lag: int | None = 3,
+    lag: int = 3,
     max_age: int = 30,
     publish: Callable[[IndexState], int] = lambda index: index.version,
     measure_index: Callable[[IndexState, Future], Future] = measured_at_once,
@@ -88,16 +88,6 @@ def test_an_index_is_adopted_exactly_lag_steps_after_its_trigger():
     assert walk(control, service, range(30)) == [0] * 13 + [1] * 10 + [2] * 7
     assert control.live == IndexState(2, 20)
     assert service.previous == {1: 0, 2: 1} and service.committed == [1, 2]
-
-
-def test_when_ready_adopts_at_the_first_boundary_after_the_build_and_skips_a_late_refresh():
-    service = FakeService()
-    control = controller(service, lag=None)
-    walk(control, service, range(25), ready=False)
-    assert (control.live.version, list(service.builds), control.num_skipped) == (0, [1], 1)
-    service.builds[1].set_result(refreshed(1))
-    control.at_boundary(25)
-    assert control.live == IndexState(1, 10)
 
 
 @pytest.mark.parametrize("works", [True, False])

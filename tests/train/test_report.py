@@ -36,7 +36,6 @@ METRICS = [
         "retriever/rank_correlation": 0.5,
         "index/age_steps": step % 4,
         **{name: 1.0 for _, name, _ in INDEX_COLUMNS if name.startswith("index/")},
-        "index/refreshes_skipped": 0.0,
         "index/refreshes_failed": 0.0,
         "time/step_seconds": 2.0,
         "time/wait_scores_seconds": 0.5,
