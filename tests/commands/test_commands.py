@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from replug.commands.export import export
-from replug.commands.search import search
+from replug.commands.run import search
 from replug.config.errors import UserError
 from replug.index_workers.version_store import VersionStore
 from replug.library import config_of_run
