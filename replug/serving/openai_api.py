@@ -47,12 +47,8 @@ class ApiError(Exception):
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Retry-After": "1"} if self.status == 503 else {}
-
     def response(self) -> JSONResponse:
-        return JSONResponse(self.as_json(), self.status, self.headers)
+        return JSONResponse(self.as_json(), self.status, {"Retry-After": "1"} if self.status == 503 else None)
 
 
 def refused(param: str, message: str, code: str | None = None) -> ApiError:
@@ -230,14 +226,18 @@ def document_json(document: Retrieved) -> Json:
     return {"id": document.id, "text": document.text, "source": document.source, "score": document.similarity}
 
 
-def embeddings_json(vectors: np.ndarray, num_tokens: int, are_cut: list[bool], as_base64: bool, version: int) -> Json:
-    """Return the response for vectors [N, D]; base64 holds little-endian float32, as OpenAI's clients read it."""
-    rows = [base64.b64encode(row.astype("<f4").tobytes()).decode() if as_base64 else row.tolist() for row in vectors]
+def embeddings_json(rows: Sequence[tuple[np.ndarray, int, bool]], as_base64: bool, version: int) -> Json:
+    """Return the response for vectors [D] with their tokens and whether their texts were cut.
+
+    base64 holds little-endian float32, as OpenAI's clients read it.
+    """
+    vectors, counts, are_cut = zip(*rows, strict=True)
+    shown = [base64.b64encode(one.astype("<f4").tobytes()).decode() if as_base64 else one.tolist() for one in vectors]
     return {
         "object": "list",
         "model": RETRIEVER_NAME,
-        "data": [{"object": "embedding", "index": number, "embedding": row} for number, row in enumerate(rows)],
-        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        "data": [{"object": "embedding", "index": number, "embedding": row} for number, row in enumerate(shown)],
+        "usage": {"prompt_tokens": sum(counts), "total_tokens": sum(counts)},
         "replug": {"index_version": version, "are_cut": are_cut},
     }
 
