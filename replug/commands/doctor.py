@@ -3,9 +3,7 @@
 Checks start no Ray, load no model and download nothing. A configuration is first refused for what a run refuses it for.
 """
 
-import os
 import shutil
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -89,21 +87,6 @@ def cuda() -> Check:
     return Check("CUDA", State.ok, "no GPU for this process: everything runs on the CPU")
 
 
-def ray_token() -> Check:
-    """Check how Ray authenticates; the token itself is never read."""
-    if (mode := os.environ.get("RAY_AUTH_MODE", "token")) != "token":
-        found = f"RAY_AUTH_MODE={mode}: whoever reaches Ray's ports runs code"
-        return Check("Ray token", State.warning, found, "unset RAY_AUTH_MODE")
-    path = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    if path is None:
-        return Check("Ray token", State.ok, "every run has a token of its own")
-    if not Path(path).is_file():
-        return Check("Ray token", State.wrong, f"RAY_AUTH_TOKEN_PATH: {path} does not exist", "name the token's file")
-    if stat.S_IMODE(Path(path).stat().st_mode) & 0o077:
-        return Check("Ray token", State.wrong, f"{path} can be read by others", f"chmod 600 {path}")
-    return Check("Ray token", State.ok, f"in {path}, which this user alone reads")
-
-
 def shared_memory() -> Check:
     """Check the room in /dev/shm, where Ray keeps its object store."""
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
@@ -112,7 +95,7 @@ def shared_memory() -> Check:
     return Check("shared memory", state, found, "a container takes --shm-size")
 
 
-MACHINE_CHECKS = (cuda, ray_token, shared_memory)
+MACHINE_CHECKS = (cuda, shared_memory)
 
 
 # A configuration ------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def config(tmp_path):
 def test_the_debug_configuration_is_well_here(tmp_path: Path, replug: CommandLine) -> None:
     ended = replug("doctor", DEBUG, f"run_dir={tmp_path / 'run'}")
     assert ended.status == 0, ended.printed
-    names = ("CUDA", "Ray token", "shared memory", "configuration", "disk", "memory", "layout")
+    names = ("CUDA", "shared memory", "configuration", "disk", "memory", "layout")
     assert all(f" {name} " in ended.output for name in names)
     assert not (tmp_path / "run").exists()
 
@@ -38,20 +38,6 @@ def test_a_configuration_that_a_run_refuses_is_wrong_and_named(replug: CommandLi
     ended = replug("doctor", DEBUG, override)
     assert ended.status == 1 and override.partition("=")[0] in ended.output
     assert "ok       CUDA" in ended.output, "the machine is looked at nevertheless"
-
-
-def test_a_token_that_others_can_read_is_wrong(monkeypatch, tmp_path):
-    token = tmp_path / "token"
-    token.write_text("very secret")
-    token.chmod(0o644)
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-    check = doctor.ray_token()
-    assert check.state is State.wrong and check.fix == f"chmod 600 {token}" and "secret" not in check.found
-    token.chmod(0o600)
-    assert doctor.ray_token().state is State.ok
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "gone"))
-    assert doctor.ray_token().state is State.wrong
 
 
 def layout(config) -> Check:
