@@ -69,7 +69,12 @@ TYPED = [
     ("train {config} lm.path=package:minilm", "lm.path: package:minilm", "swapped?"),
     ("train {config} retriever.path={config}", "retriever.path: {config}"),
     ("prepare {config} lm.path=null", "lm.path", "data.tokenizer"),
-    # SLURM
+    # serving and SLURM
+    ("serve {tmp} --host 0.0.0.0", "--host 0.0.0.0", "$REPLUG_SERVE_TOKEN"),
+    ("serve {tmp} web.engine=brave", "web.engine"),
+    ("serve {tmp} --k 101", "--k", "100"),
+    ("serve {tmp} lm.path=stand_in", "{tmp}", "no published index"),
+    ("serve {tmp}/no", "{tmp}/no"),
     ("slurm {config} --job tran", "--job", "tran"),
 ]
 

@@ -236,6 +236,12 @@ REFUSED = [
     (completion(["x", "qz" * 100]), 400, None, "the prompt and max_tokens=12 exceed 128 tokens"),
     (completion("x", model="gpt-4"), 400, "model", "should be 'replug'"),
     (chat("x", "y"), 400, "messages", "the last is the assistant's; expected the user's"),
+    (
+        {"path": "/v1/embeddings", "model": "retriever", "input": "x", "dimensions": 12},
+        400,
+        "dimensions",
+        "expected 32",
+    ),
     ({"path": "/nothing"}, 404, None, "POST /nothing: Not Found"),
 ]
 
