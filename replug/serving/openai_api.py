@@ -148,7 +148,6 @@ class _Generation(StrictRequest):
     stream_options: StreamOptions = StreamOptions()
     replug: EnsembleOptions = EnsembleOptions()
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        # Of OpenAI's API.
         **dict.fromkeys(("n", "best_of"), (1,)),
         **dict.fromkeys(("echo", "logprobs"), (False,)),
         **dict.fromkeys(("top_logprobs", "frequency_penalty", "presence_penalty"), (0,)),
@@ -156,11 +155,6 @@ class _Generation(StrictRequest):
         **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
         **{"suffix": ("",), "logit_bias": ({},), "reasoning_effort": ("none",), "verbosity": ("medium",)},
         **{"response_format": ({"type": "text"},), "modalities": (["text"],)},
-        # Of vLLM's and llama.cpp's, which their clients send.
-        **{"top_k": (-1, 0), "min_p": (0,)},
-        **dict.fromkeys(("repetition_penalty", "length_penalty"), (1,)),
-        **dict.fromkeys(("ignore_eos", "use_beam_search"), (False,)),
-        **dict.fromkeys(("skip_special_tokens", "add_generation_prompt"), (True,)),
     }
 
     def options(self, limits: ServingLimits, default_tokens: int) -> GenerationOptions:

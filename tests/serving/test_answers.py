@@ -266,7 +266,6 @@ def test_keys_that_ask_for_nothing_are_accepted(tiny: Tiny) -> None:
     neutral = {"n": 1, "echo": False, "suffix": None, "logit_bias": {}, "presence_penalty": 0, "user": "me"}
     neutral |= {"stop": [], "tools": [], "tool_choice": "auto", "function_call": "none", "reasoning_effort": "none"}
     neutral |= {"verbosity": "medium", "stream_options": {"include_usage": True, "include_obfuscation": False}}
-    neutral |= {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": False, "skip_special_tokens": True}
     sent_back = {"role": "assistant", "content": "Basel", "annotations": [], "tool_calls": [], "refusal": None}
     cached = {"type": "text", "text": "where?", "cache_control": {"type": "ephemeral"}}
     messages = [{"role": "user", "content": "x", "name": "me"}, sent_back, {"role": "user", "content": [cached]}]
