@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from types import FrameType
 from typing import Any, TypeVar
@@ -43,7 +44,7 @@ from replug.serving.openai_api import (
     refused,
     validation_refused,
 )
-from replug.serving.service import Build, Question, Service
+from replug.serving.service import Build, Question, Service, build_chat
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -133,14 +134,14 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         """Answer each prompt."""
         if len(body.prompt) > 1 and (body.stream or body.replug.query is not None):
             raise refused("prompt", f"{len(body.prompt)} prompts; expected one with stream or replug.query")
-        build = service.prompting.build_text
-        questions = [_question(service, body, build(text), text, DEFAULT_TOKENS) for text in body.prompt]
+        whole = service.template.whole
+        questions = [_question(service, body, partial(whole, context=one), one, DEFAULT_TOKENS) for one in body.prompt]
         return await _answer(service, request, questions, AnswerShape(is_chat=False), body)
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(request: Request, body: ChatRequest) -> Response:
         """Answer from documents that are retrieved for the user's last message."""
-        build = service.prompting.build_chat(body.messages)
+        build = build_chat(service.template, service.chats, body.messages)
         question = _question(service, body, build, body.messages[-1].text, service.limits.max_new_tokens)
         return await _answer(service, request, [question], AnswerShape(is_chat=True), body)
 

@@ -209,10 +209,10 @@ class ChatRequest(_Generation):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer of the ensemble; `evidence` is what clients get under `replug`. `is_full`: max_tokens ended it."""
+    """An answer of the ensemble; `evidence` is what clients get under `replug`."""
 
     generated: Generated
-    is_full: bool
+    finish_reason: Literal["length", "stop"]  # whether max_tokens ended it
     evidence: Json
 
 
@@ -249,19 +249,23 @@ class AnswerShape:
 
     def __init__(self, is_chat: bool) -> None:
         self._is_chat = is_chat
-        self._name = "chat.completion" if is_chat else "text_completion"
-        self._head = {"id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}", "created": int(time.time())}
+        identifier = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self._head = {"id": identifier, "created": int(time.time()), "model": LM_NAME}
 
     def whole(self, answers: Sequence[Answer]) -> Json:
         """Return one choice for each prompt; `replug` is one object, or a list for several prompts."""
-        evidence = [answer.evidence for answer in answers]
         choices = []
         for number, answer in enumerate(answers):
-            message = {"role": "assistant", "content": answer.generated.text}
-            content = {"message": message} if self._is_chat else {"text": answer.generated.text}
-            choices.append({"index": number, **content, "logprobs": None, "finish_reason": _finish_reason(answer)})
+            text = answer.generated.text
+            content = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
+            choices.append({"index": number, **content, "logprobs": None, "finish_reason": answer.finish_reason})
+        evidence = [answer.evidence for answer in answers]
         own = {"usage": _usage(answers), "replug": evidence[0] if len(evidence) == 1 else evidence}
-        return {**self._head, "object": self._name, "model": LM_NAME, "choices": choices, **own}
+        return {
+            **self._head,
+            "object": "chat.completion" if self._is_chat else "text_completion",
+            "choices": choices,
+        } | own
 
     def first(self) -> Json:
         return self._chunk({"role": "assistant", "content": ""} if self._is_chat else "")
@@ -270,21 +274,15 @@ class AnswerShape:
         return self._chunk({"content": text} if self._is_chat else text)
 
     def last(self, answer: Answer) -> Json:
-        chunk = self._chunk({} if self._is_chat else "")
-        chunk["choices"][0]["finish_reason"] = _finish_reason(answer)
-        return {**chunk, "replug": answer.evidence}
+        return self._chunk({} if self._is_chat else "", answer.finish_reason) | {"replug": answer.evidence}
 
     def usage(self, answer: Answer) -> Json:
-        return {**self._chunk(""), "choices": [], "usage": _usage([answer])}
+        return self._chunk("") | {"choices": [], "usage": _usage([answer])}
 
-    def _chunk(self, content: Any) -> Json:
-        name = "chat.completion.chunk" if self._is_chat else self._name
-        choice = {"index": 0, "delta" if self._is_chat else "text": content, "logprobs": None, "finish_reason": None}
-        return {**self._head, "object": name, "model": LM_NAME, "choices": [choice]}
-
-
-def _finish_reason(answer: Answer) -> str:
-    return "length" if answer.is_full else "stop"
+    def _chunk(self, content: Any, finish_reason: str | None = None) -> Json:
+        name, key = ("chat.completion.chunk", "delta") if self._is_chat else ("text_completion", "text")
+        choice = {"index": 0, key: content, "logprobs": None, "finish_reason": finish_reason}
+        return {**self._head, "object": name, "choices": [choice]}
 
 
 def _usage(answers: Sequence[Answer]) -> Json | None:

@@ -172,47 +172,31 @@ def _outcomes(work: Work, items: Sequence[Any]) -> list[Any]:
     return list(results)
 
 
-class Prompting:
-    """Build the LM's prompts. Without its tokenizer nothing is counted or cut, and there are no chats."""
+def build_chat(
+    template: PromptTemplate, tokenizer: "PreTrainedTokenizerBase | None", messages: Sequence[Message]
+) -> Build:
+    """Return how a chat becomes the LM's prompt. Raises ApiError if its chat template refuses the messages.
 
-    def __init__(
-        self, template: PromptTemplate, tokenizer: "PreTrainedTokenizerBase | None", max_tokens: int | None
-    ) -> None:
-        self.template, self._tokenizer = template, tokenizer
-        self._max_tokens = max_tokens
-        self.max_tokens = None if tokenizer is None else max_tokens  # of a prompt, where they can be counted
+    Without a tokenizer there are no chats.
+    """
+    if tokenizer is None or not tokenizer.chat_template:
+        message = (
+            "the LM has no chat template; expected /v1/completions, or for an LM behind a server lm.tokenizer and "
+            "lm.api=echo"
+        )
+        raise ApiError(400, message, code="no_chat_template")
+    if messages[-1].role != "user":
+        raise refused("messages", f"the last is the {messages[-1].role}'s; expected the user's")
+    rows = [{"role": "system" if m.role == "developer" else m.role, "content": m.text} for m in messages]
 
-    def build_text(self, prompt: str) -> Build:
-        return lambda document: self.template.whole(document, prompt)
+    def build(document: str | None) -> str:
+        last = template.fill(document, rows[-1]["content"])
+        try:
+            return chat_text(tokenizer, [*rows[:-1], {"role": "user", "content": last}])
+        except TemplateError as error:
+            raise refused("messages", f"the LM's chat template refuses them: {error}") from error
 
-    def build_chat(self, messages: Sequence[Message]) -> Build:
-        """Raise ApiError if the LM has no chat template, or if the template refuses the messages."""
-        tokenizer = self._tokenizer
-        if tokenizer is None or not tokenizer.chat_template:
-            message = (
-                "the LM has no chat template; expected /v1/completions, or for an LM behind a server lm.tokenizer and "
-                "lm.api=echo"
-            )
-            raise ApiError(400, message, code="no_chat_template")
-        if messages[-1].role != "user":
-            raise refused("messages", f"the last is the {messages[-1].role}'s; expected the user's")
-        rows = [{"role": "system" if m.role == "developer" else m.role, "content": m.text} for m in messages]
-
-        def build(document: str | None) -> str:
-            last = self.template.fill(document, rows[-1]["content"])
-            chat = [*rows[:-1], {"role": "user", "content": last}]
-            try:
-                return chat_text(tokenizer, chat)
-            except TemplateError as error:
-                raise refused("messages", f"the LM's chat template refuses them: {error}") from error
-
-        return build
-
-    def require_fits(self, build: Build, num_new: int) -> None:
-        """Raise ApiError if the prompt and the answer are too long even without a document."""
-        if not self.template.holds(build(None), num_new):
-            message = f"the prompt and max_tokens={num_new} exceed {self._max_tokens} tokens; expected less"
-            raise ApiError(400, message, code="context_length_exceeded")
+    return build
 
 
 @dataclass(eq=False)
@@ -273,23 +257,28 @@ class Question:
                 for document, weight, prior, is_cut in rows
             ],
         }
-        return Answer(generated, generated.num_tokens >= self.options.max_new_tokens, evidence)
+        is_full = generated.num_tokens >= self.options.max_new_tokens
+        return Answer(generated, "length" if is_full else "stop", evidence)
 
 
 class Service:
-    """The models behind the routes. `k` is the default number of documents of an answer."""
+    """The models behind the routes. `k` is the default number of documents of an answer.
+
+    `template` counts and cuts prompts where it has a tokenizer; `chats` is the tokenizer that writes chats.
+    """
 
     def __init__(
         self,
         lm: BlackBoxLM,
-        prompting: Prompting,
+        template: PromptTemplate,
         k: int,
         index: ServedIndex,
         limits: ServingLimits,
         weighting: Weighting = POSTERIOR_WEIGHTS,
+        chats: "PreTrainedTokenizerBase | None" = None,
     ) -> None:
-        self.lm, self.prompting, self.k, self.index, self.limits = lm, prompting, k, index, limits
-        self.weighting = weighting
+        self.lm, self.template, self.k, self.index, self.limits = lm, template, k, index, limits
+        self.weighting, self.chats = weighting, chats
         self.failure = ""  # why the server ends by itself
         self._retriever_queue = BatchQueue("retriever", MAX_TEXTS_A_CALL)
         self._lm_queue = BatchQueue("lm", limits.max_batch)
@@ -324,8 +313,11 @@ class Service:
         return await asyncio.gather(*(self._retriever_queue.submit((self.index.search, k), query) for query in queries))
 
     async def retrieve(self, question: Question) -> None:
-        """Find the documents of a question. Raises ApiError if its prompt does not fit the LM."""
-        await asyncio.to_thread(self.prompting.require_fits, question.build, question.options.max_new_tokens)
+        """Find the documents of a question. Raises ApiError if its prompt does not fit the LM even without one."""
+        num_new = question.options.max_new_tokens
+        if not await asyncio.to_thread(lambda: self.template.holds(question.build(None), num_new)):
+            message = f"the prompt and max_tokens={num_new} exceed {self.template.max_tokens} tokens; expected less"
+            raise ApiError(400, message, code="context_length_exceeded")
         if question.k:
             [(question.documents, question.query_is_cut)] = await self.search(question.k, [question.query])
 
@@ -334,14 +326,14 @@ class Service:
 
         Where they cannot be counted any number is admitted.
         """
-        longest = self.prompting.max_tokens
+        longest = self.template.max_tokens
         if longest is None:
             return
         most = longest * max(LEAST_PROMPTS, self.k)
         prompts = [question.build(document.text) for question in questions for document in question.documents]
         if sum(min(longest, len(prompt.encode())) for prompt in prompts) <= most:
             return  # a token has a byte or more
-        count = sum(min(longest, self.prompting.template.num_tokens(prompt)) for prompt in prompts)
+        count = sum(min(longest, self.template.num_tokens(prompt)) for prompt in prompts)
         if count > most:
             message = f"{len(prompts)} documents with their prompts have {count:,} tokens; expected {most:,} at most: "
             raise ApiError(400, f"{message}fewer documents (replug.k), or shorter prompts", code="request_too_large")
@@ -379,8 +371,7 @@ class Service:
         return answers
 
     def _fitted(self, questions: Sequence[Question]) -> list[Mixture]:
-        template, temperature = self.prompting.template, self.index.temperature
-        return [question.fit(template, self.weighting, temperature) for question in questions]
+        return [question.fit(self.template, self.weighting, self.index.temperature) for question in questions]
 
 
 def load_service(
@@ -404,5 +395,4 @@ def load_service(
     log.info(f"loaded {config.path or config.model} ({lm.identity}), index version {index.version}")
     # A server that is asked in chats has a chat template of its own, and would read ours as text.
     tokenizer = None if config.url and config.api is ServerAPI.chat else source.tokenizer()
-    prompting = Prompting(limited_template(config, source, most), tokenizer, most)
-    return Service(lm, prompting, k, index, limits, weighting)
+    return Service(lm, limited_template(config, source, most), k, index, limits, weighting, tokenizer)
