@@ -52,6 +52,8 @@ TYPED = [
     ("train {config} data.source=a data.prepared=set", "data.source", "data.prepared"),
     ("keys zzz", "zzz"),
     # configurations
+    ("train own-data", "own-data does not exist; did you mean own_data?"),
+    ("train own_data", "missing: set it on the command line as retriever.path=VALUE"),
     ("train {tmp}", "configuration {tmp}"),
     ("train {tmp}/twice.yaml", "twice.yaml", "duplicate key seed"),
     # folders and files
@@ -69,7 +71,11 @@ TYPED = [
     ("train {config} lm.path=package:minilm", "lm.path: package:minilm", "swapped?"),
     ("train {config} retriever.path={config}", "retriever.path: {config}"),
     ("prepare {config} lm.path=null", "lm.path", "data.tokenizer"),
-    # serving and SLURM
+    # plans, serving and SLURM
+    ("plan paper --nodes 2", "--gpus is missing"),
+    ("plan paper --gpus 8xA100 --examples 9", "--examples"),
+    ("plan paper --gpus 8xA100 lm.path=acme/lm", "acme/lm"),
+    ("plan eval_lm --gpus 1xA100 --nodes 2 retriever.path=facebook/contriever lm.path=gpt2-xl", "--nodes"),
     ("serve {tmp} --host 0.0.0.0", "--host 0.0.0.0", "$REPLUG_SERVE_TOKEN"),
     ("serve {tmp} web.engine=brave", "web.engine"),
     ("serve {tmp} --k 101", "--k", "100"),
