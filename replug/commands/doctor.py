@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -19,9 +19,6 @@ from replug.config.paths import find_config
 from replug.config.plain_text import plain_line
 from replug.config.schema import Config
 from replug.slurm.ray_node import OBJECT_STORE_BYTES
-
-if TYPE_CHECKING:
-    from replug.cluster.layout import Layout
 
 GIB = 2**30
 KINDS = "an index, a prepared set, labels, an encoder, a run directory"
@@ -138,11 +135,12 @@ def memory_and_layout(config: Config) -> list[Check]:
     """Check that all actors fit on this machine, or on the cluster at `ray.address`, which is joined to ask it."""
     from replug.cluster.layout import lay_out
     from replug.cluster.ray_cluster import layout_on_cluster, this_node
-    from replug.models.hardware import multiplies_bfloat16
-    from replug.planning.memory import run_sizes
+    from replug.models.hardware import available_memory, multiplies_bfloat16
+    from replug.planning.memory import host_bytes, run_sizes
     from replug.planning.stages import known_documents
 
-    sizes = run_sizes(config, known_documents(config), multiplies_bfloat16())
+    documents, has_bfloat16 = known_documents(config), multiplies_bfloat16()
+    sizes = run_sizes(config, documents, has_bfloat16)
     try:
         on_cluster = config.ray.address is not None
         layout = layout_on_cluster(config, sizes) if on_cluster else lay_out(config, [this_node()], sizes)
@@ -153,19 +151,12 @@ def memory_and_layout(config: Config) -> list[Check]:
     fits = Check("layout", State.ok, found)
     if layout.num_waiting:
         fits = Check("layout", State.warning, f"{found}: {layout.num_waiting} scorers find no room", SMALLER)
-    return [fits] if on_cluster else [memory(layout), fits]
-
-
-def memory(layout: "Layout") -> Check:
-    """Check this machine's memory for trainer, LM and index."""
-    from replug.models.hardware import available_memory, multiplies_bfloat16
-    from replug.planning.memory import host_bytes
-    from replug.planning.stages import known_documents
-
-    documents, free = known_documents(layout.config) or 0, available_memory()
-    needed = host_bytes(layout.config, documents, multiplies_bfloat16(), index=layout.index)
+    if on_cluster:
+        return [fits]
+    needed = host_bytes(layout.config, documents or 0, has_bfloat16, index=layout.index)
+    free = available_memory()
     found = f"{free / GIB:.1f} GiB available, about {needed / GIB:.1f} needed for trainer, LM and index"
-    return Check("memory", State.wrong if needed > free else State.ok, found, SMALLER)
+    return [Check("memory", State.wrong if needed > free else State.ok, found, SMALLER), fits]
 
 
 # Files that replug wrote ----------------------------------------------------------------------------------------------
