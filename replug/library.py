@@ -40,7 +40,7 @@ GIVEN = "given"  # the folder of objects in a run directory
 RETRIEVER = "retriever"
 
 
-class Results(Mapping[str, Any]):
+class Results(dict[str, Any]):
     """Results of a run or an evaluation: results.json as a mapping, its table and its report.
 
     `table` is Markdown, which notebooks show. `report` is the page of a run, or None. `improved` says whether the
@@ -51,16 +51,8 @@ class Results(Mapping[str, Any]):
     """
 
     def __init__(self, content: Mapping[str, Any], table: str, report: Path | None = None) -> None:
-        self._content, self.table, self.report = content, table, report
-
-    def __getitem__(self, name: str) -> Any:
-        return self._content[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._content)
-
-    def __len__(self) -> int:
-        return len(self._content)
+        super().__init__(content)
+        self.table, self.report = table, report
 
     @property
     def improved(self) -> bool | None:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # brings numpy
     from replug.models.ensemble import Weighting
 
 CONFIG = "config.yaml"  # of a run directory
-TEMPERATURE = "ensemble.temperature"
 QUESTION = "{question}"  # stands for the question in --template
 STOP = "\n"  # ends an answer that is no message of a chat
 QUICKSTART = Path("runs/quickstart")  # searched by default
@@ -63,7 +62,7 @@ def ask(
         index = QUICKSTART
     if template is not None and QUESTION not in template:
         raise UserError(f"--template is {template!r}; expected a text with {QUESTION} in it")
-    for problem in (*_search_problems(index, engine, k), *_unread(overrides or [], engine, k)):
+    for problem in _problems(index, engine, k, overrides or []):
         raise UserError(problem)
     config = config_of(index, [*(overrides or []), f"web.engine={engine or 'local'}"])
     stops = [text.replace("\\n", "\n") for text in stop or ()]
@@ -103,7 +102,8 @@ def weighting_of(config: AskConfig) -> "Weighting":
     return replace(REPLUG_WEIGHTS, votes=config.ensemble.weights == EnsembleWeights.vote)
 
 
-def _search_problems(index: Path | None, engine: str | None, k: int) -> Iterator[str]:
+def _problems(index: Path | None, engine: str | None, k: int, overrides: Sequence[str]) -> Iterator[str]:
+    """Yield what cannot be searched, keys that nothing reads, and the key that has an option."""
     if engine not in (None, *WEB_ENGINES):
         yield f"--engine is {engine}; expected one of {', '.join(WEB_ENGINES)}"
     if index is not None and not index.exists():
@@ -112,14 +112,10 @@ def _search_problems(index: Path | None, engine: str | None, k: int) -> Iterator
         yield "--index and --engine are both given; expected one of them"
     if index is None and engine is None and k:
         yield f"there is nothing to search, and no {QUICKSTART}; expected --index RUN_DIR or --engine NAME"
-
-
-def _unread(overrides: Sequence[str], engine: str | None, k: int) -> Iterator[str]:
-    """Yield keys that nothing reads, and the key that has an option."""
     reads = {  # by section or key: whether it is read, and with what
         "web": (engine is not None, "--engine, since an index has its own documents"),
         "ensemble": (k != 0, "passages, and --k 0 reads none"),
-        TEMPERATURE: (engine is None, "the similarities of an index"),
+        "ensemble.temperature": (engine is None, "the similarities of an index"),
     }
     for name in (one.partition("=")[0] for one in overrides):
         for is_read, needed in (reads[key] for key in (name.partition(".")[0], name) if key in reads):

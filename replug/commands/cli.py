@@ -42,12 +42,13 @@ OF_A_PATH = (
     *(errno.ENAMETOOLONG, errno.ELOOP),
 )
 
-COMMANDS = {  # modules of `replug.commands` by group, in the order of `replug --help`
+COMMANDS = {  # by group, in the order of `replug --help`
     "Train": ("train", "prepare", "slurm"),
     "Evaluate": ("evaluate", "compare", "report"),
     "Use": ("search", "ask", "export", "serve"),
     "Plan and check": ("plan", "doctor", "configs", "keys"),
 }
+MODULES = {"train": "run", "evaluate": "run", "search": "run", "keys": "configs"}  # others have their own
 
 
 def _rewrite(line: str) -> None:
@@ -131,7 +132,7 @@ def command_line(name: str | None = None) -> typer.Typer:
     for group, names in COMMANDS.items():
         for known in names:
             if not is_command or known == name:
-                command = getattr(importlib.import_module(f"replug.commands.{known}"), known)
+                command = getattr(importlib.import_module(f"replug.commands.{MODULES.get(known, known)}"), known)
                 app.command(rich_help_panel=group)(command)
     return app
 

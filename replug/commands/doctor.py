@@ -3,14 +3,12 @@
 Checks start no Ray, load no model and download nothing. A configuration is first refused for what a run refuses it for.
 """
 
-import os
 import shutil
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,9 +19,6 @@ from replug.config.paths import find_config
 from replug.config.plain_text import plain_line
 from replug.config.schema import Config
 from replug.slurm.ray_node import OBJECT_STORE_BYTES
-
-if TYPE_CHECKING:
-    from replug.cluster.layout import Layout
 
 GIB = 2**30
 KINDS = "an index, a prepared set, labels, an encoder, a run directory"
@@ -89,21 +84,6 @@ def cuda() -> Check:
     return Check("CUDA", State.ok, "no GPU for this process: everything runs on the CPU")
 
 
-def ray_token() -> Check:
-    """Check how Ray authenticates; the token itself is never read."""
-    if (mode := os.environ.get("RAY_AUTH_MODE", "token")) != "token":
-        found = f"RAY_AUTH_MODE={mode}: whoever reaches Ray's ports runs code"
-        return Check("Ray token", State.warning, found, "unset RAY_AUTH_MODE")
-    path = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    if path is None:
-        return Check("Ray token", State.ok, "every run has a token of its own")
-    if not Path(path).is_file():
-        return Check("Ray token", State.wrong, f"RAY_AUTH_TOKEN_PATH: {path} does not exist", "name the token's file")
-    if stat.S_IMODE(Path(path).stat().st_mode) & 0o077:
-        return Check("Ray token", State.wrong, f"{path} can be read by others", f"chmod 600 {path}")
-    return Check("Ray token", State.ok, f"in {path}, which this user alone reads")
-
-
 def shared_memory() -> Check:
     """Check the room in /dev/shm, where Ray keeps its object store."""
     free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
@@ -112,7 +92,7 @@ def shared_memory() -> Check:
     return Check("shared memory", state, found, "a container takes --shm-size")
 
 
-MACHINE_CHECKS = (cuda, ray_token, shared_memory)
+MACHINE_CHECKS = (cuda, shared_memory)
 
 
 # A configuration ------------------------------------------------------------------------------------------------------
@@ -155,11 +135,12 @@ def memory_and_layout(config: Config) -> list[Check]:
     """Check that all actors fit on this machine, or on the cluster at `ray.address`, which is joined to ask it."""
     from replug.cluster.layout import lay_out
     from replug.cluster.ray_cluster import layout_on_cluster, this_node
-    from replug.models.hardware import multiplies_bfloat16
-    from replug.planning.memory import run_sizes
+    from replug.models.hardware import available_memory, multiplies_bfloat16
+    from replug.planning.memory import host_bytes, run_sizes
     from replug.planning.stages import known_documents
 
-    sizes = run_sizes(config, known_documents(config), multiplies_bfloat16())
+    documents, has_bfloat16 = known_documents(config), multiplies_bfloat16()
+    sizes = run_sizes(config, documents, has_bfloat16)
     try:
         on_cluster = config.ray.address is not None
         layout = layout_on_cluster(config, sizes) if on_cluster else lay_out(config, [this_node()], sizes)
@@ -170,19 +151,12 @@ def memory_and_layout(config: Config) -> list[Check]:
     fits = Check("layout", State.ok, found)
     if layout.num_waiting:
         fits = Check("layout", State.warning, f"{found}: {layout.num_waiting} scorers find no room", SMALLER)
-    return [fits] if on_cluster else [memory(layout), fits]
-
-
-def memory(layout: "Layout") -> Check:
-    """Check this machine's memory for trainer, LM and index."""
-    from replug.models.hardware import available_memory, multiplies_bfloat16
-    from replug.planning.memory import host_bytes
-    from replug.planning.stages import known_documents
-
-    documents, free = known_documents(layout.config) or 0, available_memory()
-    needed = host_bytes(layout.config, documents, multiplies_bfloat16(), index=layout.index)
+    if on_cluster:
+        return [fits]
+    needed = host_bytes(layout.config, documents or 0, has_bfloat16, index=layout.index)
+    free = available_memory()
     found = f"{free / GIB:.1f} GiB available, about {needed / GIB:.1f} needed for trainer, LM and index"
-    return Check("memory", State.wrong if needed > free else State.ok, found, SMALLER)
+    return [Check("memory", State.wrong if needed > free else State.ok, found, SMALLER), fits]
 
 
 # Files that replug wrote ----------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import re
+from typing import ClassVar
 
 import h11
 from fastapi import Request
@@ -105,24 +106,23 @@ class Guard:
 
 
 class BoundedConnection(H11Protocol):
-    """uvicorn's connection, which is closed if its request does not arrive in time, or before, for newer ones."""
+    """uvicorn's connection, which is closed if its request does not arrive in time, or before, for newer ones.
 
-    connections: "set[BoundedConnection]"  # type: ignore[assignment]
+    `waiting` holds the connections without a request under way; the one that waits longest is the first.
+    """
+
+    waiting: ClassVar[dict["BoundedConnection", None]] = {}
+    _told_at: ClassVar[float] = -math.inf  # the time of the last line on them
     _timer: asyncio.TimerHandle | None = None
-    _waits_since: float | None = None  # for a request; None while one is answered
-    _told_at = -math.inf  # of all connections
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        self._waits_since = self.loop.time()
-        if len(self.connections) > MAX_CONNECTIONS:  # those that wait for a request give way, the longest first
-            waiting = [one for one in self.connections if one._waits_since is not None]
-            closed = min(waiting, key=lambda one: one._waits_since or 0.0)
-            closed._waits_since = None  # the loop forgets it later: the next one too many closes another
-            closed._unset_timer()
-            closed.transport.abort()
-            now = self.loop.time()
-            if now - BoundedConnection._told_at > SECONDS_BETWEEN_LINES:
+        self.waiting[self] = None
+        if len(self.connections) > MAX_CONNECTIONS:
+            oldest = next(iter(self.waiting))
+            oldest._end_wait()
+            oldest.transport.abort()
+            if (now := self.loop.time()) - self._told_at > SECONDS_BETWEEN_LINES:
                 BoundedConnection._told_at = now
                 log.warning(f"{MAX_CONNECTIONS} connections are open; idle ones are closed for new ones")
         self._bound()
@@ -133,21 +133,21 @@ class BoundedConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._waits_since = self.loop.time()
+        self.waiting[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._unset_timer()
+        self._end_wait()
         super().connection_lost(exc)
 
     def _bound(self) -> None:
         """Begin to count when a request begins, and end when it is here."""
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
-            self._unset_timer()
-            self._waits_since = None
+            self._end_wait()
         elif self._timer is None:
             self._timer = self.loop.call_later(SECONDS_TO_ARRIVE, self.transport.abort)
 
-    def _unset_timer(self) -> None:
+    def _end_wait(self) -> None:
+        self.waiting.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

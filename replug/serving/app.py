@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from types import FrameType
 from typing import Any, TypeVar
@@ -25,7 +26,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from replug.config.errors import RunError, UserError
 from replug.models.black_box_lm import UnscorableText
-from replug.models.generation import GenerationOptions
 from replug.models.http.http_lm import HttpLM, require_greedy
 from replug.serving.access import BACKLOG, GONE, HEALTH, BoundedConnection, Guard
 from replug.serving.openai_api import (
@@ -44,10 +44,11 @@ from replug.serving.openai_api import (
     refused,
     validation_refused,
 )
-from replug.serving.service import Build, Question, Service
+from replug.serving.service import Build, Question, Service, build_chat
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
+REFUSED = (ApiError, RequestValidationError, HTTPException, RunError, Exception)
 
 
 # Routes --------------------------------------------------------------------------------------------------------------
@@ -61,40 +62,33 @@ def create_app(service: Service, token: str | None) -> FastAPI:
         async with service.running():
             yield
 
+    async def refuse(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            error = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+        return api_error(error).response()
+
     app = FastAPI(
         title="replug",
         version=version("replug"),
         lifespan=lifespan,
+        exception_handlers=dict.fromkeys(
+            (ApiError, RequestValidationError, HTTPException, RunError, Exception), refuse
+        ),
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
     )
     app.add_middleware(Guard, token=token, service=service)
-    _add_refusals(app)
     _add_routes(app, service)
     return app
-
-
-def _add_refusals(app: FastAPI) -> None:
-    @app.exception_handler(RequestValidationError)
-    async def refuse_body(request: Request, error: RequestValidationError) -> Response:
-        return validation_refused(error).response()
-
-    @app.exception_handler(HTTPException)
-    async def refuse_route(request: Request, error: HTTPException) -> Response:
-        return ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()
-
-    async def refuse(request: Request, error: Exception) -> Response:
-        return api_error(error).response()
-
-    for kind in (ApiError, RunError, Exception):
-        app.add_exception_handler(kind, refuse)
 
 
 def api_error(error: Exception) -> ApiError:
     """Return the error for the client. Unreadable text is its own mistake; the log alone says other causes."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, RequestValidationError):
+        return validation_refused(error)
     if isinstance(error, UnscorableText):
         return ApiError(400, str(error), code="unreadable_text")
     if isinstance(error, RunError):
@@ -122,17 +116,16 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         index = service.index
         index.require_length(body.dimensions)
         side = index.require_side(body.input_type)
-        vectors, num_tokens, are_cut = await _within(service, request, service.embed(side, body.input))
-        content = embeddings_json(vectors, num_tokens, are_cut, body.encoding_format == "base64", index.version)
-        return JSONResponse(content)
+        rows = await _within(service, request, service.embed(side, body.input))
+        return JSONResponse(embeddings_json(rows, body.encoding_format == "base64", index.version))
 
     @app.post("/search")
     async def search(request: Request, body: SearchRequest) -> JSONResponse:
         """Return the documents most similar to each query."""
-        results, are_cut = await _within(service, request, service.search(body.k, body.query))
+        results = await _within(service, request, service.search(body.k, body.query))
         rows = [
             {"index": number, "query_is_cut": is_cut, "documents": [document_json(one) for one in documents]}
-            for number, (documents, is_cut) in enumerate(zip(results, are_cut, strict=True))
+            for number, (documents, is_cut) in enumerate(results)
         ]
         return JSONResponse({"object": "list", "index_version": service.index.version, "data": rows})
 
@@ -141,38 +134,28 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         """Answer each prompt."""
         if len(body.prompt) > 1 and (body.stream or body.replug.query is not None):
             raise refused("prompt", f"{len(body.prompt)} prompts; expected one with stream or replug.query")
-        options = _options(service, body, DEFAULT_TOKENS)
-        build = service.prompting.build_text
-        questions = [_question(service, body, options, build(text), text) for text in body.prompt]
+        whole = service.template.whole
+        questions = [_question(service, body, partial(whole, context=one), one, DEFAULT_TOKENS) for one in body.prompt]
         return await _answer(service, request, questions, AnswerShape(is_chat=False), body)
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(request: Request, body: ChatRequest) -> Response:
         """Answer from documents that are retrieved for the user's last message."""
-        options = _options(service, body, service.limits.max_new_tokens)
-        build = service.prompting.build_chat(body.messages)
-        question = _question(service, body, options, build, body.messages[-1].text)
+        build = build_chat(service.template, service.chats, body.messages)
+        question = _question(service, body, build, body.messages[-1].text, service.limits.max_new_tokens)
         return await _answer(service, request, [question], AnswerShape(is_chat=True), body)
 
 
-def _options(service: Service, body: CompletionRequest | ChatRequest, default_tokens: int) -> GenerationOptions:
-    """Return how to decode the answer. Refuse what this LM cannot do before a stream begins."""
+def _question(
+    service: Service, body: CompletionRequest | ChatRequest, build: Build, text: str, default_tokens: int
+) -> Question:
+    """Return what is to be answered. Refuse what this LM cannot do before a stream begins."""
     options = body.options(service.limits, default_tokens)
     if isinstance(service.lm, HttpLM):
         try:
             require_greedy(options)
         except UserError as error:
             raise ApiError(400, str(error), str(error).partition(" ")[0], "unsupported_parameter") from error
-    return options
-
-
-def _question(
-    service: Service,
-    body: CompletionRequest | ChatRequest,
-    options: GenerationOptions,
-    build: Build,
-    text: str,
-) -> Question:
     k, query = body.replug.k, body.replug.query
     return Question(build, text if query is None else query, service.k if k is None else k, options)
 

@@ -47,12 +47,8 @@ class ApiError(Exception):
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Retry-After": "1"} if self.status == 503 else {}
-
     def response(self) -> JSONResponse:
-        return JSONResponse(self.as_json(), self.status, self.headers)
+        return JSONResponse(self.as_json(), self.status, {"Retry-After": "1"} if self.status == 503 else None)
 
 
 def refused(param: str, message: str, code: str | None = None) -> ApiError:
@@ -152,7 +148,6 @@ class _Generation(StrictRequest):
     stream_options: StreamOptions = StreamOptions()
     replug: EnsembleOptions = EnsembleOptions()
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        # Of OpenAI's API.
         **dict.fromkeys(("n", "best_of"), (1,)),
         **dict.fromkeys(("echo", "logprobs"), (False,)),
         **dict.fromkeys(("top_logprobs", "frequency_penalty", "presence_penalty"), (0,)),
@@ -160,11 +155,6 @@ class _Generation(StrictRequest):
         **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
         **{"suffix": ("",), "logit_bias": ({},), "reasoning_effort": ("none",), "verbosity": ("medium",)},
         **{"response_format": ({"type": "text"},), "modalities": (["text"],)},
-        # Of vLLM's and llama.cpp's, which their clients send.
-        **{"top_k": (-1, 0), "min_p": (0,)},
-        **dict.fromkeys(("repetition_penalty", "length_penalty"), (1,)),
-        **dict.fromkeys(("ignore_eos", "use_beam_search"), (False,)),
-        **dict.fromkeys(("skip_special_tokens", "add_generation_prompt"), (True,)),
     }
 
     def options(self, limits: ServingLimits, default_tokens: int) -> GenerationOptions:
@@ -219,10 +209,10 @@ class ChatRequest(_Generation):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer of the ensemble; `evidence` is what clients get under `replug`. `is_full`: max_tokens ended it."""
+    """An answer of the ensemble; `evidence` is what clients get under `replug`."""
 
     generated: Generated
-    is_full: bool
+    finish_reason: Literal["length", "stop"]  # whether max_tokens ended it
     evidence: Json
 
 
@@ -230,14 +220,18 @@ def document_json(document: Retrieved) -> Json:
     return {"id": document.id, "text": document.text, "source": document.source, "score": document.similarity}
 
 
-def embeddings_json(vectors: np.ndarray, num_tokens: int, are_cut: list[bool], as_base64: bool, version: int) -> Json:
-    """Return the response for vectors [N, D]; base64 holds little-endian float32, as OpenAI's clients read it."""
-    rows = [base64.b64encode(row.astype("<f4").tobytes()).decode() if as_base64 else row.tolist() for row in vectors]
+def embeddings_json(rows: Sequence[tuple[np.ndarray, int, bool]], as_base64: bool, version: int) -> Json:
+    """Return the response for vectors [D] with their tokens and whether their texts were cut.
+
+    base64 holds little-endian float32, as OpenAI's clients read it.
+    """
+    vectors, counts, are_cut = zip(*rows, strict=True)
+    shown = [base64.b64encode(one.astype("<f4").tobytes()).decode() if as_base64 else one.tolist() for one in vectors]
     return {
         "object": "list",
         "model": RETRIEVER_NAME,
-        "data": [{"object": "embedding", "index": number, "embedding": row} for number, row in enumerate(rows)],
-        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        "data": [{"object": "embedding", "index": number, "embedding": row} for number, row in enumerate(shown)],
+        "usage": {"prompt_tokens": sum(counts), "total_tokens": sum(counts)},
         "replug": {"index_version": version, "are_cut": are_cut},
     }
 
@@ -255,19 +249,23 @@ class AnswerShape:
 
     def __init__(self, is_chat: bool) -> None:
         self._is_chat = is_chat
-        self._name = "chat.completion" if is_chat else "text_completion"
-        self._head = {"id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}", "created": int(time.time())}
+        identifier = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self._head = {"id": identifier, "created": int(time.time()), "model": LM_NAME}
 
     def whole(self, answers: Sequence[Answer]) -> Json:
         """Return one choice for each prompt; `replug` is one object, or a list for several prompts."""
-        evidence = [answer.evidence for answer in answers]
         choices = []
         for number, answer in enumerate(answers):
-            message = {"role": "assistant", "content": answer.generated.text}
-            content = {"message": message} if self._is_chat else {"text": answer.generated.text}
-            choices.append({"index": number, **content, "logprobs": None, "finish_reason": _finish_reason(answer)})
+            text = answer.generated.text
+            content = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
+            choices.append({"index": number, **content, "logprobs": None, "finish_reason": answer.finish_reason})
+        evidence = [answer.evidence for answer in answers]
         own = {"usage": _usage(answers), "replug": evidence[0] if len(evidence) == 1 else evidence}
-        return {**self._head, "object": self._name, "model": LM_NAME, "choices": choices, **own}
+        return {
+            **self._head,
+            "object": "chat.completion" if self._is_chat else "text_completion",
+            "choices": choices,
+        } | own
 
     def first(self) -> Json:
         return self._chunk({"role": "assistant", "content": ""} if self._is_chat else "")
@@ -276,21 +274,15 @@ class AnswerShape:
         return self._chunk({"content": text} if self._is_chat else text)
 
     def last(self, answer: Answer) -> Json:
-        chunk = self._chunk({} if self._is_chat else "")
-        chunk["choices"][0]["finish_reason"] = _finish_reason(answer)
-        return {**chunk, "replug": answer.evidence}
+        return self._chunk({} if self._is_chat else "", answer.finish_reason) | {"replug": answer.evidence}
 
     def usage(self, answer: Answer) -> Json:
-        return {**self._chunk(""), "choices": [], "usage": _usage([answer])}
+        return self._chunk("") | {"choices": [], "usage": _usage([answer])}
 
-    def _chunk(self, content: Any) -> Json:
-        name = "chat.completion.chunk" if self._is_chat else self._name
-        choice = {"index": 0, "delta" if self._is_chat else "text": content, "logprobs": None, "finish_reason": None}
-        return {**self._head, "object": name, "model": LM_NAME, "choices": [choice]}
-
-
-def _finish_reason(answer: Answer) -> str:
-    return "length" if answer.is_full else "stop"
+    def _chunk(self, content: Any, finish_reason: str | None = None) -> Json:
+        name, key = ("chat.completion.chunk", "delta") if self._is_chat else ("text_completion", "text")
+        choice = {"index": 0, key: content, "logprobs": None, "finish_reason": finish_reason}
+        return {**self._head, "object": name, "choices": [choice]}
 
 
 def _usage(answers: Sequence[Answer]) -> Json | None:

@@ -14,8 +14,9 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,6 @@ Listener = Callable[[str], None]  # called with the pieces of an answer, in the 
 
 
 Work = tuple[Callable[..., Sequence[Any]], *tuple[Hashable, ...]]  # a function and its first arguments
-Call = tuple[Work, Any, int, "asyncio.Future[Any]"]  # work, item, size of the item, result
 
 
 class ServedIndex:
@@ -90,25 +90,22 @@ class ServedIndex:
         if dimensions not in (None, self.retriever.encoder.dim):
             raise refused("dimensions", f"{dimensions}; expected {self.retriever.encoder.dim} (index.dims sets it)")
 
-    def embed(self, side: Side, calls: Sequence[list[str]]) -> list[tuple[np.ndarray, int, list[bool]]]:
-        """Embed the texts of several requests in one pass: vectors [N, D] float32, their tokens, which were cut."""
+    def embed(self, side: Side, texts: Sequence[str]) -> list[tuple[np.ndarray, int, bool]]:
+        """Return each text's vector [D] float32, its number of tokens, and whether it was cut."""
         encoder = self.retriever.encoder
-        ids = encoder.token_ids([text for texts in calls for text in texts], side)
+        ids = encoder.token_ids(texts, side)
         vectors = encoder.encode_tokens(ids, task=side).numpy()
         require_finite_vectors(vectors, [f"input {number}" for number in range(len(ids))])
-        return [
-            (vectors[part], sum(map(len, ids[part])), self._are_cut(texts, side))
-            for texts, part in zip(calls, _parts(calls), strict=True)
-        ]
+        return list(zip(vectors, map(len, ids), self._are_cut(texts, side), strict=True))
 
-    def search(self, k: int, calls: Sequence[list[str]]) -> list[tuple[list[list[Retrieved]], list[bool]]]:
-        """Search several requests in one pass, unless others in a pass could change what a lossy index finds."""
-        if self._is_independent:
-            all_results = self.retriever.retrieve([text for texts in calls for text in texts], k)
-            results = [all_results[part] for part in _parts(calls)]
-        else:
-            results = [self.retriever.retrieve(texts, k) for texts in calls]
-        return [(found, self._are_cut(texts, QUERY)) for found, texts in zip(results, calls, strict=True)]
+    def search(self, k: int, queries: Sequence[str]) -> list[tuple[list[Retrieved], bool]]:
+        """Return each query's documents, and whether it was cut.
+
+        Queries are searched apart where others in a pass could change what a lossy index finds.
+        """
+        passes = [queries] if self._is_independent else [[query] for query in queries]
+        results = [documents for each in passes for documents in self.retriever.retrieve(each, k)]
+        return list(zip(results, self._are_cut(queries, QUERY), strict=True))
 
     def _are_cut(self, texts: Sequence[str], side: Side) -> list[bool]:
         """Return whether the encoder reads only the beginning of each text."""
@@ -118,26 +115,25 @@ class ServedIndex:
 class BatchQueue:
     """Compute requests that wait together in one call, in a thread of its own, first come first served.
 
-    A call takes the first request and those behind it with equal work, up to `max_size`. A cancelled request leaves the
-    queue. If a call fails, each of its items is computed alone, so that an item fails only by its own fault.
+    A call takes the first item and up to `max_size` in all of equal work. A cancelled request leaves the queue. If a
+    call fails, each of its items is computed alone, so that an item fails only by its own fault.
     """
 
     def __init__(self, name: str, max_size: int) -> None:
         self._max_size = max_size
-        self._waiting: list[Call] = []
+        self._waiting: dict[asyncio.Future[Any], tuple[Work, Any]] = {}  # in the order of arrival
         self._is_filled = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, name)  # a tokenizer refuses two threads at once
 
-    async def submit(self, work: Work, item: Any, size: int = 1) -> Any:
+    async def submit(self, work: Work, item: Any) -> Any:
         """Return the item's entry of `function(*arguments, items)`, or raise its error."""
-        call = work, item, size, asyncio.get_running_loop().create_future()
-        self._waiting.append(call)
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[future] = work, item
         self._is_filled.set()
         try:
-            return await call[3]
+            return await future
         finally:
-            with suppress(ValueError):  # a call has taken it
-                self._waiting.remove(call)
+            self._waiting.pop(future, None)
 
     async def run(self) -> None:
         """Compute what is submitted until cancelled; then wait for the call under way."""
@@ -145,10 +141,14 @@ class BatchQueue:
             while True:
                 await self._is_filled.wait()
                 await asyncio.sleep(GATHER_SECONDS)
-                if taken := self._take():
-                    work, items = taken[0][0], [item for _, item, *_ in taken]
+                if self._waiting:
+                    work, _ = next(iter(self._waiting.values()))
+                    equal = (future for future, (other, _) in self._waiting.items() if other == work)
+                    taken = {future: self._waiting[future][1] for future in islice(equal, self._max_size)}
+                    self._waiting = {future: call for future, call in self._waiting.items() if future not in taken}
+                    items = list(taken.values())
                     outcomes = await asyncio.get_running_loop().run_in_executor(self._thread, _outcomes, work, items)
-                    for (*_, future), outcome in zip(taken, outcomes, strict=True):
+                    for future, outcome in zip(taken, outcomes, strict=True):
                         if future.done():  # its client has gone
                             continue
                         if isinstance(outcome, Exception):
@@ -159,18 +159,6 @@ class BatchQueue:
                     self._is_filled.clear()
         finally:
             await asyncio.to_thread(self._thread.shutdown)
-
-    def _take(self) -> list[Call]:
-        """Take the next call out of the queue. An item larger than `max_size` has a call to itself."""
-        taken: list[Call] = []
-        room = self._max_size
-        for call in [call for call in self._waiting if call[0] == self._waiting[0][0]]:
-            room -= call[2]
-            if taken and room < 0:
-                break
-            taken.append(call)
-        self._waiting = [call for call in self._waiting if call not in taken]
-        return taken
 
 
 def _outcomes(work: Work, items: Sequence[Any]) -> list[Any]:
@@ -184,47 +172,31 @@ def _outcomes(work: Work, items: Sequence[Any]) -> list[Any]:
     return list(results)
 
 
-class Prompting:
-    """Build the LM's prompts. Without its tokenizer nothing is counted or cut, and there are no chats."""
+def build_chat(
+    template: PromptTemplate, tokenizer: "PreTrainedTokenizerBase | None", messages: Sequence[Message]
+) -> Build:
+    """Return how a chat becomes the LM's prompt. Raises ApiError if its chat template refuses the messages.
 
-    def __init__(
-        self, template: PromptTemplate, tokenizer: "PreTrainedTokenizerBase | None", max_tokens: int | None
-    ) -> None:
-        self.template, self._tokenizer = template, tokenizer
-        self._max_tokens = max_tokens
-        self.max_tokens = None if tokenizer is None else max_tokens  # of a prompt, where they can be counted
+    Without a tokenizer there are no chats.
+    """
+    if tokenizer is None or not tokenizer.chat_template:
+        message = (
+            "the LM has no chat template; expected /v1/completions, or for an LM behind a server lm.tokenizer and "
+            "lm.api=echo"
+        )
+        raise ApiError(400, message, code="no_chat_template")
+    if messages[-1].role != "user":
+        raise refused("messages", f"the last is the {messages[-1].role}'s; expected the user's")
+    rows = [{"role": "system" if m.role == "developer" else m.role, "content": m.text} for m in messages]
 
-    def build_text(self, prompt: str) -> Build:
-        return lambda document: self.template.whole(document, prompt)
+    def build(document: str | None) -> str:
+        last = template.fill(document, rows[-1]["content"])
+        try:
+            return chat_text(tokenizer, [*rows[:-1], {"role": "user", "content": last}])
+        except TemplateError as error:
+            raise refused("messages", f"the LM's chat template refuses them: {error}") from error
 
-    def build_chat(self, messages: Sequence[Message]) -> Build:
-        """Raise ApiError if the LM has no chat template, or if the template refuses the messages."""
-        tokenizer = self._tokenizer
-        if tokenizer is None or not tokenizer.chat_template:
-            message = (
-                "the LM has no chat template; expected /v1/completions, or for an LM behind a server lm.tokenizer and "
-                "lm.api=echo"
-            )
-            raise ApiError(400, message, code="no_chat_template")
-        if messages[-1].role != "user":
-            raise refused("messages", f"the last is the {messages[-1].role}'s; expected the user's")
-        rows = [{"role": "system" if m.role == "developer" else m.role, "content": m.text} for m in messages]
-
-        def build(document: str | None) -> str:
-            last = self.template.fill(document, rows[-1]["content"])
-            chat = [*rows[:-1], {"role": "user", "content": last}]
-            try:
-                return chat_text(tokenizer, chat)
-            except TemplateError as error:
-                raise refused("messages", f"the LM's chat template refuses them: {error}") from error
-
-        return build
-
-    def require_fits(self, build: Build, num_new: int) -> None:
-        """Raise ApiError if the prompt and the answer are too long even without a document."""
-        if not self.template.holds(build(None), num_new):
-            message = f"the prompt and max_tokens={num_new} exceed {self._max_tokens} tokens; expected less"
-            raise ApiError(400, message, code="context_length_exceeded")
+    return build
 
 
 @dataclass(eq=False)
@@ -285,23 +257,28 @@ class Question:
                 for document, weight, prior, is_cut in rows
             ],
         }
-        return Answer(generated, generated.num_tokens >= self.options.max_new_tokens, evidence)
+        is_full = generated.num_tokens >= self.options.max_new_tokens
+        return Answer(generated, "length" if is_full else "stop", evidence)
 
 
 class Service:
-    """The models behind the routes. `k` is the default number of documents of an answer."""
+    """The models behind the routes. `k` is the default number of documents of an answer.
+
+    `template` counts and cuts prompts where it has a tokenizer; `chats` is the tokenizer that writes chats.
+    """
 
     def __init__(
         self,
         lm: BlackBoxLM,
-        prompting: Prompting,
+        template: PromptTemplate,
         k: int,
         index: ServedIndex,
         limits: ServingLimits,
         weighting: Weighting = POSTERIOR_WEIGHTS,
+        chats: "PreTrainedTokenizerBase | None" = None,
     ) -> None:
-        self.lm, self.prompting, self.k, self.index, self.limits = lm, prompting, k, index, limits
-        self.weighting = weighting
+        self.lm, self.template, self.k, self.index, self.limits = lm, template, k, index, limits
+        self.weighting, self.chats = weighting, chats
         self.failure = ""  # why the server ends by itself
         self._retriever_queue = BatchQueue("retriever", MAX_TEXTS_A_CALL)
         self._lm_queue = BatchQueue("lm", limits.max_batch)
@@ -327,39 +304,39 @@ class Service:
             log.error(f"the server ends, since a part of it has: {self.failure}")
             signal.raise_signal(signal.SIGTERM)
 
-    async def embed(self, side: Side, texts: list[str]) -> tuple[np.ndarray, int, list[bool]]:
-        """Return vectors [N, D] float32, their number of tokens, and whether each text was cut."""
-        return await self._retriever_queue.submit((self.index.embed, side), texts, len(texts))
+    async def embed(self, side: Side, texts: Sequence[str]) -> list[tuple[np.ndarray, int, bool]]:
+        """Return each text's vector [D] float32, its number of tokens, and whether it was cut."""
+        return await asyncio.gather(*(self._retriever_queue.submit((self.index.embed, side), text) for text in texts))
 
-    async def search(self, k: int, queries: list[str]) -> tuple[list[list[Retrieved]], list[bool]]:
-        """Return the documents of each query, and whether each query was cut."""
-        return await self._retriever_queue.submit((self.index.search, k), queries, len(queries))
+    async def search(self, k: int, queries: Sequence[str]) -> list[tuple[list[Retrieved], bool]]:
+        """Return each query's documents, and whether it was cut."""
+        return await asyncio.gather(*(self._retriever_queue.submit((self.index.search, k), query) for query in queries))
 
     async def retrieve(self, question: Question) -> None:
-        """Find the documents of a question. Raises ApiError if its prompt does not fit the LM."""
-        await asyncio.to_thread(self.prompting.require_fits, question.build, question.options.max_new_tokens)
+        """Find the documents of a question. Raises ApiError if its prompt does not fit the LM even without one."""
+        num_new = question.options.max_new_tokens
+        if not await asyncio.to_thread(lambda: self.template.holds(question.build(None), num_new)):
+            message = f"the prompt and max_tokens={num_new} exceed {self.template.max_tokens} tokens; expected less"
+            raise ApiError(400, message, code="context_length_exceeded")
         if question.k:
-            results = await self.search(question.k, [question.query])
-            [question.documents], [question.query_is_cut] = results
+            [(question.documents, question.query_is_cut)] = await self.search(question.k, [question.query])
 
     def require_room(self, questions: Sequence[Question]) -> None:
-        """Raise ApiError for questions whose prompts have more tokens together than a request may hold the LM for."""
-        most, longest = self.max_tokens, self.prompting.max_tokens
-        if most is None or longest is None:
+        """Raise ApiError for questions whose prompts have more tokens together than a request may hold the LM for.
+
+        Where they cannot be counted any number is admitted.
+        """
+        longest = self.template.max_tokens
+        if longest is None:
             return
+        most = longest * max(LEAST_PROMPTS, self.k)
         prompts = [question.build(document.text) for question in questions for document in question.documents]
         if sum(min(longest, len(prompt.encode())) for prompt in prompts) <= most:
             return  # a token has a byte or more
-        count = sum(min(longest, self.prompting.template.num_tokens(prompt)) for prompt in prompts)
+        count = sum(min(longest, self.template.num_tokens(prompt)) for prompt in prompts)
         if count > most:
             message = f"{len(prompts)} documents with their prompts have {count:,} tokens; expected {most:,} at most: "
             raise ApiError(400, f"{message}fewer documents (replug.k), or shorter prompts", code="request_too_large")
-
-    @property
-    def max_tokens(self) -> int | None:
-        """Return how many tokens the prompts of a request may have together; None where they cannot be counted."""
-        longest = self.prompting.max_tokens
-        return None if longest is None else longest * max(LEAST_PROMPTS, self.k)
 
     async def answer(self, question: Question) -> Answer:
         """Answer from the question's documents. Cancelling it ends the answer in the LM. Raises RunError.
@@ -394,8 +371,7 @@ class Service:
         return answers
 
     def _fitted(self, questions: Sequence[Question]) -> list[Mixture]:
-        template, temperature = self.prompting.template, self.index.temperature
-        return [question.fit(template, self.weighting, temperature) for question in questions]
+        return [question.fit(self.template, self.weighting, self.index.temperature) for question in questions]
 
 
 def load_service(
@@ -419,11 +395,4 @@ def load_service(
     log.info(f"loaded {config.path or config.model} ({lm.identity}), index version {index.version}")
     # A server that is asked in chats has a chat template of its own, and would read ours as text.
     tokenizer = None if config.url and config.api is ServerAPI.chat else source.tokenizer()
-    prompting = Prompting(limited_template(config, source, most), tokenizer, most)
-    return Service(lm, prompting, k, index, limits, weighting)
-
-
-def _parts(calls: Sequence[list[str]]) -> list[slice]:
-    """Return the place of each request's texts among all."""
-    ends = np.cumsum([len(texts) for texts in calls]).tolist()
-    return [slice(end - len(texts), end) for texts, end in zip(calls, ends, strict=True)]
+    return Service(lm, limited_template(config, source, most), k, index, limits, weighting, tokenizer)

@@ -11,11 +11,8 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import runs
-from benchmarks.gpu.kit import Figure, Kit
 from benchmarks.grown_vectors import NEIGHBOURS, Grower, neighbours_of
 from benchmarks.host_search import rows_of
-from replug.config.load import load_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,27 +37,6 @@ def test_a_stage_that_fails_or_hangs_hides_no_other(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(gpu, "STAGES", {name: (lambda kit: None, 1) for name in ("fails", "hangs", "works")})
     problems = gpu.run_stages(["fails", "hangs", "works"], tmp_path, pretends=False)
     assert problems == {"fails": "failed with status 3", "hangs": "not done after 1 s"}
-
-
-def test_a_report_marks_what_is_not_as_asked(tmp_path: Path) -> None:
-    kit = Kit("embedding", tmp_path, pretends=True)
-    kit.say("1 - cosine, largest", 0.02, at_most=0.01)
-    kit.say("documents", 17_000.0, "documents/s", at_least=9000)
-    kit.say("stops", float("nan"), at_most=0)
-    figures = gpu.read_figures(tmp_path)
-    assert [figure.is_as_asked for figure in figures] == [False, True, False]
-    gpu.write_report(tmp_path, figures, {"training": "failed with status 1"})
-    shown = (tmp_path / "report.md").read_text()
-    assert "| 1 - cosine, largest | 0.02 | at most 0.01 **missed** |" in shown
-    assert "| documents | 1.7e+04 documents/s | at least 9000 |" in shown
-    assert "## training\n\n**failed with status 1**" in shown
-    assert Figure("a", "b", "text").is_as_asked
-
-
-def test_every_run_is_of_keys_that_there_are() -> None:
-    """These run on GPUs alone; so far it can be seen without one."""
-    for keys in ({**runs.SHORT, **runs.FLOAT32}, runs.BFLOAT16):
-        load_config(ROOT / "configs/quickstart.yaml", [f"{key}={value}" for key, value in keys.items()])
 
 
 @pytest.mark.nightly

@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from tests.support.ray_nodes import QUICK_DEATHS
+from tests.cluster.ray_nodes import QUICK_DEATHS
 
 pytestmark = pytest.mark.nightly
 

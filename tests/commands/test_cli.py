@@ -39,11 +39,6 @@ def test_shipped_configurations_are_listed_and_copied(replug: CommandLine, tmp_p
     assert "no configuration is called 'own'" in replug("configs", "--copy", "own").errors
 
 
-def test_a_name_that_is_nearly_a_shipped_one_is_told_and_a_missing_key_names_no_file_of_the_package(replug) -> None:
-    assert replug("train", "own-data").errors.endswith("own-data does not exist; did you mean own_data?\n")
-    assert replug("train", "own_data").errors.endswith("missing: set it on the command line as retriever.path=VALUE\n")
-
-
 def test_a_name_is_a_file_or_run_of_ones_own_before_a_shipped_one(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "paper").mkdir()

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from replug.commands.plan import plan
-from replug.config.errors import UserError
 from replug.planning.estimate import CUT_BYTES, KEPT_DOCUMENTS
 from tests.support.command_line import ROOT
 
@@ -42,20 +41,6 @@ def test_a_plan_of_own_files_counts_the_lms_calls_and_takes_this_machine(tmp_pat
     by_texts = [*OWN, f"data.source={tmp_path}", "data.questions=null", "data.num_dev=100"]
     live = planned(capsys, ROOT / "configs/own_data_online.yaml", by_texts)
     assert live["devices"] == "this machine" and live["stages"][2]["pairs"] == 1000 * 16 * 20 + 37 * 10 * 6
-
-
-@pytest.mark.parametrize(
-    ("config", "overrides", "options", "message"),
-    [
-        (PAPER, [], {"nodes": 2}, "--gpus is missing"),
-        (PAPER, [], {"gpus": "8xA100", "examples": 9}, "--examples"),
-        (PAPER, ["lm.path=acme/lm"], {"gpus": "8xA100"}, "acme/lm"),
-        (EVALUATION, ASKED, {"gpus": "1xA100", "nodes": 2}, "--nodes"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused(config, overrides, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        plan(config, overrides, **options)
 
 
 @pytest.mark.parametrize(("config", "overrides"), [(PAPER, []), (EVALUATION, ASKED)])

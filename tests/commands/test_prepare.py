@@ -1,20 +1,15 @@
 """`replug prepare` and `replug doctor` as a user types them, and what a full disk does to them."""
 
 import json
-import random
 import shutil
 from pathlib import Path
 
 import pytest
 
 from replug.config.errors import RunError
-from replug.config.schema import DataConfig
-from replug.data.prepare.cutting import Tokenizers
-from replug.data.prepare.sets import prepare_raw
-from replug.data.prepare.work import LocalPool
 from replug.data.store import PreparedSet
-from replug.data.tokenizing import word_tokenizer
 from tests.support.command_line import ROOT, CommandLine
+from tests.support.preparing import contents, prepare, rows_of, write_jsonl
 from tests.support.small_disk import small_disk
 
 
@@ -37,12 +32,10 @@ def keys(source: Path, out: Path, *more: str) -> list[str]:
 
 
 def write_source(path: Path, number: int = 120) -> Path:
-    rng = random.Random(0)
-    rows = [
-        {"id": str(i), "text": " ".join(f"w{rng.randrange(10**6)}" for _ in range(80)), "domain": f"d{i % 2}"}
-        for i in range(number)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "{broken\n")
+    """Rows, and one that is broken."""
+    write_jsonl(path, rows_of(number, words=60))
+    with path.open("a") as file:
+        file.write("{broken\n")
     return path
 
 
@@ -58,10 +51,6 @@ def made(source: Path, replug: CommandLine, tmp_path_factory: pytest.TempPathFac
     ended = replug("prepare", *keys(source, out, "data.num_workers=2"))
     assert ended.status == 0, ended.printed
     return out, ended.printed
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_it_says_what_it_made(made):
@@ -98,17 +87,12 @@ def test_verify_names_what_is_damaged_and_prepare_refuses_it(made, source, tmp_p
 # A full disk --------------------------------------------------------------------------------------------
 
 
-def prepare(out: Path, source: Path) -> None:
-    config = DataConfig(source=str(source), context_tokens=4, max_rejected_share=1.0)
-    prepare_raw(config, 0, Tokenizers(word_tokenizer(r"\s*\S+|\s+")), out, {"seed": 0}, LocalPool(1))
-
-
 @pytest.mark.root
 def test_a_full_disk_is_named_with_the_file_and_the_rerun_ends_with_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr("replug.data.sources.shards.SOURCE_SHARD_BYTES", 30_000)
     monkeypatch.setattr("replug.data.prepare.assembly.PIECES_PER_SHARD", 500)
     source = write_source(tmp_path / "raw.jsonl", 300)
-    prepare(tmp_path / "quiet", source)
+    prepare(tmp_path / "quiet", source, max_rejected_share=1.0)
     expected = contents(tmp_path / "quiet")
     with small_disk(tmp_path / "disk", megabytes=16) as disk:
         (disk.folder / "set").mkdir()
@@ -116,7 +100,7 @@ def test_a_full_disk_is_named_with_the_file_and_the_rerun_ends_with_the_same_byt
         for kilobytes in [0, 4, *range(8, 1200, 60)]:
             disk.leave(kilobytes << 10)
             try:
-                prepare(disk.folder / "set", source)
+                prepare(disk.folder / "set", source, max_rejected_share=1.0)
                 break
             except RunError as error:
                 assert "cannot be written: " in str(error), error
@@ -124,7 +108,7 @@ def test_a_full_disk_is_named_with_the_file_and_the_rerun_ends_with_the_same_byt
         assert len(failures) > 2
         disk.free()
         if not (disk.folder / "set/manifest.json").exists():
-            prepare(disk.folder / "set", source)
+            prepare(disk.folder / "set", source, max_rejected_share=1.0)
         assert contents(disk.folder / "set") == expected
 
 

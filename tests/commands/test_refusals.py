@@ -51,6 +51,8 @@ TYPED = [
     ("train {config} data.source=a data.prepared=set", "data.source", "data.prepared"),
     ("keys zzz", "zzz"),
     # configurations
+    ("train own-data", "own-data does not exist; did you mean own_data?"),
+    ("train own_data", "missing: set it on the command line as retriever.path=VALUE"),
     ("train {tmp}", "configuration {tmp}"),
     ("train {tmp}/twice.yaml", "twice.yaml", "duplicate key seed"),
     # folders and files
@@ -68,7 +70,16 @@ TYPED = [
     ("train {config} lm.path=package:minilm", "lm.path: package:minilm", "package:smollm2"),
     ("train {config} retriever.path={config}", "retriever.path: {config}"),
     ("prepare {config} lm.path=null", "lm.path", "data.tokenizer"),
-    # SLURM
+    # plans, serving and SLURM
+    ("plan paper --nodes 2", "--gpus is missing"),
+    ("plan paper --gpus 8xA100 --examples 9", "--examples"),
+    ("plan paper --gpus 8xA100 lm.path=acme/lm", "acme/lm"),
+    ("plan eval_lm --gpus 1xA100 --nodes 2 retriever.path=facebook/contriever lm.path=gpt2-xl", "--nodes"),
+    ("serve {tmp} --host 0.0.0.0", "--host 0.0.0.0", "$REPLUG_SERVE_TOKEN"),
+    ("serve {tmp} web.engine=brave", "web.engine"),
+    ("serve {tmp} --k 101", "--k", "100"),
+    ("serve {tmp} lm.path=stand_in", "{tmp}", "no published index"),
+    ("serve {tmp}/no", "{tmp}/no"),
     ("slurm {config} --job tran", "--job", "tran"),
 ]
 
@@ -196,21 +207,6 @@ def import_rows(paths: list[Path], out: Path) -> PreparedSet:
         return prepare_rows(*paths, out, {}, pool)
 
 
-OVERLAPS = [
-    ({"corpus": {"source": "s"}, "queries": {"source": "s"}}, "document d", "source s"),
-    ({"corpus": {"text": "ONE\n  two"}}, "document d"),
-    ({"heldout": {"context": "one", "continuation": " two"}}, "held-out text h"),
-]
-
-
-@pytest.mark.parametrize("case", OVERLAPS, ids=lambda case: str(case[0]))
-def test_an_overlap_of_own_rows_is_refused_with_its_id(tmp_path, case) -> None:
-    changes, *named = case
-    paths = write_three(tmp_path, changes)
-    assert_names(lambda: import_rows(paths, tmp_path / "set"), *named)
-    assert not (tmp_path / "set" / "manifest.json").exists()
-
-
 def test_a_set_made_from_a_raw_file_that_has_changed_since_is_refused(debug_config, tmp_path) -> None:
     raw = tmp_path / "raw.jsonl"
     texts = [" ".join(f"word{i}.{j}" for j in range(9)) for i in range(50)]
@@ -222,8 +218,11 @@ def test_a_set_made_from_a_raw_file_that_has_changed_since_is_refused(debug_conf
     assert_names(lambda: prepared_set(debug_config, tmp_path / "set"), "data.source (files)")
 
 
-def test_a_gold_document_that_is_not_in_the_corpus_is_named(debug_config, tmp_path) -> None:
+def test_own_rows_that_overlap_or_name_no_document_are_refused_by_their_ids(debug_config, tmp_path) -> None:
     debug_config.retrieve.k = debug_config.evaluate.k = 1
+    same = {"corpus": {"source": "s"}, "queries": {"source": "s"}}
+    assert_names(lambda: import_rows(write_three(tmp_path, same), tmp_path / "same"), "document d", "source s")
+    assert not (tmp_path / "same/manifest.json").exists()
     data = import_rows(write_three(tmp_path, {"heldout": {"gold": ["d", "e"]}}), tmp_path / "set")
     assert_names(lambda: check_data(debug_config, data, SimpleNamespace(max_tokens=None)), "text h", "'e'")
 

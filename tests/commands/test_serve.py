@@ -9,39 +9,17 @@ import httpx
 import pytest
 
 from replug.serving.access import TOKEN_VARIABLE
-from tests.support.command_line import CommandLine, start_process
+from tests.support.command_line import start_process
 from tests.support.real_models import real_lm
 from tests.support.serving import TEXTS
 from tests.support.small_index import write_small_index
 
-LM, TOKEN = "lm.path=stand_in", "a token of this test".replace(" ", "-")
+TOKEN = "a token of this test".replace(" ", "-")
 
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_small_index(tmp_path_factory.mktemp("index"), TEXTS)
-
-
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        (["--host", "0.0.0.0", LM], "--host 0.0.0.0 can be reached by others; expected a token"),
-        (["web.engine=brave", LM], "web.engine has no effect here; expected keys of lm"),
-        (["--k", "101", LM], "--k is 101; expected at most 100"),
-    ],
-)
-def test_a_mistake_is_told_before_anything_is_loaded(
-    replug: CommandLine, index: Path, typed: list[str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    ended = replug("serve", index, *typed)
-    assert ended.status == 2
-    assert message in ended.errors and len(ended.errors.splitlines()) == 1, ended.errors
-
-
-def test_a_folder_without_an_index_is_refused(replug: CommandLine, tmp_path: Path) -> None:
-    assert "holds no published index" in replug("serve", tmp_path, LM).errors
-    assert "is not a folder" in replug("serve", tmp_path / "none", LM).errors
 
 
 @pytest.mark.slow

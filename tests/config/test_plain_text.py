@@ -3,11 +3,12 @@
 import json
 import logging
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from replug import Retrieved, library
-from replug.commands import search
+from replug.commands.run import search
 from replug.config.plain_text import plain_line, plain_text
 from replug.evals.tables import Table, print_blocks
 from replug.messages import StandardError
@@ -33,10 +34,10 @@ def test_plain_text_is_left_as_it_is():
 def test_a_document_is_shown_by_search_as_it_is_written(name, monkeypatch, capsys):
     documents = [Retrieved(f"begin {HOSTILE[name]} end", 0.5, HOSTILE[name], "s")]
     monkeypatch.setattr(library, "search", lambda *_: documents)
-    search.search(search.Path("a[/b]"), "q", 1)
+    search(Path("a[/b]"), "q", 1)
     shown = capsys.readouterr().out
     assert f"begin {plain_text(HOSTILE[name])} end" in shown and plain_text(shown) == shown
-    search.search(search.Path("i"), "q", 1, as_json=True)
+    search(Path("i"), "q", 1, as_json=True)
     line = capsys.readouterr().out.rstrip("\n")
     assert line.isprintable() and json.loads(line)["found"] == [asdict(document) for document in documents]
 

@@ -1,4 +1,4 @@
-"""Machines and accounts as they are: without parts of Linux, with other settings, homes, terminals and folders."""
+"""Machines and accounts as they are: other settings, homes, terminals and folders."""
 
 import os
 import subprocess
@@ -7,26 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from replug.cluster import ray_cluster
-from replug.config.errors import RunError, UserError
+from replug.config.errors import UserError
 from replug.data.files import as_other_files
-from replug.models.hardware import available_cores, available_memory
+from replug.models.hardware import available_cores
 from replug.train.step_metrics import has_wandb_key
 from tests.support.command_line import CommandLine, clean_environment
 
-GIB = 2**30
 
-
-def test_without_proc_memory_and_permissions_are_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    known = Path.read_text
-
-    def read(path: Path, *arguments: str, **options: str) -> str:
-        if path.is_relative_to("/proc"):
-            raise FileNotFoundError(path)
-        return known(path, *arguments, **options)
-
-    monkeypatch.setattr(Path, "read_text", read)
-    assert GIB / 8 < available_memory() < 2**50
+def test_files_of_a_temporary_folder_get_the_users_permissions(tmp_path: Path) -> None:
     (tmp_path / "model/inner").mkdir(parents=True, mode=0o700)
     (tmp_path / "model/inner/weights").touch(mode=0o600)
     before = os.umask(0o027)
@@ -78,22 +66,3 @@ def test_a_terminal_without_the_signs_shows_others_and_a_home_that_is_missing_is
     ended = run_here(tmp_path, "prepare", "own_data", "data.source=docs", *keys, HOME="/proc/nohome")
     line = "replug: /proc/nohome: No such file or directory; set REPLUG_CACHE to a folder that can be written\n"
     assert (ended.returncode, ended.stderr.decode()) == (1, line)
-
-
-def test_ray_that_is_slow_to_start_is_started_once_more(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    folders: list[object] = []
-
-    def start(**options: object) -> None:
-        folders.append(Path.cwd())
-        if len(folders) != 2:
-            raise Exception(f"The current node {ray_cluster.TOO_SLOW}. This could happen")
-
-    monkeypatch.setattr(ray_cluster.ray, "init", start)
-    monkeypatch.setenv("PYTHONSAFEPATH", "1")
-    ray_cluster._init_patiently()
-    assert len(caplog.messages) == 1 and "too few cores free. They are started once more" in caplog.text
-    assert folders == [ray_cluster.CODE] * 2
-    monkeypatch.setattr(ray_cluster, "TOO_SLOW", "timed out")
-    folders[:] = [0, 0]
-    with pytest.raises(RunError, match="too few cores free; run the same command again when it has"):
-        ray_cluster._init_patiently()

@@ -17,7 +17,7 @@ from replug.models.generation import GenerationOptions
 from replug.models.local import decoding, hf_lm, mixtures
 from replug.models.local.decoding import CacheUse
 from replug.models.local.hf_lm import HuggingFaceLM
-from tests.support.fake_devices import fake_gpus, spread
+from tests.models.fake_devices import fake_gpus, spread
 from tests.support.lm_answers import mixed
 from tests.support.tiny_lms import CONTINUATIONS, DEMONSTRATIONS, MAX_TOKENS, PREFIXES, VOCABULARY, write_tokenizer
 

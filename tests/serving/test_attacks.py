@@ -81,29 +81,28 @@ def test_all_but_health_is_behind_the_token(root: Path) -> None:
     assert models["data"][0]["replug"]["lm"] == StandInLM().identity
 
 
-def test_without_a_token_the_host_is_this_machine(root: Path) -> None:
+def test_hosts_pages_of_browsers_and_bodies_that_must_not_be_read_are_refused(root: Path) -> None:
+    async def parts():
+        yield b"{}"
+
+    own = {"Content-Type": "application/json; charset=utf-8"}
+    hosts = ["127.0.0.1:8080", "[::1]:8080", "LOCALHOST:1", "example.org", "127.0.0.1.example.org:8080", ""]
+    asked = [
+        *(({"Host": host, **own}, b'{"query": "x"}') for host in hosts),
+        *((own | {"Origin": origin}, b'{"query": "x"}') for origin in ("http://evil.example", "null")),
+        ({"Content-Type": "text/plain"}, b'{"query": "x"}'),
+        ({}, b'{"query": "x"}'),
+        (own, b" " * (MAX_BODY_BYTES + 1)),
+        (own, parts),  # of unknown length
+    ]
+
     async def test(client):
-        hosts = ["127.0.0.1:8080", "[::1]:8080", "LOCALHOST:1", "example.org", "127.0.0.1.example.org:8080", ""]
-        return [(await client.get("/v1/models", headers={"Host": host})).status_code for host in hosts]
+        sent = [(headers, content() if callable(content) else content) for headers, content in asked]
+        return [(await client.post("/search", content=body, headers=headers)).status_code for headers, body in sent]
 
-    assert ask(service_of(root), test) == [200, 200, 200, 403, 403, 403]
-
-
-def test_a_page_in_a_browser_and_other_content_are_refused(root: Path) -> None:
-    async def test(client):
-        own = {"Content-Type": "application/json; charset=utf-8"}
-        sent = [
-            own,
-            own | {"Origin": "http://evil.example"},
-            own | {"Origin": "null"},
-            {"Content-Type": "text/plain"},
-            {},
-        ]
-        posts = [await client.post("/search", content=b'{"query": "x"}', headers=headers) for headers in sent]
-        return [done.status_code for done in posts]
-
-    assert ask(service_of(root), test) == [200, 403, 403, 415, 415]
-    assert ask(service_of(root), test, TOKEN) == [200, 200, 200, 415, 415]  # no page has the token
+    assert ask(service_of(root), test) == [200, 200, 200, 403, 403, 403, 403, 403, 415, 415, 413, 411]
+    no_page_has_the_token = [200] * 8
+    assert ask(service_of(root), test, TOKEN) == [*no_page_has_the_token, 415, 415, 413, 411]
 
 
 def test_requests_that_never_arrive_are_closed_and_too_many_connections_too(root: Path, monkeypatch) -> None:
@@ -146,17 +145,6 @@ def test_connections_that_ask_for_nothing_give_way_the_longest_idle_first(root: 
         assert held[1].recv(1 << 16) == b""
     said = "20 connections are open; idle ones are closed for new ones"
     assert [message for message in caplog.messages if "connections" in message] == [said]
-
-
-def test_a_body_that_is_too_large_or_of_unknown_length_is_refused(root: Path) -> None:
-    async def parts():
-        yield b"{}"
-
-    async def test(client):
-        large = await client.post("/search", content=b" " * (MAX_BODY_BYTES + 1))
-        return large.status_code, (await client.post("/search", content=parts())).status_code
-
-    assert ask(service_of(root), test) == (413, 411)
 
 
 def test_a_queue_that_ends_ends_the_server_loudly(root: Path, caplog, monkeypatch) -> None:

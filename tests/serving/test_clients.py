@@ -1,11 +1,10 @@
-"""OpenAI's client: vectors of either side, and keys that change nothing."""
+"""Vectors of queries and documents that are embedded apart."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import openai
 import pytest
 
 from replug.config.choices import TrainedSide
@@ -13,34 +12,8 @@ from replug.config.schema import RetrieverConfig
 from replug.models.encoder import Encoder
 from replug.train.trained_weights import save_retriever
 from tests.support.dpr_folders import write_dpr_pair
-from tests.support.serving import TEXTS, ask, listening, service_of
+from tests.support.serving import TEXTS, ask, service_of
 from tests.support.small_index import write_small_index
-
-TOKEN, QUERY = "0123456789abcdef", " ".join(TEXTS[2].split()[:3])
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_small_index(tmp_path_factory.mktemp("run"), TEXTS)
-
-
-@pytest.fixture(scope="module")
-def url(root: Path) -> Iterator[str]:
-    with listening(service_of(root), TOKEN) as url:
-        yield url
-
-
-def test_openais_client_gets_vectors_as_long_as_the_index_has(url: str) -> None:
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key=TOKEN, max_retries=0)
-    found = client.embeddings.create(model="retriever", input=TEXTS, dimensions=32)
-    vectors = Encoder("stand_in").encode(TEXTS).numpy()
-    np.testing.assert_allclose([row.embedding for row in found.data], vectors, atol=1e-6)
-    with pytest.raises(openai.BadRequestError, match="dimensions: 12; expected 32"):
-        client.embeddings.create(model="retriever", input=TEXTS, dimensions=12)
-
-
-# Queries and documents that are embedded apart ------------------------------------------------------------------------
-
 
 DIMS = 8
 

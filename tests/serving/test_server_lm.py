@@ -17,7 +17,7 @@ from replug.models.ensemble import SHARE, Weighting, mix
 from replug.models.http.server_source import BEGINNINGS, HELPFUL, LONGER, OTHERS, TEXT, ServerSource
 from replug.models.local.stand_in_lm import WORD, StandInLM
 from replug.serving.openai_api import ApiError, Message, ServingLimits
-from replug.serving.service import load_service
+from replug.serving.service import build_chat, load_service
 from tests.support.fault_server import MODEL, FaultServer, continue_words, word_logprobs, write_word_tokenizer
 from tests.support.serving import TEXTS, ask, post
 from tests.support.small_index import write_small_index
@@ -96,10 +96,10 @@ def test_the_servers_answers_are_mixed_over_the_documents(root: Path, tokenizer:
 def test_a_server_that_is_asked_in_chats_gets_no_chat_template_of_ours(root: Path, tokenizer: str) -> None:
     lm = LMConfig(url="http://127.0.0.1/v1", model=MODEL, tokenizer=tokenizer, api=ServerAPI.chat)
     source = SimpleNamespace(tokenizer=ServerSource(lm).tokenizer, open_here=StandInLM)
-    prompting = load_service(root, source, lm, 2, ServingLimits()).prompting
+    service = load_service(root, source, lm, 2, ServingLimits())
     with pytest.raises(ApiError, match=r"no chat template; expected /v1/completions, or .* lm\.api=echo"):
-        prompting.build_chat([Message(role="user", content=PROMPT)])
-    assert prompting.build_text(PROMPT)(TEXTS[0]) == f"{TEXTS[0]}\n{PROMPT}"
+        build_chat(service.template, service.chats, [Message(role="user", content=PROMPT)])
+    assert service.template.whole(TEXTS[0], PROMPT) == f"{TEXTS[0]}\n{PROMPT}"
     assert posterior_weighting(EnsembleConfig(), lm, is_asked=True).read == 0  # which would want token ids
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.local_slurm import LocalSlurm, SlurmMissing
+from tests.slurm.local_slurm import LocalSlurm, SlurmMissing
 
 
 @pytest.fixture(scope="session")

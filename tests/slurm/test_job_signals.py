@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from tests.support.slurm_jobs import NOT_LISTENING, processes_with, submit, wait_until
+from tests.slurm.slurm_jobs import NOT_LISTENING, processes_with, submit, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.local_slurm import LocalSlurm
+from tests.slurm.local_slurm import LocalSlurm
+from tests.slurm.slurm_jobs import Job
 from tests.support.runs import metrics
-from tests.support.slurm_jobs import Job
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 

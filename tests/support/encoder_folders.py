@@ -69,7 +69,6 @@ ARCHITECTURES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel], di
     "qwen3": (Qwen3Config, Qwen3Model, CAUSAL),
     "gemma3": (Gemma3TextConfig, Gemma3TextModel, {**CAUSAL, "use_bidirectional_attention": True}),
 }
-POOLING = ("1_Pooling", "Pooling")
 
 
 def write_encoder(folder: Path, architecture: str, padding_side: str = "right") -> None:

@@ -32,19 +32,8 @@ LAST_WORD = " fin"  # what generation ends with: unlikely, so that a wrong posit
 
 THROTTLED = ["throttled", "throttled_seconds", "throttled_until"]
 REFUSED = [*THROTTLED, "timed_out", "broken", "down"]
-TRANSIENT = [
-    *REFUSED,
-    "hang",
-    "drip",
-    "drop",
-    "half_body",
-    "not_json",
-    "wrong_count",
-    "nan",
-    "null",
-    "short",
-    "reordered",
-]
+BROKEN_OFF = ["hang", "drip", "drop", "half_body"]
+TRANSIENT = [*REFUSED, *BROKEN_OFF, "not_json", "wrong_count", "nan", "null", "short", "reordered"]
 
 
 def server_spec(url: str, api: str = "echo", **changes: Any) -> LMConfig:

@@ -18,25 +18,22 @@ from replug.models.prompt import PromptTemplate
 from replug.serving.access import BoundedConnection
 from replug.serving.app import create_app, listen
 from replug.serving.openai_api import ServingLimits
-from replug.serving.service import Prompting, ServedIndex, Service
+from replug.serving.service import ServedIndex, Service
 
 TEXTS = [" ".join(topic[:6]) for topic in stand_in_vocabulary()[:4]]  # of words that the stand-in encoder knows
 LIMITS = ServingLimits(max_new_tokens=40, timeout_seconds=60)
 
 
-def prompting_of(tokenizer: PreTrainedTokenizerBase | None, max_tokens: int | None = None) -> Prompting:
-    return Prompting(PromptTemplate("\n", tokenizer, max_tokens), tokenizer, max_tokens)
-
-
 def service_of(
     root: Path,
     lm: BlackBoxLM | None = None,
-    prompting: Prompting | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    max_tokens: int | None = None,
     limits: ServingLimits = LIMITS,
 ) -> Service:
     """Answers from 2 documents, by the stand-in unless an LM is given."""
-    index = ServedIndex(root)
-    return Service(lm or StandInLM(), prompting or prompting_of(None), 2, index, limits)
+    template = PromptTemplate("\n", tokenizer, max_tokens)
+    return Service(lm or StandInLM(), template, 2, ServedIndex(root), limits, chats=tokenizer)
 
 
 def client_of_app(app: FastAPI, token: str | None = None) -> httpx.AsyncClient:

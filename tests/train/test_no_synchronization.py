@@ -14,7 +14,7 @@ from replug.data.datamodule import Position
 from replug.data.records import ScoredBatch
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.train.module import LSRModule
-from tests.support.fake_devices import GPU, counted_stops
+from tests.models.fake_devices import GPU, counted_stops
 from tests.support.tiny_lms import (
     CONTINUATIONS,
     PREFIXES,

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.cluster.ray_nodes import RayCluster
 from tests.support.command_line import start
-from tests.support.ray_nodes import RayCluster
 from tests.support.runs import what_must_be_equal
 
 pytestmark = pytest.mark.nightly

@@ -13,7 +13,7 @@ import psutil
 
 from replug.commands.slurm import render
 from replug.slurm.ray_job import INTERRUPTED
-from tests.support.local_slurm import LocalSlurm
+from tests.slurm.local_slurm import LocalSlurm
 
 ROOT = Path(__file__).parent.parent.parent
 WAITING = f"""
