@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from replug.models.black_box_lm import ContinuationScore
 from replug.models.lm_source import GivenSource
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.pair_tokens import TokenizedCall
-from replug.models.prompt import PromptTemplate, prompts_of
+from replug.models.prompt import PromptTemplate
 from replug.models.score_cache import CachingLM
 from replug.models.scorer_pool import ScorerPool, TimedScores
 from replug.train.pipeline import BatchPipeline
@@ -137,7 +138,7 @@ def measure(pool: ScorerPool, case: Case, steps: int, file: Path) -> tuple[float
             search=search,
             executor=executor,
             k=K,
-            score=lambda examples, texts: lm.submit_sums(*prompts_of(PromptTemplate(""), examples, texts)),
+            score=partial(lm.submit_examples, PromptTemplate("")),
             depth=case.depth,
             max_steps=max_steps,
             clock=StepClock(),

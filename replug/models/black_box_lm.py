@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -21,6 +21,10 @@ from replug.config.errors import RunError, UserError
 from replug.models.batching import units_of_similar_length
 from replug.models.ensemble import REPLUG_WEIGHTS, MovingWeights, Weighting, common_end
 from replug.models.generation import Generated, GenerationOptions, Stop, elected, stop_texts
+
+if TYPE_CHECKING:
+    from replug.data.records import Example
+    from replug.models.prompt import PromptTemplate
 
 # Called with (answer index, text so far) after each token; returns False to end the answer.
 Watch = Callable[[int, str], bool]
@@ -74,7 +78,7 @@ def common_read(scores: "Sequence[ContinuationScore]") -> np.ndarray:
 
 
 def sums_of(scores: "Sequence[ContinuationScore | Sum]") -> np.ndarray:
-    """Return sums of log-probs (nats) and numbers of tokens, float64 [N, 2], of scores and of sums that are known."""
+    """Return sums of log-probs (nats) and numbers of tokens, float64 [N, 2]."""
     return np.array([sum_of(score) for score in scores], dtype=np.float64).reshape(len(scores), 2)
 
 
@@ -321,6 +325,18 @@ class AsyncLM(ABC):
         require_texts(prefixes, "prefixes")
         require_texts(continuations, "continuations")
         return self.submit_call(ScoreCall(list(prefixes), list(continuations), opening, read=read))
+
+    def submit_sums(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[np.ndarray]":
+        """Return a future of sums of log-probs (nats) and numbers of tokens, float64 [N, 2]."""
+        require_texts(prefixes, "prefixes")
+        require_texts(continuations, "continuations")
+        return mapped(self.submit_call(ScoreCall(prefixes, continuations, sums_only=True)), sums_of)
+
+    def submit_examples(
+        self, template: "PromptTemplate", examples: "Sequence[Example]", texts: Sequence[Sequence[str]]
+    ) -> "Future[np.ndarray]":
+        """Return `submit_sums` [B * K, 2] of each of B examples after each of its K texts."""
+        return self.submit_sums(*template.prompts(examples, texts))
 
     def submit_answer(self, prompt: Prompt, options: GenerationOptions) -> "Future[Generated]":
         """Return a future of the answer to one prompt, a text or a mixture."""

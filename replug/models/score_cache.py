@@ -21,7 +21,7 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -42,10 +42,7 @@ from replug.models.black_box_lm import (
     Sum,
     as_mixtures,
     gathered,
-    mapped,
-    require_texts,
     sum_of,
-    sums_of,
 )
 from replug.models.generation import Generated
 from replug.models.pair_tokens import ChatText
@@ -393,39 +390,15 @@ class CachingLM(AsyncLM):
         return self.uncached.units(call)
 
     def submit_call(self, call: Call) -> "Future[list[Any]]":
-        """Answer from the cache, from calls under way, and from the LM, in this order."""
-        return self._look_up(call, self._file.read)
+        """Answer from the cache, from calls under way, and from the LM, in this order.
 
-    def submit_sums(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[np.ndarray]":
-        """Return a future of sums of log-probs (nats) and numbers of tokens, float64 [N, 2].
-
-        Computed scores are stored without their tokens, which a run of the paper's size could not keep.
-        """
-        require_texts(prefixes, "prefixes")
-        require_texts(continuations, "continuations")
-        return mapped(self._look_up(ScoreCall(prefixes, continuations, sums_only=True), self._file.sums), sums_of)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the LM's own metrics, and hits, misses and the share of hits since the start."""
-        hits, misses = self.num_hits, self.num_misses
-        counted = {"hit_share": hits / max(1, hits + misses), "hits": float(hits), "misses": float(misses)}
-        return self.uncached.metrics() | counted
-
-    def close(self) -> None:
-        self.uncached.close()  # first: its answers are stored until it is closed
-        self._queue.put(None)
-        self._thread.join()
-        with self._lock:
-            self._file.close()
-
-    def _look_up(self, call: Call, read: Callable[[Sequence[Key]], Mapping[Key, Any]]) -> "Future[list[Any]]":
-        """Return a future of what `read` finds of each row, or the LM says. Its error is that of the first such row.
-
-        Reserved keys are not looked up: their result would depend on timing. Tokens are not taken from a call for
-        sums, whose rows are stored without them.
+        The future's error is that of the first row that has one. Reserved keys are not looked up: their result would
+        depend on timing. Scores of a call for sums are stored without their tokens, which a run of the paper's size
+        could not keep, so other calls do not wait for them.
         """
         keys = call_keys(self.identity, call)
         sums_only = isinstance(call, ScoreCall) and call.sums_only
+        read = self._file.sums if sums_only else self._file.read
         with self._lock:
             reserved = {key: own for key in keys if (own := self._reserved.get(key))}
             under_way = {key: own for key, own in reserved.items() if sums_only or not own.sums_only}
@@ -449,6 +422,19 @@ class CachingLM(AsyncLM):
             return results
 
         return gathered([reservation.done for reservation in set(under_way.values())], answers)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the LM's own metrics, and hits, misses and the share of hits since the start."""
+        hits, misses = self.num_hits, self.num_misses
+        counted = {"hit_share": hits / max(1, hits + misses), "hits": float(hits), "misses": float(misses)}
+        return self.uncached.metrics() | counted
+
+    def close(self) -> None:
+        self.uncached.close()  # first: its answers are stored until it is closed
+        self._queue.put(None)
+        self._thread.join()
+        with self._lock:
+            self._file.close()
 
     def _ask(self, reservation: Reservation, call: Call) -> None:
         """Submit the units of a call. Their results and errors go to the writer."""
