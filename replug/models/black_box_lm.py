@@ -86,22 +86,14 @@ def sum_of(score: "ContinuationScore | Sum") -> "Sum":
     return score if isinstance(score, tuple) else (score.sum_logprob, score.num_tokens)
 
 
-@dataclass(slots=True)
-class PassCounts:
-    """Tokens an LM's passes have held so far, without and with padding, and passes that memory did not hold."""
+def pass_counts(lm: "BlackBoxLM") -> Counter[str]:
+    """Return the counts that an LM keeps of its passes; an LM of another maker keeps none.
 
-    tokens: int = 0
-    padded_tokens: int = 0
-    halved: int = 0
-
-    def add(self, tokens: int, padded_tokens: int) -> None:
-        self.tokens += tokens
-        self.padded_tokens += padded_tokens
-
-
-def pass_counts(lm: "BlackBoxLM") -> PassCounts:
-    """Return the counts that an LM keeps of its passes; zeros for an LM of another maker."""
-    return getattr(lm, "counts", None) or PassCounts()
+    They are the `tokens` of its passes so far, the `padded_tokens`, and the passes that were `halved`, since memory did
+    not hold them.
+    """
+    counts: Counter[str] = getattr(lm, "counts", None) or Counter()
+    return counts
 
 
 class Meter:

@@ -21,7 +21,7 @@ from replug.cluster.background import InlineExecutor
 from replug.cluster.layout import scorers
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
-from replug.models.batching import LMShape, tokens_per_unit
+from replug.models.batching import tokens_per_unit, weights_of_layers
 from replug.models.black_box_lm import AsyncLM, BlackBoxLM, Call, pass_counts
 
 if TYPE_CHECKING:  # seconds to import, which the stand-in's actors can do without
@@ -70,7 +70,7 @@ class InProcessLM(AsyncLM):
     def __init__(self, lm: BlackBoxLM, unit_tokens: int | None = None, identity: str | None = None) -> None:
         self._lm = lm
         self.identity, self.max_tokens = identity or lm.identity, lm.max_tokens
-        self.unit_tokens = unit_tokens or tokens_per_unit(LMShape(), on_gpu=False)
+        self.unit_tokens = unit_tokens or tokens_per_unit(weights_of_layers(), on_gpu=False)
 
     def submit_call(self, call: Call) -> "Future[list[Any]]":
         return InlineExecutor().submit(call.run, self._lm)
@@ -78,8 +78,8 @@ class InProcessLM(AsyncLM):
     def metrics(self) -> dict[str, float]:
         """Return the share of its passes that is not padding."""
         counts = pass_counts(self._lm)
-        fill = counts.tokens / counts.padded_tokens if counts.padded_tokens else 1.0
-        return {"batch_fill": fill, "halved_passes": float(counts.halved)}
+        fill = counts["tokens"] / counts["padded_tokens"] if counts["padded_tokens"] else 1.0
+        return {"batch_fill": fill, "halved_passes": float(counts["halved"])}
 
     def close(self) -> None:
         """Nothing is under way."""
@@ -93,9 +93,9 @@ class LocalSource(LMSource):
     tokens_per_batch: int | None = None  # padded tokens in one pass; None for a default by hardware and size
 
     @property
-    def shape(self) -> LMShape:
-        """Return the shape of the LM's layers, without loading them."""
-        return LMShape()
+    def num_weights(self) -> int:
+        """Return the weights of the LM's layers, without loading them."""
+        return weights_of_layers()
 
     @abstractmethod
     def load(self, spread: bool = False) -> BlackBoxLM:
@@ -112,7 +112,7 @@ class LocalSource(LMSource):
 
     def tokens_per_unit(self, on_gpu: bool) -> int:
         """Return the tokens of one unit."""
-        return tokens_per_unit(self.shape, on_gpu, self.tokens_per_batch)
+        return tokens_per_unit(self.num_weights, on_gpu, self.tokens_per_batch)
 
 
 def open_pool(lm: LMConfig, source: LocalSource, second: LocalSource | None = None) -> "ScorerPool":

@@ -19,7 +19,7 @@ from replug.models.black_box_lm import Mixture, UnscorableText, pieces
 from replug.models.ensemble import Weighting
 from replug.models.generation import Generated, GenerationOptions, before_stop, elected
 from replug.models.local import mixtures
-from replug.models.local.decoding import CacheUse, find_cache_use
+from replug.models.local.decoding import ANEW, PACKED, PADDED, find_cache_use
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.mixtures import TokenChooser, entropy, mix_next_token, nucleus
 from tests.support.architectures import write_architecture
@@ -51,15 +51,15 @@ def writer(kind: str, **given: int) -> Callable[[Path], None]:
     return write
 
 
-PACKED = [write_gpt2, write_llama, writer("opt")]
+THAT_PACK = [write_gpt2, write_llama, writer("opt")]
 # They count columns, or look back a number of them.
-PADDED = [writer("bloom"), writer("mistral", sliding_window=40), writer("gpt_neo", window_size=40)]
+THAT_PAD = [writer("bloom"), writer("mistral", sliding_window=40), writer("gpt_neo", window_size=40)]
 WITHOUT_KEYS = writer("mamba")
 
 
 @pytest.fixture(
     scope="module",
-    params=[*PACKED, *PADDED],
+    params=[*THAT_PACK, *THAT_PAD],
     ids=lambda write: write.__name__.removeprefix("write_"),
 )
 def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
@@ -210,24 +210,24 @@ def test_an_opening_is_read_once_for_all_calls_and_changes_no_answer(llama: Hugg
     options = replace(GREEDY, opening=DEMONSTRATIONS)
     llama._kept = []
     for prompt in FEW_SHOT[:2]:  # a prompt alone shares nothing with others of its call
-        before = llama.counts.tokens
+        before = llama.counts["tokens"]
         alone = mixed(llama, [prompt], [1.0], GREEDY)
-        plain = llama.counts.tokens - before
+        plain = llama.counts["tokens"] - before
         opened = mixed(llama, [prompt], [1.0], options)
         assert_same(alone, opened)
         assert opened.prompt_tokens == alone.prompt_tokens == num_tokens(llama, prompt)
-    assert llama.counts.tokens - before - plain <= plain - 64
+    assert llama.counts["tokens"] - before - plain <= plain - 64
 
 
 @pytest.mark.parametrize(
     ("write", "use"),
     [
-        *((write, CacheUse(True, True)) for write in PACKED),
-        *((write, CacheUse(True, False)) for write in PADDED),
-        (WITHOUT_KEYS, CacheUse()),
+        *((write, PACKED) for write in THAT_PACK),
+        *((write, PADDED) for write in THAT_PAD),
+        (WITHOUT_KEYS, ANEW),
     ],
 )
-def test_what_keys_and_values_are_kept_for(write: Callable[[Path], None], use: CacheUse, tmp_path: Path) -> None:
+def test_what_keys_and_values_are_kept_for(write: Callable[[Path], None], use: str, tmp_path: Path) -> None:
     assert load(write, tmp_path)._cache_use == use
 
 
@@ -249,7 +249,7 @@ class WithoutPositions(GPT2LMHeadModel):
 def test_a_model_that_counts_padding_as_positions_is_found_out_and_read_anew(tmp_path: Path) -> None:
     lm = load(write_gpt2, tmp_path)
     lm.model.__class__ = WithoutPositions
-    assert find_cache_use(lm.model) == CacheUse()
+    assert find_cache_use(lm.model) == ANEW
     assert_equals_reference(lm, mixed(lm, PROMPTS, WEIGHTS, GREEDY), PROMPTS, WEIGHTS)
     assert_equals_reference(lm, mixed(lm, PROMPTS[:1], [1.0], GREEDY), PROMPTS[:1], [1.0])
 

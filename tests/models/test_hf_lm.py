@@ -165,9 +165,9 @@ def few_shot_pairs(lm: HuggingFaceLM) -> tuple[list[str], list[str]]:
 def test_a_prefix_that_all_share_is_computed_once_and_changes_no_score(lm: HuggingFaceLM) -> None:
     prefixes, continuations = few_shot_pairs(lm)
     lm._kept = []
-    before = lm.counts.tokens
+    before = lm.counts["tokens"]
     scores = lm.score(prefixes, continuations)
-    spent = lm.counts.tokens - before
+    spent = lm.counts["tokens"] - before
     assert num_tokens(lm, DEMONSTRATIONS) < spent < 2 * num_tokens(lm, DEMONSTRATIONS)
     for score, prefix, continuation in zip(scores, prefixes, continuations, strict=True):
         np.testing.assert_allclose(score.token_logprobs, naive_logprobs(lm, prefix, continuation), atol=1e-4)
@@ -177,9 +177,9 @@ def test_a_prefix_that_calls_share_is_computed_once_and_gives_the_same_bits(lm: 
     prefixes, continuations = few_shot_pairs(lm)
     lm._kept = []
     first = lm.score(prefixes, continuations)
-    before = lm.counts.tokens
+    before = lm.counts["tokens"]
     again = lm.score(prefixes, continuations)
-    assert lm.counts.tokens - before < num_tokens(lm, DEMONSTRATIONS)
+    assert lm.counts["tokens"] - before < num_tokens(lm, DEMONSTRATIONS)
     for one, other in zip(first, again, strict=True):
         np.testing.assert_array_equal(one.token_logprobs, other.token_logprobs)
 
@@ -315,20 +315,20 @@ def choices(prefixes: list[str]) -> tuple[list[str], list[str]]:
 
 def test_choices_are_read_from_one_pass_over_their_prefix(lm: HuggingFaceLM) -> None:
     prefixes = ["the cat sat on the mat", "x", "日本語の文書"]
-    before, before_padded = lm.counts.tokens, lm.counts.padded_tokens
+    before, before_padded = lm.counts["tokens"], lm.counts["padded_tokens"]
     scores = lm.score(*choices(prefixes))
     lengths = [num_tokens(lm, prefix) for prefix in prefixes]
     longer = lengths[0] + num_tokens(lm, " the cat sat")
-    assert lm.counts.tokens - before == sum(lengths) + longer
-    assert lm.counts.padded_tokens - before_padded == 4 * max(*lengths, longer)
+    assert lm.counts["tokens"] - before == sum(lengths) + longer
+    assert lm.counts["padded_tokens"] - before_padded == 4 * max(*lengths, longer)
     for score, prefix, continuation in zip(scores, *choices(prefixes), strict=True):
         np.testing.assert_allclose(score.token_logprobs, naive_logprobs(lm, prefix, continuation), atol=1e-4)
 
 
 def test_choices_after_shared_demonstrations_equal_a_naive_loop(lm: HuggingFaceLM) -> None:
     prefixes = [f"{DEMONSTRATIONS}{text}" for text in ("a mat", "x", "the cat slept, and")]
-    before = lm.counts.tokens
+    before = lm.counts["tokens"]
     scores = lm.score(*choices(prefixes))
-    assert lm.counts.tokens - before < 2 * num_tokens(lm, DEMONSTRATIONS)
+    assert lm.counts["tokens"] - before < 2 * num_tokens(lm, DEMONSTRATIONS)
     for score, prefix, continuation in zip(scores, *choices(prefixes), strict=True):
         np.testing.assert_allclose(score.token_logprobs, naive_logprobs(lm, prefix, continuation), atol=1e-4)

@@ -17,7 +17,7 @@ from replug.models.generation import Generated, GenerationOptions
 from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
 from replug.models.lm_source import InProcessLM
-from replug.models.local.decoding import CacheUse
+from replug.models.local.decoding import ANEW, PACKED, PADDED
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.mixtures import TokenChooser
 from replug.models.local.stand_in_lm import StandInLM
@@ -84,7 +84,7 @@ def test_a_draw_does_not_depend_on_what_is_asked_with_it(lm: HuggingFaceLM) -> N
 
 def test_every_way_through_a_model_draws_the_same(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = lm.sample(PROMPTS, OPTIONS)
-    for use in (CacheUse(True, True), CacheUse(True), CacheUse()):
+    for use in (PACKED, PADDED, ANEW):
         monkeypatch.setitem(lm.__dict__, "_cache_use", use)
         assert_same(lm.sample(PROMPTS, OPTIONS), whole)
     monkeypatch.undo()
@@ -94,10 +94,10 @@ def test_every_way_through_a_model_draws_the_same(lm: HuggingFaceLM, monkeypatch
 
 def test_an_opening_is_read_once_and_each_prompt_once_for_all_its_samples(lm: HuggingFaceLM) -> None:
     lm.sample(PROMPTS[:1], OPTIONS)
-    before, samples = lm.counts.tokens, lm.sample(PROMPTS, OPTIONS)
+    before, samples = lm.counts["tokens"], lm.sample(PROMPTS, OPTIONS)
     new = sum(len(sample.token_logprobs) - 1 for some in samples for sample in some)
     own = sum(num_tokens(lm, prompt) - num_tokens(lm, DEMONSTRATIONS) for prompt in PROMPTS)
-    assert new + own <= lm.counts.tokens - before <= new + own + 3 * 33  # a prefix ends at a multiple of 32
+    assert new + own <= lm.counts["tokens"] - before <= new + own + 3 * 33  # a prefix ends at a multiple of 32
 
 
 # Other backends ---------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.hardware import HostCopy
-from replug.models.pair_tokens import PairIds, TokenizedCall
+from replug.models.pair_tokens import PairIds
 
 log = logging.getLogger(__name__)
 
@@ -156,11 +156,17 @@ class PendingScores:
     """The scores of a call that a device may still be computing. Any thread may wait for them.
 
     `passes` hold float32 log-probs [N] whose copy to the host is under way, with the number of tokens of each row.
-    `rows` are the rows of the call, in the order of the passes.
+    `rows` are the rows of the call, in the order of the passes; `pairs` and `num_read` are those of its launch.
     """
 
-    def __init__(self, passes: Sequence[tuple[HostCopy, list[int]]], rows: Sequence[int], call: TokenizedCall) -> None:
-        self._passes, self._rows, self._call = passes, rows, call
+    def __init__(
+        self,
+        passes: Sequence[tuple[HostCopy, list[int]]],
+        rows: Sequence[int],
+        pairs: Sequence[PairIds],
+        num_read: Sequence[int],
+    ) -> None:
+        self._passes, self._rows, self._pairs, self._num_read = passes, rows, pairs, num_read
 
     def done(self) -> bool:
         """Return whether `result` would not wait."""
@@ -170,7 +176,7 @@ class PendingScores:
         """Return scores in the order of the call. Raises what went wrong on the device."""
         logprobs = [part.numpy() for copy, sizes in self._passes for part in copy.tensor().split(sizes)]
         by_row = dict(zip(self._rows, logprobs, strict=True))
-        if not self._call.num_read:
+        if not self._num_read:
             return [ContinuationScore(by_row[row]) for row in range(len(by_row))]
-        read = zip(self._call.pairs, self._call.num_read, strict=True)
+        read = zip(self._pairs, self._num_read, strict=True)
         return [ContinuationScore.of_pair(by_row[row], ids, num) for row, ((_, ids), num) in enumerate(read)]
