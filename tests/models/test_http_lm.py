@@ -19,7 +19,6 @@ from replug.models.http.completions_api import (
     IllFormed,
     NoPromptLogprobs,
     Pair,
-    ServerText,
     read_generated,
     read_scores,
 )
@@ -306,7 +305,7 @@ def test_a_border_inside_a_token_names_the_row_and_the_way_out(opened: Opened, t
 def test_one_continuation_cut_differently_after_two_prefixes_is_an_error() -> None:
     rows = [Pair(0, "a", " bc", None), Pair(1, "b", " x", None), Pair(2, "c", " bc", None)]
     logprobs = np.zeros(2, dtype=np.float32)
-    same, other = (ServerText(" bc", logprobs, tokens) for tokens in ((" b", "c"), (" ", "bc")))
+    same, other = ((logprobs, tokens) for tokens in ((" b", "c"), (" ", "bc")))
     _check_same_tokens(rows, [same, other, same])
     with pytest.raises(ValueError, match="inputs 0 and 2 have the same continuation"):
         _check_same_tokens(rows, [same, same, other])
@@ -434,14 +433,14 @@ def test_prompt_logprobs_of_another_form_are_a_fault(entries: object) -> None:
 def test_the_continuation_is_found_by_the_tokens_texts(tokens: list[str], expected: list[float]) -> None:
     values = [None, *(-float(number) for number in range(1, len(tokens)))]
     scores = read_scores("echo", [PAIR], answer(tokens=tokens, token_logprobs=values))
-    np.testing.assert_array_equal(scores[0].logprobs, np.float32(expected))
-    assert "".join(scores[0].tokens) == " cat"
+    np.testing.assert_array_equal(scores[0][0], np.float32(expected))
+    assert "".join(scores[0][1]) == " cat"
 
 
 def test_a_broken_first_character_does_no_harm_away_from_the_border() -> None:
     body = answer(tokens=["\ufffd", "", "本", " cat"], token_logprobs=[None, -1.0, -2.0, -3.0])  # as vLLM shows 日
     scores = read_scores("echo", [Pair(0, "日本", " cat", None)], body)
-    np.testing.assert_array_equal(scores[0].logprobs, np.float32([-3.0]))
+    np.testing.assert_array_equal(scores[0][0], np.float32([-3.0]))
     for prefix, continuation in [("日", "本 cat"), ("", "日本 cat"), ("日日", " cat")]:
         with pytest.raises(ValueError, match="do not join"):
             read_scores("echo", [Pair(0, prefix, continuation, None)], body)
@@ -449,6 +448,6 @@ def test_a_broken_first_character_does_no_harm_away_from_the_border() -> None:
 
 def test_nothing_generated_is_an_empty_text() -> None:
     body = {"choices": [{"index": 0, "text": "", "logprobs": None}]}
-    assert [(answer.text, len(answer.logprobs)) for answer in read_generated(body)[0]] == [("", 0)]
+    assert [(answer.text, answer.num_tokens) for answer in read_generated(body)] == [("", 0)]
     with pytest.raises(IllFormed):
         read_generated({"choices": [{"index": 0, "text": None}]})
