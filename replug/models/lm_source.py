@@ -9,13 +9,13 @@ hands to a process of this user: no pickle is read from a file. The object is kn
 in its thread; another process that meets the name in a run's configuration refuses it.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from replug.cluster.background import InlineExecutor
 from replug.cluster.layout import scorers
@@ -30,38 +30,40 @@ if TYPE_CHECKING:  # seconds to import, which the stand-in's actors can do witho
     from replug.models.scorer_pool import ScorerPool
 
 
-class LMSource(Protocol):
+class LMSource(ABC):
     """An LM that is not at work yet."""
 
-    mark: str  # the end of its identity, which tells apart prompts of other templates
+    mark = ""  # the end of its identity, which tells apart prompts of other templates
+    roles: tuple[str, ...] = ()  # of the actors that a cluster must make room for: `score`, or none without Ray
 
     @property
+    @abstractmethod
     def identity(self) -> str:
         """Return the opened LM's identity: equal identities give equal scores."""
 
     @property
+    @abstractmethod
     def max_tokens(self) -> int | None:
         """Return the opened LM's longest input in tokens. None means no limit."""
 
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Roles of the actors that a cluster must make room for: `score`, or none without Ray."""
-
+    @abstractmethod
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
         """Return the LM's own; None where it is not known. Does not reach for the LM."""
 
-    def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
-        """Reach a server, so that its faults are told before anything heavy starts.
+    def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:  # noqa: B027 - local weights need none
+        """Reach a server, so that its faults are told before anything heavy starts; weights are read when loaded.
 
         `budget_file` counts its requests, in memory by default. `cache` knows a model again that was met before.
         Raises UserError, and BudgetSpent.
         """
 
-    def open(self, lm: LMConfig) -> AsyncLM:
-        """Put the LM to work, by its section as it is laid out. Ray must run where `roles` are wanted."""
-
+    @abstractmethod
     def open_here(self) -> AsyncLM:
         """Put the LM to work in this process, without Ray."""
+
+    def open(self, lm: LMConfig) -> AsyncLM:
+        """Put the LM to work, by its section as it is laid out. Ray must run where `roles` are wanted."""
+        return self.open_here()
 
 
 class InProcessLM(AsyncLM):
@@ -89,7 +91,6 @@ class LocalSource(LMSource):
     """An `LMSource` for whatever `load` loads. It travels to actors by pickle."""
 
     roles = ("score",)
-    mark = ""
     tokens_per_batch: int | None = None  # padded tokens in one pass; None for a default by hardware and size
 
     @property
@@ -100,9 +101,6 @@ class LocalSource(LMSource):
     @abstractmethod
     def load(self, spread: bool = False) -> BlackBoxLM:
         """Load the LM in this process; `spread` lays its layers over all visible GPUs."""
-
-    def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
-        """Do nothing: weights are read when they are loaded."""
 
     def open(self, lm: LMConfig) -> AsyncLM:
         return open_pool(lm, self)
