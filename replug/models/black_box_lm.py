@@ -150,7 +150,7 @@ class Mixture:
 
     def moving(self, read_logprobs: np.ndarray | None = None) -> MovingWeights:
         """Return the weights as they are before the answer, moved by log-probs [K, N] of the tokens that are read."""
-        return MovingWeights(self.log_prior, self.weighting.share, self.weighting.prune, read_logprobs)
+        return MovingWeights(self.log_prior, self.weighting, read_logprobs)
 
     def num_read(self, rows: Sequence[Sequence[Any]]) -> int:
         """Return how many last tokens of the prompts, given as tokens, move the weights."""

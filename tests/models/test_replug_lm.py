@@ -178,7 +178,7 @@ def test_the_log_probs_and_weights_of_an_answer_are_those_of_its_scores(weightin
     documents = [f"{text}\n" for text in TEXTS[:3]]
     given = [lm.score([document + context], [f" {answer.text}"])[0].token_logprobs for document in documents]
     prior = prior_log_weights(SIMILARITIES[:3])
-    expected = mix(np.array(given), prior, weighting.share, weighting.prune)
+    expected = mix(np.array(given), prior, weighting)
     np.testing.assert_allclose(answer.token_logprobs, expected, atol=1e-5)
     np.testing.assert_allclose(replug.score(context, f" {answer.text}").token_logprobs, expected, atol=1e-5)
     if not weighting.prune:
@@ -202,11 +202,10 @@ def test_the_last_words_of_the_context_move_the_weights_before_the_answer(weight
     ends = [lm.score([prefix], [tail])[0].token_logprobs for prefix in prefixes]
     given = [lm.score([prefix + tail], [text])[0].token_logprobs for prefix in prefixes]
     prior = prior_log_weights(SIMILARITIES[:3])
-    moves = weighting.share, weighting.prune, np.array(ends)
-    expected = mix(np.array(given), prior, *moves)
+    expected = mix(np.array(given), prior, weighting, np.array(ends))
     np.testing.assert_allclose(answer.token_logprobs, expected, atol=1e-5)
     np.testing.assert_allclose(replug.score(context, text).token_logprobs, expected, atol=1e-5)
-    assert abs(expected - mix(np.array(given), prior, *moves[:2])).max() > 1e-3
+    assert abs(expected - mix(np.array(given), prior, weighting)).max() > 1e-3
 
 
 def test_answers_of_documents_vote_and_votes_score_no_text() -> None:

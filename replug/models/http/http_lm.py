@@ -403,9 +403,7 @@ async def likeliest_answer(lm: HttpLM, prompts: list[Pair], mixture: Mixture, op
         np.stack([score.token_logprobs for score in scores[start : start + count]])
         for start in range(0, len(scores), count)
     ]
-    mixed = [
-        mix_and_weigh(one, mixture.log_prior, mixture.weighting.share, mixture.weighting.prune, read) for one in given
-    ]
+    mixed = [mix_and_weigh(one, mixture.log_prior, mixture.weighting, read) for one in given]
     sums = [logprobs.sum() for logprobs, _ in mixed]
     best = int(np.argmax(sums))
     whole, weights = np.array([sums[best]], dtype=np.float32), mixed[best][1]
