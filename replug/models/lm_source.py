@@ -27,8 +27,6 @@ from replug.models.black_box_lm import AsyncLM, BlackBoxLM, Call, pass_counts
 if TYPE_CHECKING:  # seconds to import, which the stand-in's actors can do without
     from transformers import PreTrainedTokenizerBase
 
-    from replug.models.scorer_pool import ScorerPool
-
 
 class LMSource(ABC):
     """An LM that is not at work yet."""
@@ -102,8 +100,12 @@ class LocalSource(LMSource):
     def load(self, spread: bool = False) -> BlackBoxLM:
         """Load the LM in this process; `spread` lays its layers over all visible GPUs."""
 
-    def open(self, lm: LMConfig) -> AsyncLM:
-        return open_pool(lm, self)
+    def open(self, lm: LMConfig, second: "LocalSource | None" = None) -> AsyncLM:
+        """Put the LM to work on replicas, which hold a second one too (`ScorerPool.second`)."""
+        from replug.models.scorer_pool import ScorerPool  # imports Ray, which `open_here` does without
+
+        replicas, gpus = scorers(lm)
+        return ScorerPool(self, replicas, None, gpus, lm.timeout_seconds, second=second)
 
     def open_here(self) -> AsyncLM:
         return InProcessLM(self.load(), self.tokens_per_unit(on_gpu=False), self.identity)
@@ -111,14 +113,6 @@ class LocalSource(LMSource):
     def tokens_per_unit(self, on_gpu: bool) -> int:
         """Return the tokens of one unit."""
         return tokens_per_unit(self.num_weights, on_gpu, self.tokens_per_batch)
-
-
-def open_pool(lm: LMConfig, source: LocalSource, second: LocalSource | None = None) -> "ScorerPool":
-    """Put an LM to work on replicas by its section as it is laid out, and a second one on the same replicas."""
-    from replug.models.scorer_pool import ScorerPool  # imports Ray, which `open_here` does without
-
-    replicas, gpus = scorers(lm)
-    return ScorerPool(source, replicas, None, gpus, lm.timeout_seconds, second=second)
 
 
 PYTHON = "python"  # before the colon of `lm.path`
@@ -171,9 +165,9 @@ class GivenSource(LocalSource):
     def load(self, spread: bool = False) -> BlackBoxLM:
         return self.lm
 
-    def open(self, lm: LMConfig) -> AsyncLM:
+    def open(self, lm: LMConfig, second: LocalSource | None = None) -> AsyncLM:
         try:
-            return super().open(lm)
+            return super().open(lm, second)
         except TypeError as error:
             raise UserError(
                 f"lm: a {type(self.lm).__name__} cannot be sent to the scorers: {str(error).splitlines()[0]}; expected "
