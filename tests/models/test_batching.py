@@ -9,7 +9,6 @@ from transformers import GPT2Config, LlamaConfig
 from replug.models.batching import (
     even_batches,
     token_budget_batches,
-    tokens_per_pass,
     tokens_per_unit,
     units_of_similar_length,
     weights_of_layers,
@@ -49,9 +48,6 @@ def test_a_unit_a_little_beyond_a_pass_is_two_of_half_a_pass() -> None:
 
 def test_a_unit_of_a_gpu_has_so_much_arithmetic() -> None:
     assert [tokens_per_unit(lm, on_gpu=True) for lm in (LLAMA_7B, GPT2_XL, GPT2)] == [4096, 8192, 32_768]
-    for lm in (LLAMA_7B, GPT2_XL, GPT2):
-        assert tokens_per_pass(lm, on_gpu=True) == tokens_per_unit(lm, on_gpu=True)
-    assert (tokens_per_pass(GPT2_XL, on_gpu=False), tokens_per_unit(GPT2_XL, on_gpu=False)) == (1024, 8192)
 
 
 def test_a_models_layers_and_width_are_read_from_its_configuration(tmp_path: Path) -> None:

@@ -64,24 +64,6 @@ def test_a_share_of_0_mixes_whole_texts(tokens: int) -> None:
     assert mix_token_logprobs(given, similarities, share=0).sum() == pytest.approx(whole, rel=0, abs=1e-9)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.5])
-@pytest.mark.parametrize("seed", ROUNDS)
-def test_the_loss_is_bounded_by_the_best_document(seed: int, share: float) -> None:
-    given, similarities = drawn(seed)
-    prior, losses = -prior_log_weights(similarities), -given.sum(axis=1)  # nats
-    paid_for_sharing = (given.shape[1] - 1) * -np.log1p(-share)
-    loss = -mix_token_logprobs(given, similarities, share=share).sum()
-    assert loss <= (losses + prior).min() + paid_for_sharing + 1e-9
-
-
-@pytest.mark.parametrize("seed", ROUNDS)
-def test_a_document_that_appears_twice_has_twice_the_prior_and_changes_nothing_else(seed: int) -> None:
-    given, similarities = drawn(seed)
-    twice = mix_token_logprobs(np.vstack([given, given[:1]]), np.append(similarities, similarities[0]))
-    similarities[0] += np.log(2)
-    np.testing.assert_allclose(twice, mix_token_logprobs(given, similarities), rtol=1e-9)
-
-
 def test_weights_of_1e_300_are_exact_and_come_back() -> None:
     given = np.log(np.array([[0.5] * 1000 + [1e-3] * 9000, [1e-3] * 1000 + [0.5] * 9000]))
     never_back = token_weights(given, np.zeros(2), share=0)

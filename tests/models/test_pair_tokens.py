@@ -30,6 +30,7 @@ from replug.models.pair_tokens import (
     token_spans,
 )
 from replug.models.scorer_pool import Scorer
+from tests.support.lm_answers import bits
 from tests.support.tiny_lms import PAIRS, load, random_lms_need_make_no_sense, write_gpt2, write_tokenizer
 from tests.support.tokenizers import CHAT, FAMILIES, llama_with, write_family
 
@@ -233,10 +234,6 @@ def test_a_character_of_bytes_behind_another_can_be_streamed(tmp_path: Path) -> 
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
     return load(write_gpt2, tmp_path_factory.mktemp("lm"))
-
-
-def bits(scores: Sequence[ContinuationScore]) -> list[bytes]:
-    return [score.token_logprobs.tobytes() for score in scores]
 
 
 # A replica --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Answers drawn side by side: by their own draws, whatever else is in the call, by every backend."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -14,8 +13,6 @@ from replug.config.errors import UserError
 from replug.models.black_box_lm import Mixture
 from replug.models.ensemble import Retrieved, Weighting
 from replug.models.generation import Generated, GenerationOptions
-from replug.models.http.http_lm import HttpLM
-from replug.models.http.request_budget import RequestBudget
 from replug.models.lm_source import InProcessLM
 from replug.models.local.decoding import ANEW, PACKED, PADDED
 from replug.models.local.hf_lm import HuggingFaceLM
@@ -23,7 +20,8 @@ from replug.models.local.mixtures import TokenChooser
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.replug_lm import ReplugLM
 from replug.models.score_cache import CachingLM
-from tests.support.fault_server import FaultServer, server_spec
+from tests.models.conftest import Opened
+from tests.support.fault_server import FaultServer
 from tests.support.tiny_lms import DEMONSTRATIONS, load, num_tokens, write_gpt2, write_llama
 
 PROMPTS = [DEMONSTRATIONS + prompt for prompt in ("x\nthe", "a mat and a cat\nthe", "日本語\nthe")]
@@ -115,12 +113,7 @@ def test_a_mixture_is_drawn_from_token_by_token() -> None:
     np.testing.assert_array_equal(drawn[1][3].token_logprobs, expected.token_logprobs)
 
 
-@pytest.fixture
-def opened() -> Callable[..., HttpLM]:
-    return lambda server, **changes: HttpLM(server_spec(server.url, **changes), RequestBudget(None))
-
-
-def test_a_server_draws_n_answers_by_one_request(opened: Callable[..., HttpLM]) -> None:
+def test_a_server_draws_n_answers_by_one_request(opened: Opened) -> None:
     options = GenerationOptions(2, "\n", num_samples=3, temperature=0.9, top_p=0.8, seed=7)
     with FaultServer(first_faults=1, kinds=["throttled"]) as server:
         lm = opened(server)
@@ -137,16 +130,14 @@ def test_a_server_draws_n_answers_by_one_request(opened: Callable[..., HttpLM]) 
         assert lm.metrics()["tokens_sent"] == server.tokens
         assert texts(lm.sample(["red"], replace(options, temperature=0.0))) == [[" red fin"] * 3]
         assert "n" not in server.payloads[-1]
-        lm.close()
 
 
-def test_a_server_that_ignores_n_is_refused(opened: Callable[..., HttpLM]) -> None:
+def test_a_server_that_ignores_n_is_refused(opened: Opened) -> None:
     with FaultServer(mode="ignores_n") as server:
         lm = opened(server)
         with pytest.raises(UserError, match="one answer after a prompt where n=4 were asked for"):
             lm.sample(["red", "blue"], OPTIONS)
         assert server.requests <= 2  # one for each prompt: it would come again
-        lm.close()
 
 
 # Asked once -------------------------------------------------------------------------------------------------------
