@@ -277,22 +277,17 @@ def choices(prefixes: list[str]) -> tuple[list[str], list[str]]:
     return [prefix for prefix, _ in rows], [continuation for _, continuation in rows]
 
 
-def test_choices_are_read_from_one_pass_over_their_prefix(lm: HuggingFaceLM) -> None:
-    prefixes = ["the cat sat on the mat", "x", "日本語の文書"]
+@pytest.mark.parametrize("shots", ["", DEMONSTRATIONS], ids=["alone", "after shared demonstrations"])
+def test_choices_are_read_from_one_pass_over_their_prefix(lm: HuggingFaceLM, shots: str) -> None:
+    prefixes = [f"{shots}{text}" for text in ("the cat sat on the mat", "x", "日本語の文書")]
     before, before_padded = lm.counts["tokens"], lm.counts["padded_tokens"]
     scores = lm.score(*choices(prefixes))
     lengths = [num_tokens(lm, prefix) for prefix in prefixes]
     longer = lengths[0] + num_tokens(lm, " the cat sat")
-    assert lm.counts["tokens"] - before == sum(lengths) + longer
-    assert lm.counts["padded_tokens"] - before_padded == 4 * max(*lengths, longer)
-    for score, prefix, continuation in zip(scores, *choices(prefixes), strict=True):
-        np.testing.assert_allclose(score.token_logprobs, naive_logprobs(lm, prefix, continuation), atol=1e-4)
-
-
-def test_choices_after_shared_demonstrations_equal_a_naive_loop(lm: HuggingFaceLM) -> None:
-    prefixes = [f"{DEMONSTRATIONS}{text}" for text in ("a mat", "x", "the cat slept, and")]
-    before = lm.counts["tokens"]
-    scores = lm.score(*choices(prefixes))
-    assert lm.counts["tokens"] - before < 2 * num_tokens(lm, DEMONSTRATIONS)
+    if shots:
+        assert lm.counts["tokens"] - before < 2 * num_tokens(lm, shots)
+    else:
+        assert lm.counts["tokens"] - before == sum(lengths) + longer
+        assert lm.counts["padded_tokens"] - before_padded == 4 * max(*lengths, longer)
     for score, prefix, continuation in zip(scores, *choices(prefixes), strict=True):
         np.testing.assert_allclose(score.token_logprobs, naive_logprobs(lm, prefix, continuation), atol=1e-4)

@@ -113,7 +113,7 @@ def test_a_mixture_is_drawn_from_token_by_token() -> None:
     np.testing.assert_array_equal(drawn[1][3].token_logprobs, expected.token_logprobs)
 
 
-def test_a_server_draws_n_answers_by_one_request(opened: Opened) -> None:
+def test_a_server_draws_n_answers_by_one_request_or_is_refused(opened: Opened) -> None:
     options = GenerationOptions(2, "\n", num_samples=3, temperature=0.9, top_p=0.8, seed=7)
     with FaultServer(first_faults=1, kinds=["throttled"]) as server:
         lm = opened(server)
@@ -130,14 +130,9 @@ def test_a_server_draws_n_answers_by_one_request(opened: Opened) -> None:
         assert lm.metrics()["tokens_sent"] == server.tokens
         assert texts(lm.sample(["red"], replace(options, temperature=0.0))) == [[" red fin"] * 3]
         assert "n" not in server.payloads[-1]
-
-
-def test_a_server_that_ignores_n_is_refused(opened: Opened) -> None:
-    with FaultServer(mode="ignores_n") as server:
-        lm = opened(server)
-        with pytest.raises(UserError, match="one answer after a prompt where n=4 were asked for"):
-            lm.sample(["red", "blue"], OPTIONS)
-        assert server.requests <= 2  # one for each prompt: it would come again
+    with FaultServer(mode="ignores_n") as server, pytest.raises(UserError, match="one answer after a prompt where n=3"):
+        opened(server).sample(["red", "blue"], options)
+    assert server.requests <= 2  # one for each prompt: it would come again
 
 
 # Asked once -------------------------------------------------------------------------------------------------------

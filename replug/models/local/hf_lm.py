@@ -263,26 +263,19 @@ class HuggingFaceLM:
 
     def _finish(self, answers: Sequence[MixedAnswer]) -> None:
         """Decode answers that share much of their prompts in one row, and others in groups of a few passes' tokens."""
-        apart: list[MixedAnswer] = []
-        for group, is_packed in self._packed_groups(answers):
-            if is_packed:
-                self._finish_together(group)
-            else:
-                apart += group
+        apart = list(answers)
+        if self._cache_use == PACKED and answers:
+            num_shared, most, apart = self._num_shared(answers), self.tokens_per_batch, []
+            num_new = max(answer.options.max_new_tokens for answer in answers)
+            for numbers in packed_groups([answer.rows for answer in answers], num_shared, num_new, most):
+                group = [answers[number] for number in numbers]
+                if is_worth_a_row([row for answer in group for row in answer.rows], num_shared, most):
+                    self._finish_together(group)
+                else:
+                    apart += group
         lengths = [[len(row) + answer.options.max_new_tokens for row in answer.rows] for answer in apart]
         for numbers in padded_groups(lengths, PASSES_PER_GROUP * self.tokens_per_batch):
             self._finish_together([apart[number] for number in numbers])
-
-    def _packed_groups(self, answers: Sequence[MixedAnswer]) -> Iterator[tuple[Sequence[MixedAnswer], bool]]:
-        """Yield answers in groups, and whether the prompts of a group are read as one row."""
-        if not (self._cache_use == PACKED and answers):
-            yield answers, False
-            return
-        num_shared, most = self._num_shared(answers), self.tokens_per_batch
-        num_new = max(answer.options.max_new_tokens for answer in answers)
-        for numbers in packed_groups([answer.rows for answer in answers], num_shared, num_new, most):
-            some = [answers[number] for number in numbers]
-            yield some, is_worth_a_row([row for answer in some for row in answer.rows], num_shared, most)
 
     def _finish_together(self, answers: Sequence[MixedAnswer]) -> None:
         """Decode answers in one go, or in halves where memory does not hold them."""
@@ -374,11 +367,12 @@ class HuggingFaceLM:
         Work is halved only after it had all the memory that can be freed, so the halves follow from the items and the
         machine, never from what came before. Raises RunError if a single item of `size` tokens does not fit.
         """
-        done = _unless_out_of_memory(work, items)
-        if done is None and self._free_memory():
-            done = _unless_out_of_memory(work, items)
-        if done is not None:
-            return [done]
+        for _ in range(2):
+            if (done := _unless_out_of_memory(work, items)) is not None:
+                return [done]
+            self._kept = []
+            if self.model.device.type == "cuda":
+                torch.cuda.empty_cache()
         if len(items) == 1:
             raise RunError(
                 f"the LM ran out of memory on a single input of {size(items)} tokens: take shorter texts, a smaller LM "
@@ -391,14 +385,6 @@ class HuggingFaceLM:
         )
         half = len(items) // 2
         return self._in_memory(items[:half], work, size) + self._in_memory(items[half:], work, size)
-
-    def _free_memory(self) -> bool:
-        """Give back what a pass may have instead; return whether there can have been any."""
-        on_gpu, had_some = self.model.device.type == "cuda", bool(self._kept)
-        self._kept = []
-        if on_gpu:
-            torch.cuda.empty_cache()
-        return had_some or on_gpu
 
     def _one_pass(self, inputs: Sequence[Input], shared: SharedPrefix | None) -> Pass:
         pairs, ids = list(chain.from_iterable(inputs)), [input_ids(one) for one in inputs]
