@@ -423,6 +423,6 @@ def test_a_broken_first_character_does_no_harm_away_from_the_border() -> None:
 
 def test_nothing_generated_is_an_empty_text() -> None:
     body = {"choices": [{"index": 0, "text": "", "logprobs": None}]}
-    assert [(answer.text, answer.num_tokens) for answer in read_generated(body)] == [("", 0)]
+    assert [(answer.text, answer.num_tokens) for answer, _ in read_generated(body)] == [("", 0)]
     with pytest.raises(IllFormed):
         read_generated({"choices": [{"index": 0, "text": None}]})

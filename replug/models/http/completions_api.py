@@ -148,10 +148,11 @@ def read_scores(api: str, pairs: Sequence[Pair], body: Any) -> list[Scored]:
     return [_read_pair(api, *row) for row in zip(pairs, _choices(body, len(pairs)), strict=True)]
 
 
-def read_generated(body: Any, num_samples: int = 1) -> list[Generated]:
-    """Return the answers to a prompt, with the tokens of the prompt, and the likeliest first ones if they are shown.
+def read_generated(body: Any, num_samples: int = 1) -> list[tuple[Generated, bool]]:
+    """Return the answers to a prompt, and whether the server ended each itself, before its longest.
 
-    A prompt that the server does not count has None. Raises IllFormed, and UserError for a server without `n`.
+    Answers have the tokens of the prompt, None where the server does not count them, and the likeliest first tokens if
+    they are shown. Raises IllFormed, and UserError for a server without `n`.
     """
     choices = body.get("choices") if isinstance(body, dict) else None
     if num_samples > 1 and isinstance(choices, list) and len(choices) == 1:
@@ -205,7 +206,7 @@ def _echoed(choice: dict) -> tuple[list[str], list[float | None]]:
     return tokens, values
 
 
-def _generated(choice: dict, prompt_tokens: int | None) -> Generated:
+def _generated(choice: dict, prompt_tokens: int | None) -> tuple[Generated, bool]:
     text = choice["text"]
     # JSON's escapes can hold half a surrogate pair, which no file takes.
     if not isinstance(text, str) or any("\ud800" <= char <= "\udfff" for char in text):
@@ -214,7 +215,8 @@ def _generated(choice: dict, prompt_tokens: int | None) -> Generated:
     logprobs = _checked(shown.get("token_logprobs") or [], "an answer")
     tops = (shown.get("top_logprobs") or [{}])[0] or {}
     _checked(list(tops.values()), "the likeliest of an answer")
-    return Generated(text, logprobs, prompt_tokens=prompt_tokens, tops=tops)
+    is_ended = choice.get("finish_reason") == "stop"
+    return Generated(text, logprobs, prompt_tokens=prompt_tokens, tops=tops), is_ended
 
 
 def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:

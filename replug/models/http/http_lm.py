@@ -215,7 +215,7 @@ class HttpLM(AsyncLM):
             payload = api.sample_payload(self.api, pair, options)
             num_drawn = payload.get("n", 1)
             answers = await self._ask([pair], payload, partial(api.read_generated, num_samples=num_drawn))
-            drawn = [Generated(before_stop(one.text, options.stop), one.token_logprobs) for one in answers]
+            drawn = [Generated(before_stop(one.text, options.stop), one.token_logprobs) for one, _ in answers]
             return [drawn * (options.num_samples // num_drawn)]
 
         samples = await _all(map(ask, pairs))
@@ -229,19 +229,24 @@ class HttpLM(AsyncLM):
         answers = await self.answers(pairs, options.max_new_tokens, options.stop, options.num_tops)
         return answers if options.num_tops else [replace(answer, tops={}) for answer in answers]
 
-    async def answers(self, pairs: list[Pair], max_new_tokens: int, stop: Stop, num_tops: int = 1) -> list[Generated]:
-        """Return greedy answers, with the tokens of each prompt as the server counted them, else by its tokenizer."""
+    async def answers(
+        self, pairs: list[Pair], max_new_tokens: int, stop: Stop, num_tops: int = 1, ending: str = ""
+    ) -> list[Generated]:
+        """Return greedy answers, with `ending` behind those that the server ended itself.
 
-        async def ask(pair: Pair) -> list[Generated]:
+        They have the tokens of each prompt as the server counted them, else by its tokenizer.
+        """
+
+        async def ask(pair: Pair) -> list[tuple[Generated, bool]]:
             payload = api.generate_payload(self.api, pair, max_new_tokens, stop, num_tops)
-            [answer] = await self._ask([pair], payload, api.read_generated)
+            [(answer, is_ended)] = await self._ask([pair], payload, api.read_generated)
             count = len(pair.ids[0]) if answer.prompt_tokens is None and pair.ids else answer.prompt_tokens
-            return [replace(answer, text=before_stop(answer.text, stop), prompt_tokens=count)]
+            return [(replace(answer, text=before_stop(answer.text, stop), prompt_tokens=count), is_ended)]
 
         answers = await _all(map(ask, pairs))
         await self._check_unchanged()
-        self._require_logprobs(answers)
-        return answers
+        self._require_logprobs(answer for answer, _ in answers)
+        return [replace(answer, text=answer.text + ending) if is_ended else answer for answer, is_ended in answers]
 
     def _require_logprobs(self, answers: Iterable[Generated]) -> None:
         """Raise RunError for a text without as much as one log-prob."""
@@ -392,7 +397,8 @@ async def likeliest_answer(lm: HttpLM, prompts: list[Pair], mixture: Mixture, op
     if mixture.weighting.read and (num_read := mixture.num_read(ids)):  # the prompts' last tokens move the weights
         pairs = [Pair(number, "", "", (row[:-num_read], row[-num_read:])) for number, row in enumerate(ids)]
         read = np.stack([score.token_logprobs for score in await lm.score_pairs(pairs)])
-    shown = await lm.answers(prompts, options.max_new_tokens, None)
+    ending = (stop_texts(options.stop) or [""])[0]
+    shown = await lm.answers(prompts, options.max_new_tokens, None, ending=ending)
     prompt_tokens = all_prompt_tokens(shown)
     candidates, count = _candidates(shown, options), len(prompts)
     if not candidates:  # nothing was generated after any prompt
@@ -414,17 +420,14 @@ async def likeliest_answer(lm: HttpLM, prompts: list[Pair], mixture: Mixture, op
 def _candidates(shown: Sequence[Generated], options: GenerationOptions) -> list[tuple[str, str]]:
     """Return each different answer (white space round it aside) in the first prompt's form, and the text to score.
 
-    An answer is scored with the stop that ended it, or with one if the server itself ended it: without the stop a
-    short answer would always be likelier.
+    An answer is scored with the stop that ended it: without the stop a short answer would always be likelier.
     """
     by_text: dict[str, tuple[str, str]] = {}
     stops = stop_texts(options.stop)
     for answer in shown:
         text = before_stop(answer.text, options.stop)
-        is_ended = answer.num_tokens < options.max_new_tokens
-        rest, ending = answer.text[len(text) :], stops[0] if stops and is_ended else ""
-        if rest:
-            ending = min((one for one in stops if rest.startswith(one)), key=len)  # the one that was complete first
+        rest = answer.text[len(text) :]
+        ending = min((one for one in stops if rest.startswith(one)), key=len, default="")  # complete first
         if scored := text + ending:
             by_text.setdefault(text.strip(), (text, scored))
     return list(by_text.values())
