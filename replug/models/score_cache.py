@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -348,18 +348,16 @@ def _is_damage(error: Exception) -> bool:
 SECONDS_BETWEEN_WRITES = 5.0  # what kill -9 may cost of a call that has not ended, beside the last unit
 
 
-@dataclass(slots=True, eq=False)
-class Reservation:
-    """The result or the error of each key that one call has the LM compute.
+class Reservation(Future):
+    """The result or the error of each key that one call has the LM compute; done after the last of them.
 
-    It has one future, which is done after the last key: a future for each of a step's thousand keys costs more than all
-    else here.
+    A future for each of a step's thousand keys costs more than all else here. `num_coming` counts keys without answer.
     """
 
-    sums_only: bool
-    num_coming: int  # keys that the LM has not answered
-    results: "dict[Key, Stored | Exception]" = field(default_factory=dict)
-    done: "Future[None]" = field(default_factory=Future)
+    def __init__(self, sums_only: bool, num_coming: int) -> None:
+        super().__init__()
+        self.sums_only, self.num_coming = sums_only, num_coming
+        self.results: dict[Key, Stored | Exception] = {}
 
 
 class CachingLM(AsyncLM):
@@ -417,7 +415,7 @@ class CachingLM(AsyncLM):
                     raise result
             return results
 
-        return gathered([reservation.done for reservation in set(under_way.values())], answers)
+        return gathered(set(under_way.values()), answers)
 
     def metrics(self) -> dict[str, float]:
         """Return the LM's own metrics, and hits, misses and the share of hits since the start."""
@@ -469,4 +467,4 @@ class CachingLM(AsyncLM):
             reservation.results |= zip(keys, answers, strict=True)
         for reservation in dict.fromkeys(part[0] for part in parts):
             if not reservation.num_coming:
-                reservation.done.set_result(None)
+                reservation.set_result(None)

@@ -150,6 +150,15 @@ def test_an_error_raised_at_once_leaves_nothing_behind(path: Path, monkeypatch: 
     assert bits(cached.submit(["a"], ["y"]).result(60)) == bits(lm.answers[0])
 
 
+@pytest.mark.parametrize("wrong", [[], [-1.5]], ids=["too few", "numbers"])
+def test_answers_that_are_no_scores_are_an_error_and_not_a_hang(path: Path, wrong: list[float]) -> None:
+    lm = CountingLM(held=True)
+    call = CachingLM(lm, path).submit_sums(["a"], ["y"])
+    lm.futures[0].set_result(wrong)
+    with pytest.raises((ValueError, AttributeError), match=r"0 answers to 1 inputs|sum_logprob"):
+        call.result(60)
+
+
 def test_another_prefix_continuation_or_model_is_another_key(path: Path) -> None:
     lm = CountingLM()
     cached = CachingLM(lm, path)
