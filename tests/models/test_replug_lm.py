@@ -27,8 +27,6 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.packaged import write_stand_in_encoder
 from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
-from tests.models.conftest import Opened
-from tests.support.fault_server import FaultServer
 from tests.support.lm_answers import mixed, texts_of
 from tests.support.tiny_lms import load, naive_logprobs, reference, write_gpt2, write_llama
 
@@ -250,20 +248,6 @@ def test_equal_texts_come_in_their_order_and_no_more_than_there_are(encoder: Enc
     assert [document.id for document in documents if document.text == "sea"] == ["first", "second"]
     assert len(documents) == 3
     assert retriever.retrieve([], 2) == []
-
-
-# Round a server ---------------------------------------------------------------------------------------
-
-
-def test_round_a_server_scores_are_mixed_and_answers_are_weighed(opened: Opened) -> None:
-    with FaultServer() as server:
-        lm = opened(server)
-        replug = ReplugLM(lm, Shelf([Retrieved("boat boat", 0.0, "a"), *found(2)]), template=PromptTemplate(" "))
-        expected = ReplugLM(StandInLM(), replug._retriever, template=PromptTemplate(" "))
-        assert_same_scores(replug.score(CONTEXTS, CONTINUATIONS), expected.score(CONTEXTS, CONTINUATIONS), atol=0)
-        prompts = [f"{text} {CONTEXTS[0]}" for text in ("boat boat", *TEXTS[:2])]
-        weights = document_weights([0.0, *SIMILARITIES[:2]]).tolist()
-        assert texts_of(replug, CONTEXTS[:1], 3) == [mixed(lm, prompts, weights, GenerationOptions(3)).text]
 
 
 def test_document_weights_are_the_softmax_of_the_similarities() -> None:

@@ -110,12 +110,6 @@ def _unless_out_of_memory(work: Callable[[T], Done], items: T) -> Done | None:
     return None  # not within `except`: an error in hand would keep the tensors
 
 
-def _read_first(answers: Sequence[MixedAnswer]) -> Rows:
-    """Return what is read of each prompt before the tokens that move weights, once of equal prompts."""
-    most = max(answer.num_read for answer in answers)
-    return list({tuple(row): row[: max(0, len(row) - most)] for answer in answers for row in answer.rows}.values())
-
-
 class HuggingFaceLM:
     """A `BlackBoxLM` over local weights: a folder, a GGUF file, a hub name, `package:smollm2`, or a loaded model.
 
@@ -186,24 +180,25 @@ class HuggingFaceLM:
 
     def tokenize(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0
-    ) -> tuple[list[PairIds], list[int], list[int]]:
+    ) -> tuple[list[PairIds], Rows, list[int]]:
         """Do the part of `score` that needs no device; return what `launch` takes. Raises what `score` raises."""
         check_pairs(prefixes, continuations)
         pairs, num_read = pairs_token_ids(self.tokenizer, prefixes, continuations), list[int]()
         check_lengths(pairs, self.max_tokens)
         if read:
             pairs, num_read = map(list, zip(*(reading_pair(pair, read) for pair in pairs), strict=True))
-        return pairs, self._opening_ids(opening), num_read
+        return pairs, self._opening(opening), num_read
 
     def launch(
-        self, pairs: Sequence[PairIds], opening: Sequence[int] = (), num_read: Sequence[int] = ()
+        self, pairs: Sequence[PairIds], opening: Sequence[list[int]] = (), num_read: Sequence[int] = ()
     ) -> PendingScores:
         """Do the rest of `score` without waiting for a GPU: the passes of the next call stand behind these.
 
-        The continuation of each pair begins with `num_read` tokens of its prefix, which are scored apart; () is none.
+        The one text of `opening`, or none, bounds the prefix that is read once for all. The continuation of each pair
+        begins with `num_read` tokens of its prefix, which are scored apart; () is none.
         """
         passes: list[Pass] = []
-        shared = self._share([prefix for prefix, _ in pairs], opening) if self._shares else None
+        shared = self._share([*(prefix for prefix, _ in pairs), *opening]) if self._shares else None
         num_shared = shared.num_tokens if shared else 0
         rows_of, order = rows_of_inputs(pairs), list[int]()
         inputs = [[(pairs[row][0][num_shared:], pairs[row][1]) for row in rows] for rows in rows_of]
@@ -265,7 +260,7 @@ class HuggingFaceLM:
         """Decode answers that share much of their prompts in one row, and others in groups of a few passes' tokens."""
         apart = list(answers)
         if self._cache_use == PACKED and answers:
-            num_shared, most, apart = self._num_shared(answers), self.tokens_per_batch, []
+            num_shared, most, apart = shared_tokens(self._beginnings(answers)), self.tokens_per_batch, []
             num_new = max(answer.options.max_new_tokens for answer in answers)
             for numbers in packed_groups([answer.rows for answer in answers], num_shared, num_new, most):
                 group = [answers[number] for number in numbers]
@@ -295,9 +290,14 @@ class HuggingFaceLM:
         check_lengths([(row, [0] * max_new_tokens) for row in rows], self.max_tokens)
         return rows
 
-    def _opening_ids(self, opening: str | None) -> list[int]:
-        """Return what bounds the shared prefix of a call; no opening bounds nothing."""
-        return prompts_token_ids(self.tokenizer, [opening])[0] if opening else []
+    def _opening(self, opening: str | None) -> Rows:
+        return prompts_token_ids(self.tokenizer, [opening]) if opening else []
+
+    def _beginnings(self, answers: Sequence[MixedAnswer]) -> Rows:
+        """Return the prompts up to the tokens that move weights, once of equal ones, and the opening."""
+        most = max(answer.num_read for answer in answers)
+        once = {tuple(row): row[: max(0, len(row) - most)] for answer in answers for row in answer.rows}
+        return [*once.values(), *self._opening(answers[0].options.opening)]
 
     @cached_property
     def _cache_use(self) -> str:
@@ -314,10 +314,9 @@ class HuggingFaceLM:
         """Return the prompts of answers by the cheapest way that is right for this model."""
         rows = [row for answer in answers for row in answer.rows]
         num_ends = [answer.num_read for answer in answers for _ in answer.rows]
-        opening = self._opening_ids(answers[0].options.opening)
-        require_wanted = partial(_require_wanted, answers)
-        if self._cache_use == PACKED and is_worth_a_row(rows, self._num_shared(answers), self.tokens_per_batch):
-            shared = self._share(_read_first(answers), opening)
+        require_wanted, beginnings = partial(_require_wanted, answers), self._beginnings(answers)
+        if self._cache_use == PACKED and is_worth_a_row(rows, shared_tokens(beginnings), self.tokens_per_batch):
+            shared = self._share(beginnings)
             own = [row[shared.num_tokens if shared else 0 :] for row in rows]
             return PackedPrompts(self.model, own, self.tokens_per_batch, self.counts, shared, num_ends, require_wanted)
         if self._cache_use == ANEW:
@@ -331,15 +330,9 @@ class HuggingFaceLM:
         scores = iter(self.launch(pairs).result())
         return [torch.from_numpy(next(scores).token_logprobs) if n else torch.empty(0) for n in num_ends]
 
-    def _num_shared(self, answers: Sequence[MixedAnswer]) -> int:
-        """Return how many tokens all prompts of answers begin with; what moves weights is read behind them."""
-        opening = self._opening_ids(answers[0].options.opening)
-        first = _read_first(answers)
-        return shared_tokens([*first, opening] if opening else first)
-
-    def _share(self, prefixes: Rows, opening: Sequence[int]) -> SharedPrefix | None:
+    def _share(self, prefixes: Rows) -> SharedPrefix | None:
         """Return the keys and values of what the prefixes begin with; None if that is too short."""
-        num_tokens = shared_tokens([*prefixes, list(opening)] if opening else prefixes)
+        num_tokens = shared_tokens(prefixes)
         if not num_tokens:
             return None
         ids = prefixes[0][:num_tokens]
