@@ -51,6 +51,7 @@ from replug.models.local.decoding import (
 )
 from replug.models.local.mixtures import MixedAnswer, continue_answers
 from replug.models.local.output_layer import (
+    Pass,
     PendingScores,
     continuation_positions,
     separable_head,
@@ -91,7 +92,6 @@ PASSES_PER_GROUP = 4  # whose tokens are decoded together: more would keep more 
 Rows = list[list[int]]  # of token ids
 T = TypeVar("T")
 Done = TypeVar("Done")
-Pass = tuple[HostCopy, list[int]]  # log-probs on their way to the host, and how many are each row's
 
 
 def _require_wanted(answers: Sequence[MixedAnswer]) -> None:
@@ -205,7 +205,7 @@ class HuggingFaceLM:
         for batch in even_batches([len(input_ids(one)) for one in inputs], self.tokens_per_batch):
             passes += self._score_inputs([inputs[number] for number in batch], shared)
             order += chain.from_iterable(rows_of[number] for number in batch)
-        return PendingScores(passes, order, pairs, num_read)
+        return PendingScores(passes, order, [(ids, num) for (_, ids), num in zip(pairs, num_read, strict=False)])
 
     def generate(
         self, prompts: Sequence[Prompt], options: GenerationOptions, watch: Watch | None = None
