@@ -275,7 +275,7 @@ def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> Score
     return _checked(values[part], pair.name), tuple(tokens[part])
 
 
-def without(request: dict[str, Any], refused: Collection[str]) -> dict[str, Any]:
+def accepted_fields(request: dict[str, Any], refused: Collection[str]) -> dict[str, Any]:
     """Return the request without the fields that the server refused: newer models of OpenAI's have others."""
     fitted = {name: value for name, value in request.items() if name not in refused}
     if "max_tokens" in request and "max_tokens" in refused:

@@ -319,7 +319,7 @@ class HttpLM(AsyncLM):
         path, whole = api.request(self.api, payload)
         whole |= self._extra_body
         while True:
-            sent = api.without(whole, self._refused)
+            sent = api.accepted_fields(whole, self._refused)
             try:
                 return await self._connection.exchange("POST", path, sent, most_bytes)
             except ServerError as error:
