@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,10 @@ from replug.index_workers.build_plan import IndexState
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.lm_source import GivenSource
 from replug.models.local.stand_in_lm import StandInLM
-from replug.models.pair_tokens import TokenizedCall
-from replug.models.prompt import PromptTemplate, prompts_of
+from replug.models.pair_tokens import PairIds
+from replug.models.prompt import PromptTemplate
 from replug.models.score_cache import CachingLM
-from replug.models.scorer_pool import ScorerPool, TimedScores
+from replug.models.scorer_pool import ScorerPool
 from replug.train.pipeline import BatchPipeline
 from replug.train.step_metrics import StepClock
 
@@ -53,18 +54,17 @@ class TimedLM(StandInLM):
 
     def tokenize(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None
-    ) -> TokenizedCall:
-        return TokenizedCall(
-            [([0] * len(p.split()), [0] * len(c.split())) for p, c in zip(prefixes, continuations, strict=True)], None
-        )
+    ) -> tuple[list[PairIds]]:
+        pairs = zip(prefixes, continuations, strict=True)
+        return ([([0] * len(prefix.split()), [0] * len(after.split())) for prefix, after in pairs],)
 
-    def launch(self, call: TokenizedCall) -> "Future[list[ContinuationScore]]":
-        lengths = [len(before) + len(after) for before, after in call.pairs]
+    def launch(self, pairs: list[PairIds]) -> "Future[list[ContinuationScore]]":
+        lengths = [len(before) + len(after) for before, after in pairs]
         padded = len(lengths) * max(lengths)
-        self.counts.add(sum(lengths), padded)
+        self.counts.update(tokens=sum(lengths), padded_tokens=padded)
         time.sleep(padded / TOKENS_PER_SECOND)
         done: Future[list[ContinuationScore]] = Future()
-        done.set_result([ContinuationScore(np.zeros(len(after), np.float32)) for _, after in call.pairs])
+        done.set_result([ContinuationScore(np.zeros(len(after), np.float32)) for _, after in pairs])
         return done
 
 
@@ -102,11 +102,6 @@ def encode(texts: Sequence[str]) -> np.ndarray:
     return np.array([[float(text.split()[0][1:])] for text in texts])
 
 
-def busy_share(answers: Sequence[TimedScores], start: float, end: float, replicas: int) -> float:
-    within = (min(a.began + a.seconds, end) - max(a.began, start) for a in answers)
-    return sum(seconds for seconds in within if seconds > 0) / ((end - start) * replicas)
-
-
 @dataclass(frozen=True, slots=True)
 class Case:
     """A step of so many queries, trained on by the pipeline at a depth."""
@@ -124,8 +119,6 @@ class Case:
 def measure(pool: ScorerPool, case: Case, steps: int, file: Path) -> tuple[float, float]:
     """Busy share, and seconds a step. Leaves nothing under way."""
     pool._unit_tokens = UNIT_TOKENS
-    answers: list[TimedScores] = []
-    pool._note = lambda answer: answers.append(answer) or answer.scores  # type: ignore
     lm = CachingLM(pool, file)
     with ThreadPoolExecutor(1) as executor:
         max_steps = steps + case.depth + 1
@@ -137,25 +130,28 @@ def measure(pool: ScorerPool, case: Case, steps: int, file: Path) -> tuple[float
             search=search,
             executor=executor,
             k=K,
-            score=lambda examples, texts: lm.submit_sums(*prompts_of(PromptTemplate(""), examples, texts)),
+            score=partial(lm.submit_examples, PromptTemplate("")),
             depth=case.depth,
             max_steps=max_steps,
             clock=StepClock(),
         )
-        borders = train(pipeline, steps, 0.1 * case.lm_seconds)
+        borders = train(pool, pipeline, steps, 0.1 * case.lm_seconds)
+        share = pool.metrics()["busy_share"]
         for step in range(steps, steps + case.depth):
             pipeline.take(step)
-    return busy_share(answers, borders[0], borders[-1], case.replicas), (borders[-1] - borders[0]) / (steps - 1)
+    return share, (borders[-1] - borders[0]) / (steps - 1)
 
 
-def train(pipeline: BatchPipeline, steps: int, seconds: float) -> list[float]:
-    """When each step had been trained on. Batches are in flight behind the last."""
+def train(pool: ScorerPool, pipeline: BatchPipeline, steps: int, seconds: float) -> list[float]:
+    """When each step had been trained on. Batches are in flight behind the last. The pool is read at the first."""
     borders = []
     for step in range(steps):
         pipeline.advance(step, IndexState(0, 0))
         pipeline.take(step)
         time.sleep(seconds)
         borders.append(time.monotonic())
+        if not step:
+            pool.metrics()  # which gives shares since it was last read
     return borders
 
 

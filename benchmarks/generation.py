@@ -21,7 +21,7 @@ from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
 from replug.models.generation import GenerationOptions
 from replug.models.hardware import resolve_dtype
-from replug.models.local.decoding import CacheUse
+from replug.models.local.decoding import PACKED, PADDED
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.packaged import resolve_lm_path
 from replug.models.replug_lm import ReplugLM
@@ -47,7 +47,7 @@ def compare_rows(lm: HuggingFaceLM, cut: Cutter, arguments: argparse.Namespace) 
     prompts, options = prompts_after_shots(cut, arguments.shots, arguments.samples)
 
     def drawn(is_packed: bool) -> tuple[float, list[str]]:
-        lm._cache_use = CacheUse(padded=True, packed=is_packed)
+        lm._cache_use = PACKED if is_packed else PADDED
         return seconds(lambda: [one.text for some in lm.sample(prompts, options) for one in some])
 
     ratios = []

@@ -80,7 +80,7 @@ class InstantLM(GivenSource):
 
 def _answer(pairs: int) -> TimedScores:
     scores = [(-float(TOKENS), TOKENS)] * pairs
-    return TimedScores(scores, 0, 0.0, 0.0, pairs * TOKENS, pairs * TOKENS, 0, {})
+    return scores, {"tokens": pairs * TOKENS, "padded_tokens": pairs * TOKENS, "busy_seconds": 0.0}, {}
 
 
 class Replica:
@@ -130,7 +130,7 @@ def scoring(workers: Workers, pairs: int, steps: int, process: psutil.Process) -
     documents = [[text() for _ in range(K)] for _ in range(pairs // K)]
 
     def step(number: int) -> None:
-        waiting.append(workers.submit_examples(examples[number], documents))
+        waiting.append(workers.lm.submit_examples(workers.template, examples[number], documents))
         if len(waiting) > AHEAD:
             waiting.popleft().result(300)
 
@@ -162,7 +162,7 @@ def scored(arguments: argparse.Namespace, replicas: int, is_fed: bool) -> dict[i
         workers.started_lm(lm, source, Path(folder, "scores.sqlite")) as opened,  # type: ignore[arg-type]
     ):
         both = Workers(opened, None, PromptTemplate("\n"))  # type: ignore[arg-type]
-        both.submit_examples([Example("", "a", "b", "")], [["c"]]).result(300)
+        both.lm.submit_examples(both.template, [Example("", "a", "b", "")], [["c"]]).result(300)
         feeders = [
             one
             for one in psutil.process_iter(["cmdline"])

@@ -192,9 +192,9 @@ def report(rounds: list[dict[str, float]], ours: str) -> None:
 
 
 def padding_waste(lm: HuggingFaceLM, texts: Pairs, unit_bytes: int) -> float:
-    tokens, padded = lm.counts.tokens, lm.counts.padded_tokens
+    tokens, padded = lm.counts["tokens"], lm.counts["padded_tokens"]
     in_units(lm, texts, unit_bytes)
-    return 1 - (lm.counts.tokens - tokens) / (lm.counts.padded_tokens - padded)
+    return 1 - (lm.counts["tokens"] - tokens) / (lm.counts["padded_tokens"] - padded)
 
 
 if __name__ == "__main__":

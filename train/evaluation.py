@@ -178,9 +178,9 @@ def document_weights_picture(
     tokens_of = token_texts(lm) if has_tokenizer(lm) else None
     task = LanguageModelling(workers.lm, workers.template, [examples[row]], tokens_of, keeps_documents=True)
     details = {name: outcome.detail for name, outcome in task.submit(0, evidence)().items()}
-    of, weighting = evidence[moving], evidence[moving].weighting
+    of = evidence[moving]
     given = details[moving]["document_logprobs"]
-    weights = mix_and_weigh(given, of.log_prior, weighting.share, weighting.prune)[1][:, :-1]
+    weights = mix_and_weigh(given, of.log_prior, of.weighting)[1][:, :-1]
     after, before = (np.array(details[name]["token_logprobs"]) for name in (moving, fixed))
     tokens = details[moving].get("token_texts", ())
     members = book.ids(of.doc_rows)

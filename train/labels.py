@@ -47,15 +47,13 @@ from replug.index_workers.build_plan import IndexState, reading_identity
 from replug.index_workers.service import IndexService
 from replug.index_workers.vectors import BlockVectors
 from replug.index_workers.version_store import weights_sha256
-from replug.models.black_box_lm import ContinuationScore, sums_of
+from replug.models.black_box_lm import AsyncLM, ContinuationScore, sums_of
 from replug.models.build import lm_source, load_encoder
 from replug.models.encoder import Encoder, require_finite_vectors
 from replug.models.encoder_side import query_sample, require_known
-from replug.models.feeder import FedLM
 from replug.models.hardware import check_gpus
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
-from replug.models.score_cache import CachingLM
 from replug.planning.stages import INDEX, LABELS
 from replug.train.data_checks import check_data
 from replug.train.development import document_scores
@@ -376,7 +374,7 @@ def similarities(queries: np.ndarray, doc_rows: np.ndarray, take: Callable[[np.n
 
 
 def label_rows(
-    lm: CachingLM | FedLM,
+    lm: AsyncLM,
     template: PromptTemplate,
     corpus: CorpusStore,
     check: Callable[[], None],

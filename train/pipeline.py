@@ -22,7 +22,7 @@ from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet
 from replug.index_workers.build_plan import IndexState
 from replug.models.encoder import require_finite_vectors
-from replug.models.prompt import PromptTemplate, prompts_of
+from replug.models.prompt import PromptTemplate
 from replug.train.step_metrics import StepClock
 
 log = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ def score_in_calls(
     waiting: deque[tuple[range, Future[Any]]] = deque()
     for start in range(0, num_examples, EXAMPLES_PER_CALL):
         rows = range(start, min(start + EXAMPLES_PER_CALL, num_examples))
-        waiting.append((rows, submit(*prompts_of(template, *load(rows)))))
+        waiting.append((rows, submit(*template.prompts(*load(rows)))))
         if len(waiting) == calls_in_flight:
             rows, scores = waiting.popleft()
             yield rows, wait_for(scores, check)

@@ -168,7 +168,7 @@ class LiveBatches(BatchSource):
             executor=self._executor,
             k=config.retrieve.k,
             exclude_own_source=config.retrieve.exclude_own_source,
-            score=workers.submit_examples,
+            score=partial(workers.lm.submit_examples, workers.template),
             depth=config.train.pipeline_depth,
             max_steps=config.train.max_steps,
             clock=clock,

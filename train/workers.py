@@ -1,15 +1,29 @@
-"""The two services that live beside the trainer: the LM behind its cache, and the index."""
+"""The two services that live beside the trainer: the LM behind its cache, and the index.
 
+Where a run has many scorer replicas, their pool and its cache are in a process of their own, the feeder. Prompts, their
+hashes, the file, and calls to replicas take an interpreter 23 us a pair and 0.3 ms a replica, and tokens of prompts
+more (docs/planning.md), in which rank 0 cannot train. So rank 0 sends the texts of a step in one message, and gets its
+sums in one array. Calls begin in the order they are sent in, and their units follow from the texts, so scores are those
+of a pool in rank 0.
+"""
+
+import asyncio
+import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.interruption import Interruption
 from replug.cluster.layout import scorers
+from replug.cluster.places import NO_GPU, Places, shared_places, take_places
 from replug.cluster.ray_cluster import ray_cluster, require_seen_by_all
 from replug.config.schema import Config, LMConfig
 from replug.data.folder import sole_writer
@@ -17,32 +31,32 @@ from replug.data.records import Example
 from replug.data.store import PreparedSet
 from replug.index_workers.build import watched_texts
 from replug.index_workers.service import IndexService
-from replug.models.build import encoder_location, located, opened_lm, prompt_template
+from replug.messages import CollectedWarnings
+from replug.models.black_box_lm import AsyncLM, Call, mapped
+from replug.models.build import cache_path, encoder_location, located, opened_lm, prompt_template
 from replug.models.encoder_files import document_encoder
-from replug.models.feeder import FedLM
-from replug.models.hardware import multiplies_bfloat16
+from replug.models.hardware import available_cores, multiplies_bfloat16
 from replug.models.lm_source import LMSource, LocalSource
 from replug.models.packaged import resolve_lm_path
-from replug.models.prompt import PromptTemplate, prompts_of
+from replug.models.prompt import PromptTemplate
 from replug.models.score_cache import CachingLM
 from replug.planning.memory import run_sizes
 
+log = logging.getLogger(__name__)
+
 MOST_FED_HERE = 4  # replicas; more, as on a node of eight GPUs, have a feeder
+CALLS_AT_ONCE = 256  # each waits in the feeder for replicas, which have a time-out
+
+Answer = tuple[Any, dict[str, float], dict[str, str]]  # and metrics, and new warnings by their places in the code
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
     """Holds the two services that live beside the trainer, and how texts are put to the LM."""
 
-    lm: CachingLM | FedLM
+    lm: AsyncLM
     index: IndexService
     template: PromptTemplate
-
-    def submit_examples(self, examples: Sequence[Example], texts: Sequence[Sequence[str]]) -> "Future[np.ndarray]":
-        """Return a future of sums of log-probs (nats) and numbers of tokens, float64 [B * K, 2], of a step."""
-        if isinstance(self.lm, FedLM):
-            return self.lm.submit_examples(examples, texts)
-        return self.lm.submit_sums(*prompts_of(self.template, examples, texts))
 
 
 @contextmanager
@@ -85,7 +99,71 @@ def start_workers(
             yield laid_out, Workers(lm, index, prompt_template(laid_out.lm, source))
 
 
-def started_lm(lm: LMConfig, source: LMSource, scores: Path) -> AbstractContextManager[CachingLM | FedLM]:
+class Feeder:
+    """A plain class, made an actor by `FedLM`. Its methods are coroutines, which begin in the order of their calls."""
+
+    def __init__(self, lm: LMConfig, source: LocalSource, cache: Path, places: Places) -> None:
+        take_places(places)
+        self._warnings = CollectedWarnings()
+        logging.getLogger("replug").addHandler(self._warnings)
+        self._template = prompt_template(lm, source)
+        self._lm = CachingLM(source.open(lm), cache)
+
+    async def sums(self, examples: Sequence[Example], texts: Sequence[Sequence[str]]) -> Answer:
+        return await self._answer(self._lm.submit_examples(self._template, examples, texts))
+
+    async def call(self, call: Call) -> Answer:
+        return await self._answer(self._lm.submit_call(call))
+
+    async def _answer(self, future: Future) -> Answer:
+        result = await asyncio.wrap_future(future)
+        metrics = {**self._lm.metrics(), "truncated": float(self._template.num_truncated)}
+        return result, metrics, self._warnings.take()
+
+
+class FedLM(AsyncLM):
+    """A `CachingLM` over a pool of scorers, in another process of this node. One that dies is started again.
+
+    `cache` is the default place of its file.
+    """
+
+    def __init__(self, lm: LMConfig, source: LocalSource, cache: Path) -> None:
+        self.identity, self.max_tokens = source.identity, source.max_tokens
+        self._metrics = {"hits": 0.0, "misses": 0.0}  # until its first answer
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        env = {"env_vars": {**thread_env(available_cores())["env_vars"], **NO_GPU, "TOKENIZERS_PARALLELISM": "true"}}
+        feeder = ray.remote(Feeder).options(num_cpus=0, scheduling_strategy=here, runtime_env=env)
+        given = (lm, source, cache_path(lm, cache).absolute(), shared_places())
+        self._pool = ActorPool(
+            lambda _: feeder.remote(*given), 1, "feeder of scorers", CALLS_AT_ONCE, timeout_seconds=float("inf")
+        )
+
+    def submit_examples(
+        self, template: PromptTemplate, examples: Sequence[Example], texts: Sequence[Sequence[str]]
+    ) -> "Future[np.ndarray]":
+        """Have the feeder make the prompts, by its own copy of the template."""
+        return mapped(self._pool.submit("sums", examples, texts), lambda answer: self._note(answer).copy())
+
+    def submit_call(self, call: Call) -> "Future[Any]":
+        """Have the feeder answer the call, which makes units of it."""
+        return mapped(self._pool.submit("call", call), self._note)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the feeder's metrics at its last answer, with the texts that its template cut."""
+        return self._metrics
+
+    def close(self) -> None:
+        """End the feeder, and with it the replicas that it owns."""
+        self._pool.close()
+
+    def _note(self, answer: Answer) -> Any:
+        result, self._metrics, warnings = answer
+        for warning in warnings.values():
+            log.warning(warning)
+        return result
+
+
+def started_lm(lm: LMConfig, source: LMSource, scores: Path) -> AbstractContextManager[AsyncLM]:
     """Open the LM behind its cache, with many replicas in a process of their own."""
     if isinstance(source, LocalSource) and scorers(lm)[0] > MOST_FED_HERE:
         return closing(FedLM(lm, source, scores))

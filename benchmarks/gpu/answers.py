@@ -8,7 +8,7 @@ from benchmarks.generation import prompts_after_shots
 from benchmarks.gpu.kit import Kit
 from benchmarks.workloads import Cutter
 from replug.models.generation import GenerationOptions
-from replug.models.local.decoding import CacheUse
+from replug.models.local.decoding import PACKED, PADDED
 from replug.models.local.hf_lm import HuggingFaceLM
 
 
@@ -18,10 +18,10 @@ def drawn_answers(kit: Kit) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         lm, name = HuggingFaceLM("package:smollm2", dtype=dtype, device=kit.device), str(dtype).removeprefix("torch.")
         prompts, options = prompts_after_shots(Cutter(lm.tokenizer, 2 * num_shots, seed=0), num_shots, num_samples)
-        kit.say(f"{name}: several prompts in one row are right", int(lm._cache_use.packed), at_least=1)
+        kit.say(f"{name}: several prompts in one row are right", int(lm._cache_use == PACKED), at_least=1)
         draw, texts, seconds = partial(_draw, lm, prompts, options), [], []
         for way, is_packed in (("with copies", False), ("in one row", True)):
-            lm._cache_use = CacheUse(padded=True, packed=is_packed)
+            lm._cache_use = PACKED if is_packed else PADDED
             seconds.append(kit.seconds(draw, 3, 1))
             kit.begin_memory()
             held = 0 if kit.pretends else torch.cuda.memory_allocated()

@@ -11,7 +11,7 @@ from benchmarks.gpu.kit import PEAK_FLOPS, Kit
 from replug.models.local import hf_lm
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.packaged import resolve_lm_path
-from replug.models.pair_tokens import PairIds, TokenizedCall
+from replug.models.pair_tokens import PairIds
 from replug.planning.memory import score_bytes
 from replug.planning.model_sizes import LMS
 
@@ -57,7 +57,7 @@ def score(lm: HuggingFaceLM, pairs: list[PairIds], tokens: int) -> list[np.ndarr
     """Score pairs in units of so many tokens, each of them one pass, as a replica does."""
     lm.tokens_per_batch = tokens
     size = max(1, tokens * len(pairs) // num_tokens(pairs))
-    pending = [lm.launch(TokenizedCall(pairs[at : at + size], [])) for at in range(0, len(pairs), size)]
+    pending = [lm.launch(pairs[at : at + size]) for at in range(0, len(pairs), size)]
     return [one.token_logprobs for scores in pending for one in scores.result()]
 
 
@@ -82,7 +82,7 @@ def scoring(kit: Kit) -> None:
                 kit.say(
                     "the same, share of 989 TFLOP/s", _flop(config, pairs) / took / PEAK_FLOPS, at_least=kit.on_gpu(0.4)
                 )
-    unit = TokenizedCall(same[:10], [])
+    unit = same[:10]
     lm.tokens_per_batch = 4096
     whole = kit.seconds(lambda: lm.launch(unit).result(), 8)
     kit.say("10 pairs from launch to scores", 1e3 * whole, "ms")
@@ -113,7 +113,7 @@ def plain_transformers(model: PreTrainedModel, pairs: list[PairIds]) -> list[tor
     return found
 
 
-def _host_seconds(kit: Kit, lm: HuggingFaceLM, unit: TokenizedCall) -> float:
+def _host_seconds(kit: Kit, lm: HuggingFaceLM, unit: list[PairIds]) -> float:
     found = []
     for _ in range(6):
         kit.wait()

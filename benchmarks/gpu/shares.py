@@ -12,7 +12,6 @@ from benchmarks.gpu.encoding import bert, random_ids
 from benchmarks.gpu.kit import Kit
 from benchmarks.gpu.scoring import PAPER_PAIR, gpt2_xl, random_lm, random_pairs
 from replug.models.encoder import Encoder
-from replug.models.pair_tokens import TokenizedCall
 
 ROLES = ("score", "embed", "train")
 WINDOWS = (*((role,) for role in ROLES), ("score", "embed"), ("score", "train"), ("embed", "train"), ROLES)
@@ -62,8 +61,8 @@ def run_role(kit: Kit, role: str, start: float) -> None:
 
 def _scoring(kit: Kit) -> Callable[[], object]:
     lm = random_lm(gpt2_xl(), kit.device)
-    call = TokenizedCall(random_pairs([PAPER_PAIR] * 20, 50_000), [])
-    return lambda: lm.launch(call).result()
+    pairs = random_pairs([PAPER_PAIR] * 20, 50_000)
+    return lambda: lm.launch(pairs).result()
 
 
 def _embedding(kit: Kit) -> Callable[[], object]:

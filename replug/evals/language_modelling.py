@@ -139,8 +139,7 @@ class LanguageModelling(Task):
         by_document, read = np.stack([score.token_logprobs for score in scores]), common_read(scores)
         if not (np.isfinite(by_document).all() and np.isfinite(read).all()):
             raise RunError(f"{span.id}: the LM gave a token a log-probability that is not finite")
-        weighting = evidence.weighting
-        mixed, weights = mix_and_weigh(by_document, evidence.log_prior, weighting.share, weighting.prune, read)
+        mixed, weights = mix_and_weigh(by_document, evidence.log_prior, evidence.weighting, read)
         numbers = {
             "bits": bits_of(mixed),
             "bytes": float(len(span.continuation.encode())),
@@ -148,7 +147,7 @@ class LanguageModelling(Task):
             "words": float(span.num_words),
             **oracle_bits(by_document, self._beta),
         }
-        if weighting.prune:
+        if evidence.weighting.prune:
             numbers |= {"passes": float((weights[:, :-1] > 0).sum()), "all_passes": float(by_document.size)}
         tokens = {"token_texts": self._tokens_of(span)} if self._tokens_of else {}
         documents = {"document_logprobs": by_document} if self._keeps_documents else {}

@@ -236,7 +236,7 @@ class Mmlu(FewShotTask):
         asked: FewShotPrompts,
     ) -> Outcome:
         """Mix log-probs [K, 4] by the weights [K] before the answer, which `read` [K, N] of the question has moved."""
-        moving = MovingWeights(evidence.log_prior, evidence.weighting.share, evidence.weighting.prune, read)
+        moving = MovingWeights(evidence.log_prior, evidence.weighting, read)
         choice, right_probability = mmlu_choice(question, letters, moving.log_weights, evidence.votes)
         is_correct = choice == question.answer
         share = 1.0 / self._sizes[question.example.group]

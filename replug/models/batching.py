@@ -9,7 +9,6 @@ resumed run may have another, and its numbers stay the same.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from replug.data.tokenizing import num_bytes
@@ -115,32 +114,19 @@ FLOP_PER_UNIT_GPU = 24e12
 FEWEST_TOKENS_GPU, MOST_TOKENS_GPU = 4096, 32_768
 
 
-@dataclass(frozen=True, slots=True)
-class LMShape:
-    """Layers of a decoder and the width of its hidden states; of a stand-in 1 and 1."""
-
-    layers: int = 1
-    hidden: int = 1
-
-    @property
-    def flop_per_token(self) -> float:
-        """A layer has about 12 weights for each pair of hidden numbers."""
-        return 2.0 * 12 * self.layers * self.hidden**2
+def weights_of_layers(layers: int = 1, hidden: int = 1) -> int:
+    """Return about how many weights a decoder's layers of this width have; a stand-in's is one of width 1."""
+    return 12 * layers * hidden**2
 
 
-def tokens_per_pass(shape: LMShape, on_gpu: bool, tokens_per_batch: int | None = None) -> int:
-    """Return the most tokens of a pass; `tokens_per_batch` is the user's choice."""
-    return tokens_per_batch or (_tokens_per_unit_gpu(shape) if on_gpu else TOKENS_PER_PASS)
-
-
-def tokens_per_unit(shape: LMShape, on_gpu: bool, tokens_per_batch: int | None = None) -> int:
-    """Return the tokens of one unit of a replica: a pass on a GPU, several on a CPU."""
-    if on_gpu:
-        return tokens_per_batch or _tokens_per_unit_gpu(shape)
-    return PASSES_PER_UNIT * (tokens_per_batch or TOKENS_PER_PASS)
-
-
-def _tokens_per_unit_gpu(shape: LMShape) -> int:
-    """Return a power of two."""
-    wanted = 2 ** round(math.log2(FLOP_PER_UNIT_GPU / shape.flop_per_token))
+def tokens_per_pass(weights: int, on_gpu: bool, tokens_per_batch: int | None = None) -> int:
+    """Return the most tokens of a pass; `tokens_per_batch` is the user's choice. On a GPU a power of two."""
+    if tokens_per_batch or not on_gpu:
+        return tokens_per_batch or TOKENS_PER_PASS
+    wanted = 2 ** round(math.log2(FLOP_PER_UNIT_GPU / (2 * weights)))
     return min(MOST_TOKENS_GPU, max(FEWEST_TOKENS_GPU, wanted))
+
+
+def tokens_per_unit(weights: int, on_gpu: bool, tokens_per_batch: int | None = None) -> int:
+    """Return the tokens of one unit of a replica: a pass on a GPU, several on a CPU."""
+    return tokens_per_pass(weights, on_gpu, tokens_per_batch) * (1 if on_gpu else PASSES_PER_UNIT)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -21,6 +21,10 @@ from replug.config.errors import RunError, UserError
 from replug.models.batching import units_of_similar_length
 from replug.models.ensemble import REPLUG_WEIGHTS, MovingWeights, Weighting, common_end
 from replug.models.generation import Generated, GenerationOptions, Stop, elected, stop_texts
+
+if TYPE_CHECKING:
+    from replug.data.records import Example
+    from replug.models.prompt import PromptTemplate
 
 # Called with (answer index, text so far) after each token; returns False to end the answer.
 Watch = Callable[[int, str], bool]
@@ -74,7 +78,7 @@ def common_read(scores: "Sequence[ContinuationScore]") -> np.ndarray:
 
 
 def sums_of(scores: "Sequence[ContinuationScore | Sum]") -> np.ndarray:
-    """Return sums of log-probs (nats) and numbers of tokens, float64 [N, 2], of scores and of sums that are known."""
+    """Return sums of log-probs (nats) and numbers of tokens, float64 [N, 2]."""
     return np.array([sum_of(score) for score in scores], dtype=np.float64).reshape(len(scores), 2)
 
 
@@ -82,22 +86,14 @@ def sum_of(score: "ContinuationScore | Sum") -> "Sum":
     return score if isinstance(score, tuple) else (score.sum_logprob, score.num_tokens)
 
 
-@dataclass(slots=True)
-class PassCounts:
-    """Tokens an LM's passes have held so far, without and with padding, and passes that memory did not hold."""
+def pass_counts(lm: "BlackBoxLM") -> Counter[str]:
+    """Return the counts that an LM keeps of its passes; an LM of another maker keeps none.
 
-    tokens: int = 0
-    padded_tokens: int = 0
-    halved: int = 0
-
-    def add(self, tokens: int, padded_tokens: int) -> None:
-        self.tokens += tokens
-        self.padded_tokens += padded_tokens
-
-
-def pass_counts(lm: "BlackBoxLM") -> PassCounts:
-    """Return the counts that an LM keeps of its passes; zeros for an LM of another maker."""
-    return getattr(lm, "counts", None) or PassCounts()
+    They are the `tokens` of its passes so far, the `padded_tokens`, and the passes that were `halved`, since memory did
+    not hold them.
+    """
+    counts: Counter[str] = getattr(lm, "counts", None) or Counter()
+    return counts
 
 
 class Meter:
@@ -154,7 +150,7 @@ class Mixture:
 
     def moving(self, read_logprobs: np.ndarray | None = None) -> MovingWeights:
         """Return the weights as they are before the answer, moved by log-probs [K, N] of the tokens that are read."""
-        return MovingWeights(self.log_prior, self.weighting.share, self.weighting.prune, read_logprobs)
+        return MovingWeights(self.log_prior, self.weighting, read_logprobs)
 
     def num_read(self, rows: Sequence[Sequence[Any]]) -> int:
         """Return how many last tokens of the prompts, given as tokens, move the weights."""
@@ -321,6 +317,18 @@ class AsyncLM(ABC):
         require_texts(prefixes, "prefixes")
         require_texts(continuations, "continuations")
         return self.submit_call(ScoreCall(list(prefixes), list(continuations), opening, read=read))
+
+    def submit_sums(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[np.ndarray]":
+        """Return a future of sums of log-probs (nats) and numbers of tokens, float64 [N, 2]."""
+        require_texts(prefixes, "prefixes")
+        require_texts(continuations, "continuations")
+        return mapped(self.submit_call(ScoreCall(prefixes, continuations, sums_only=True)), sums_of)
+
+    def submit_examples(
+        self, template: "PromptTemplate", examples: "Sequence[Example]", texts: Sequence[Sequence[str]]
+    ) -> "Future[np.ndarray]":
+        """Return `submit_sums` [B * K, 2] of each of B examples after each of its K texts."""
+        return self.submit_sums(*template.prompts(examples, texts))
 
     def submit_answer(self, prompt: Prompt, options: GenerationOptions) -> "Future[Generated]":
         """Return a future of the answer to one prompt, a text or a mixture."""

@@ -3,8 +3,7 @@
 `named_source` chooses the backend of an LM.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,12 +16,11 @@ from replug.config.rules import CONTEXT, DOCUMENT, tokens_read
 from replug.config.schema import EnsembleConfig, LMConfig, RetrieverConfig
 from replug.data.files import json_sha256
 from replug.data.tokenizing import inside_rules
-from replug.models.black_box_lm import AsyncLM
 from replug.models.encoder import Encoder
 from replug.models.ensemble import Weighting
 from replug.models.hardware import resolve_dtype
 from replug.models.http.server_source import ServerSource
-from replug.models.lm_source import PYTHON, GivenSource, LMSource, LocalSource, given, open_pool
+from replug.models.lm_source import PYTHON, GivenSource, LMSource, LocalSource, given
 from replug.models.local.hf_lm import HuggingFaceSource
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.packaged import resolve_encoder_path, resolve_lm_path
@@ -67,21 +65,18 @@ def _chat_template(lm: LMConfig, source: LMSource) -> str:
     return f"{tokenizer.chat_template}{written}"
 
 
-@contextmanager
-def opened_lm(lm: LMConfig, source: LMSource, cache: Path, second: LMSource | None = None) -> Iterator[CachingLM]:
-    """Open the LM behind its cache, by its section as it is laid out, and close it at the end.
+def opened_lm(
+    lm: LMConfig, source: LMSource, cache: Path, second: LMSource | None = None
+) -> AbstractContextManager[CachingLM]:
+    """Open the LM behind its cache, by its section as it is laid out, and close it at the end of the block.
 
     The replicas of a local LM hold the local LM `second` too, which is `ScorerPool.second`.
     """
     if isinstance(source, LocalSource) and isinstance(second, LocalSource):
-        opened: AsyncLM = open_pool(lm, source, second)
+        opened = source.open(lm, second)
     else:
         opened = source.open(lm)
-    cached = CachingLM(opened, cache_path(lm, cache))
-    try:
-        yield cached
-    finally:
-        cached.close()
+    return closing(CachingLM(opened, cache_path(lm, cache)))
 
 
 def cache_path(lm: LMConfig, default: Path) -> Path:

@@ -78,16 +78,19 @@ class MovingWeights:
     `log_weights` [K] predict the next token. `log_prior` [K] is the logarithm of a distribution. A document that falls
     below `prune` is left out from then on, and the others share its weight; the heaviest always stays. `read_logprobs`
     [K, N] are those of the prompt's last tokens, which move the weights first: no document is left out by them, since
-    all have been read. Raises ValueError for a share or a `prune` out of range.
+    all have been read.
     """
 
     def __init__(
-        self, log_prior: np.ndarray, share: float = SHARE, prune: float = 0.0, read_logprobs: np.ndarray | None = None
+        self,
+        log_prior: np.ndarray,
+        weighting: Weighting = POSTERIOR_WEIGHTS,
+        read_logprobs: np.ndarray | None = None,
     ) -> None:
-        Weighting(share, prune)
         self.log_weights = self._log_prior = np.asarray(log_prior, dtype=np.float64)
         with np.errstate(divide="ignore"):
-            self._log_keep, self._log_share, self._log_prune = np.log1p(-share), np.log(share), np.log(prune)
+            self._log_keep, self._log_share = np.log1p(-weighting.share), np.log(weighting.share)
+            self._log_prune = np.log(weighting.prune)
         for logprobs in () if read_logprobs is None else np.asarray(read_logprobs).T:
             self._move(logprobs)
 
@@ -147,19 +150,17 @@ def document_weights(similarities: Sequence[float] | np.ndarray, temperature: fl
 def mix(
     token_logprobs: np.ndarray,
     log_prior: np.ndarray,
-    share: float = 1.0,
-    prune: float = 0.0,
+    weighting: Weighting = REPLUG_WEIGHTS,
     read_logprobs: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the log-probs of `mix_and_weigh`."""
-    return mix_and_weigh(token_logprobs, log_prior, share, prune, read_logprobs)[0]
+    return mix_and_weigh(token_logprobs, log_prior, weighting, read_logprobs)[0]
 
 
 def mix_and_weigh(
     token_logprobs: np.ndarray,
     log_prior: np.ndarray,
-    share: float = 1.0,
-    prune: float = 0.0,
+    weighting: Weighting = REPLUG_WEIGHTS,
     read_logprobs: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return log-probs [T] of the mixture (nats, float64), and its weights [K, T + 1]: the last are after the text.
@@ -169,8 +170,8 @@ def mix_and_weigh(
     under any member.
     """
     token_logprobs = np.asarray(token_logprobs, dtype=np.float64)
-    if share != 1 or prune:
-        moving = MovingWeights(log_prior, share, prune, read_logprobs)
+    if weighting.share != 1 or weighting.prune:
+        moving = MovingWeights(log_prior, weighting, read_logprobs)
         seen, columns = [], [moving.weights]
         for given in token_logprobs.T:
             seen.append(moving.see(given))
@@ -236,7 +237,7 @@ def _mixed(
             f"token_logprobs has the shape {shape} and similarities {num}; expected [K, T] and [K], K documents"
         )
     log_prior = prior_log_weights(similarities, temperature)
-    return mix_and_weigh(token_logprobs, log_prior, share if weights == POSTERIOR else 1.0)
+    return mix_and_weigh(token_logprobs, log_prior, Weighting(share) if weights == POSTERIOR else REPLUG_WEIGHTS)
 
 
 def impossible_token(logprobs: np.ndarray) -> ValueError:

@@ -128,9 +128,13 @@ def elected(answers: Sequence[Generated], weights: Sequence[float] | np.ndarray)
         sums[answer.text.strip()] = sums.get(answer.text.strip(), 0.0) + float(vote)
     text = max(sums, key=lambda one: sums[one])
     best = max((place for place, answer in enumerate(answers) if answer.text.strip() == text), key=votes.__getitem__)
+    return replace(answers[best], weights=votes / votes.sum(), prompt_tokens=all_prompt_tokens(answers))
+
+
+def all_prompt_tokens(answers: Sequence[Generated]) -> int | None:
+    """Return the tokens of the prompts of all answers; None where one is not known."""
     counts = [answer.prompt_tokens for answer in answers]
-    total = None if None in counts else sum(count for count in counts if count is not None)
-    return replace(answers[best], weights=votes / votes.sum(), prompt_tokens=total)
+    return None if None in counts else sum(count for count in counts if count is not None)
 
 
 def by_text(likeliest: Iterable[tuple[str, float]]) -> dict[str, float]:

@@ -9,59 +9,59 @@ hands to a process of this user: no pickle is read from a file. The object is kn
 in its thread; another process that meets the name in a run's configuration refuses it.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from replug.cluster.background import InlineExecutor
 from replug.cluster.layout import scorers
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
-from replug.models.batching import LMShape, tokens_per_unit
+from replug.models.batching import tokens_per_unit, weights_of_layers
 from replug.models.black_box_lm import AsyncLM, BlackBoxLM, Call, pass_counts
 
 if TYPE_CHECKING:  # seconds to import, which the stand-in's actors can do without
     from transformers import PreTrainedTokenizerBase
 
-    from replug.models.scorer_pool import ScorerPool
 
-
-class LMSource(Protocol):
+class LMSource(ABC):
     """An LM that is not at work yet."""
 
-    mark: str  # the end of its identity, which tells apart prompts of other templates
+    mark = ""  # the end of its identity, which tells apart prompts of other templates
+    roles: tuple[str, ...] = ()  # of the actors that a cluster must make room for: `score`, or none without Ray
 
     @property
+    @abstractmethod
     def identity(self) -> str:
         """Return the opened LM's identity: equal identities give equal scores."""
 
     @property
+    @abstractmethod
     def max_tokens(self) -> int | None:
         """Return the opened LM's longest input in tokens. None means no limit."""
 
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Roles of the actors that a cluster must make room for: `score`, or none without Ray."""
-
+    @abstractmethod
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
         """Return the LM's own; None where it is not known. Does not reach for the LM."""
 
-    def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
-        """Reach a server, so that its faults are told before anything heavy starts.
+    def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:  # noqa: B027 - local weights need none
+        """Reach a server, so that its faults are told before anything heavy starts; weights are read when loaded.
 
         `budget_file` counts its requests, in memory by default. `cache` knows a model again that was met before.
         Raises UserError, and BudgetSpent.
         """
 
-    def open(self, lm: LMConfig) -> AsyncLM:
-        """Put the LM to work, by its section as it is laid out. Ray must run where `roles` are wanted."""
-
+    @abstractmethod
     def open_here(self) -> AsyncLM:
         """Put the LM to work in this process, without Ray."""
+
+    def open(self, lm: LMConfig) -> AsyncLM:
+        """Put the LM to work, by its section as it is laid out. Ray must run where `roles` are wanted."""
+        return self.open_here()
 
 
 class InProcessLM(AsyncLM):
@@ -70,7 +70,7 @@ class InProcessLM(AsyncLM):
     def __init__(self, lm: BlackBoxLM, unit_tokens: int | None = None, identity: str | None = None) -> None:
         self._lm = lm
         self.identity, self.max_tokens = identity or lm.identity, lm.max_tokens
-        self.unit_tokens = unit_tokens or tokens_per_unit(LMShape(), on_gpu=False)
+        self.unit_tokens = unit_tokens or tokens_per_unit(weights_of_layers(), on_gpu=False)
 
     def submit_call(self, call: Call) -> "Future[list[Any]]":
         return InlineExecutor().submit(call.run, self._lm)
@@ -78,8 +78,8 @@ class InProcessLM(AsyncLM):
     def metrics(self) -> dict[str, float]:
         """Return the share of its passes that is not padding."""
         counts = pass_counts(self._lm)
-        fill = counts.tokens / counts.padded_tokens if counts.padded_tokens else 1.0
-        return {"batch_fill": fill, "halved_passes": float(counts.halved)}
+        fill = counts["tokens"] / counts["padded_tokens"] if counts["padded_tokens"] else 1.0
+        return {"batch_fill": fill, "halved_passes": float(counts["halved"])}
 
     def close(self) -> None:
         """Nothing is under way."""
@@ -89,38 +89,30 @@ class LocalSource(LMSource):
     """An `LMSource` for whatever `load` loads. It travels to actors by pickle."""
 
     roles = ("score",)
-    mark = ""
     tokens_per_batch: int | None = None  # padded tokens in one pass; None for a default by hardware and size
 
     @property
-    def shape(self) -> LMShape:
-        """Return the shape of the LM's layers, without loading them."""
-        return LMShape()
+    def num_weights(self) -> int:
+        """Return the weights of the LM's layers, without loading them."""
+        return weights_of_layers()
 
     @abstractmethod
     def load(self, spread: bool = False) -> BlackBoxLM:
         """Load the LM in this process; `spread` lays its layers over all visible GPUs."""
 
-    def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
-        """Do nothing: weights are read when they are loaded."""
+    def open(self, lm: LMConfig, second: "LocalSource | None" = None) -> AsyncLM:
+        """Put the LM to work on replicas, which hold a second one too (`ScorerPool.second`)."""
+        from replug.models.scorer_pool import ScorerPool  # imports Ray, which `open_here` does without
 
-    def open(self, lm: LMConfig) -> AsyncLM:
-        return open_pool(lm, self)
+        replicas, gpus = scorers(lm)
+        return ScorerPool(self, replicas, None, gpus, lm.timeout_seconds, second=second)
 
     def open_here(self) -> AsyncLM:
         return InProcessLM(self.load(), self.tokens_per_unit(on_gpu=False), self.identity)
 
     def tokens_per_unit(self, on_gpu: bool) -> int:
         """Return the tokens of one unit."""
-        return tokens_per_unit(self.shape, on_gpu, self.tokens_per_batch)
-
-
-def open_pool(lm: LMConfig, source: LocalSource, second: LocalSource | None = None) -> "ScorerPool":
-    """Put an LM to work on replicas by its section as it is laid out, and a second one on the same replicas."""
-    from replug.models.scorer_pool import ScorerPool  # imports Ray, which `open_here` does without
-
-    replicas, gpus = scorers(lm)
-    return ScorerPool(source, replicas, None, gpus, lm.timeout_seconds, second=second)
+        return tokens_per_unit(self.num_weights, on_gpu, self.tokens_per_batch)
 
 
 PYTHON = "python"  # before the colon of `lm.path`
@@ -173,9 +165,9 @@ class GivenSource(LocalSource):
     def load(self, spread: bool = False) -> BlackBoxLM:
         return self.lm
 
-    def open(self, lm: LMConfig) -> AsyncLM:
+    def open(self, lm: LMConfig, second: LocalSource | None = None) -> AsyncLM:
         try:
-            return super().open(lm)
+            return super().open(lm, second)
         except TypeError as error:
             raise UserError(
                 f"lm: a {type(self.lm).__name__} cannot be sent to the scorers: {str(error).splitlines()[0]}; expected "

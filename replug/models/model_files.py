@@ -41,7 +41,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from replug.config.errors import UserError
 from replug.data.sources.lines import HTML, LFS_POINTER, other_format
-from replug.models.batching import LMShape
+from replug.models.batching import weights_of_layers
 from replug.models.black_box_lm import BlackBoxLM
 from replug.models.lora import INSIDE_PEFT
 from replug.models.packaged import optional_file
@@ -109,10 +109,10 @@ def require_no_adapter(path: str, key: str, inner: str = "") -> None:
         )
 
 
-def lm_shape(config: PreTrainedConfig) -> LMShape:
-    """Layers and width, which all causal LMs of transformers but one name alike."""
+def lm_weights(config: PreTrainedConfig) -> int:
+    """Return `weights_of_layers`, whose numbers all causal LMs of transformers but one name alike."""
     text = config.get_text_config()
-    return LMShape(getattr(text, "num_hidden_layers", 1), getattr(text, "hidden_size", 1))
+    return weights_of_layers(getattr(text, "num_hidden_layers", 1), getattr(text, "hidden_size", 1))
 
 
 def longest_input(config: PreTrainedConfig) -> int | None:

@@ -12,7 +12,6 @@ from chat templates alone (`chat_text`).
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise
@@ -31,42 +30,7 @@ if TYPE_CHECKING:  # seconds to import, which a caller that brings a tokenizer h
 PairIds = tuple[list[int], list[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizedCall:
-    """A call for scores as token ids: its pairs, and its opening, which is empty where it has none.
-
-    The continuation of a pair begins with `num_read` tokens of its prefix, which are scored apart; () is none.
-    """
-
-    pairs: list[PairIds]
-    opening: list[int]
-    num_read: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class LMInput:
-    """One input of a pass: a prefix with its continuation, or a prefix with alternatives of one token each.
-
-    Such alternatives, as the letters of a multiple-choice question, are predicted from the prefix's last position, so
-    the LM reads their prefix once. `rows` are the call's, one for each continuation.
-    """
-
-    prefix: list[int]
-    continuations: list[list[int]]
-    rows: list[int]
-
-    @property
-    def ids(self) -> list[int]:
-        """Return the tokens to read. Alternatives are predicted, not read."""
-        return self.prefix + self.continuations[0] if len(self.rows) == 1 else self.prefix
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.prefix) + (len(self.continuations[0]) if len(self.rows) == 1 else 0)
-
-    @property
-    def pairs(self) -> list[PairIds]:
-        return [(self.prefix, continuation) for continuation in self.continuations]
+Input = Sequence[PairIds]  # of a pass: a pair, or pairs of one prefix and alternatives of one token each
 
 
 def reading_pair(pair: PairIds, read: int) -> tuple[PairIds, int]:
@@ -76,13 +40,22 @@ def reading_pair(pair: PairIds, read: int) -> tuple[PairIds, int]:
     return (before[:cut], before[cut:] + after), len(before) - cut
 
 
-def inputs_of(pairs: Sequence[PairIds]) -> list[LMInput]:
-    """Return the inputs of a call, every row once, in the order of their first rows. They follow from the texts."""
-    together: dict[tuple, list[int]] = {}
+def rows_of_inputs(pairs: Sequence[PairIds]) -> list[list[int]]:
+    """Return the rows of each input of a call, every row once, in the order of their first rows.
+
+    Alternatives, as the letters of a multiple-choice question, are predicted from the last position of their prefix, so
+    the LM reads it once.
+    """
+    together: dict[Any, list[int]] = {}
     for row, (prefix, continuation) in enumerate(pairs):
-        key = (tuple(prefix),) if len(continuation) == 1 else (tuple(prefix), row)
-        together.setdefault(key, []).append(row)
-    return [LMInput(pairs[rows[0]][0], [pairs[row][1] for row in rows], rows) for rows in together.values()]
+        together.setdefault(tuple(prefix) if len(continuation) == 1 else row, []).append(row)
+    return list(together.values())
+
+
+def input_ids(pairs: Input) -> list[int]:
+    """Return the tokens that the LM reads of an input. Alternatives are predicted, not read."""
+    prefix, continuation = pairs[0]
+    return prefix + continuation if len(pairs) == 1 else prefix
 
 
 class ChatText(str):

@@ -50,13 +50,18 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     if (folder := prepared_folder(out)).is_finished:
         folder.check(inputs)
         return PreparedSet(out)
-    with LocalPool(config.data.num_workers) as pool:
-        if data.source:
-            rows = _row_sources(config) if data.train else None
-            prepare_raw(data, config.seed, _tokenizers(config), out, inputs, pool, rows)
-            return PreparedSet(out)
+    if data.source:
+        _prepare_source(config, out, _row_sources(config) if data.train else None)
+        return PreparedSet(out)
+    with LocalPool(data.num_workers) as pool:
         rows, token_ids = _row_sources(config), _token_ids(config)
         return prepare_rows(**rows, out=out, inputs=inputs, pool=pool, token_ids=token_ids, fields=data.fields)
+
+
+def _prepare_source(config: Config, out: Path, rows: dict[str, str] | None) -> None:
+    """Cut `data.source` into a prepared set; `rows` are the user's own examples."""
+    with LocalPool(config.data.num_workers) as pool:
+        prepare_raw(config.data, config.seed, _tokenizers(config), out, data_inputs(config), pool, rows)
 
 
 def _make_way(folder: Folder, inputs: Inputs) -> None:
@@ -119,12 +124,11 @@ def corpus_to_index(config: Config, default_out: Path, index_root: Path) -> Corp
             _make_way(prepared_folder(out), row_inputs({"corpus": data.corpus}, data.fields))
         return import_corpus(data.corpus, out, data.fields)
     if data.source and _is_documents_alone(data):
-        out, inputs = index_root / OWN_CORPUS, data_inputs(config)
+        out = index_root / OWN_CORPUS
         if (folder := prepared_folder(out)).is_finished:
-            folder.check(inputs)
-            return Corpus(out)
-        with LocalPool(config.data.num_workers) as pool:
-            prepare_raw(data, config.seed, _tokenizers(config), out, inputs, pool, rows={})
+            folder.check(data_inputs(config))
+        else:
+            _prepare_source(config, out, rows={})
         return Corpus(out)
     return prepared_set(config, default_out)
 

@@ -167,6 +167,17 @@ class PromptTemplate:
                 wholes[row] = self.prefix(*parts[row])
         return wholes
 
+    def prompts(
+        self, examples: Sequence[Example], texts: Iterable[Sequence[str | None]]
+    ) -> tuple[list[str], list[str]]:
+        """Return prefixes and continuations, one of each for every text before every example; None is no document."""
+        parts = [
+            (text, example.context, example.continuation)
+            for example, before in zip(examples, texts, strict=True)
+            for text in before
+        ]
+        return self.prefixes(parts), [self.continuation(continuation) for _, _, continuation in parts]
+
     @property
     def cuts(self) -> bool:
         """Return whether too long inputs are cut."""
@@ -241,15 +252,3 @@ class PromptTemplate:
         if count >= len(spans):
             return ""
         return text[spans[count - 1][1] :] if keep_end else text[: spans[-count][0]]
-
-
-def prompts_of(
-    template: PromptTemplate, examples: Sequence[Example], texts: Iterable[Sequence[str | None]]
-) -> tuple[list[str], list[str]]:
-    """Return prefixes and continuations, one of each for every text before every example; None is no document."""
-    parts = [
-        (text, example.context, example.continuation)
-        for example, before in zip(examples, texts, strict=True)
-        for text in before
-    ]
-    return template.prefixes(parts), [template.continuation(continuation) for _, _, continuation in parts]

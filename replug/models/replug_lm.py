@@ -147,7 +147,7 @@ class ReplugLM:
                 continue
             prior = prior_log_weights([one.similarity for one in own], self.temperature)
             logprobs = np.stack([score.token_logprobs for score in given])
-            mixture = mix(logprobs, prior, self.weighting.share, self.weighting.prune, common_read(given))
+            mixture = mix(logprobs, prior, self.weighting, common_read(given))
             mixed.append(ContinuationScore(mixture.astype(np.float32)))
         return mixed
 

@@ -10,9 +10,9 @@ import copy
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import astuple, dataclass
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -31,7 +31,6 @@ from replug.models.black_box_lm import (
     Call,
     ContinuationScore,
     Meter,
-    PassCounts,
     ScoreCall,
     Sum,
     mapped,
@@ -53,18 +52,9 @@ UNITS_PER_CALL_GPU = 8  # a unit takes a GPU a moment, and processors seconds th
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class TimedScores:
-    """A replica's scores of one unit, or their sums alone, and what they cost."""
-
-    scores: list[ContinuationScore] | list[Sum]
-    replica: int
-    began: float  # seconds of the replica's own clock
-    seconds: float
-    tokens: int
-    padded_tokens: int
-    halved_passes: int
-    warnings: dict[str, str]  # new ones, by their places in the code
+# A replica's scores of one unit, or their sums; their cost, which is the passes' counts and `busy_seconds`; and new
+# warnings, by their places in the code.
+TimedScores = tuple[list[ContinuationScore] | list[Sum], dict[str, float], dict[str, str]]
 
 
 class Scorer:
@@ -105,14 +95,13 @@ class Scorer:
         """Launch a unit; return what waits for it. One behind another begins where that one ends, by its seconds."""
         scoring = self._scoring(lm, call)
 
-        def launch() -> tuple[Any, float, float | None, list[int]]:
-            counts = pass_counts(lm)
-            before, began = astuple(counts), time.monotonic()
+        def launch() -> tuple[Any, float, float | None, Counter[str]]:
+            before, began = Counter(pass_counts(lm)), time.monotonic()
             scores = scoring()
             ended = time.monotonic() if scores.done() else None
-            return scores, began, ended, [now - then for now, then in zip(astuple(counts), before, strict=True)]
+            return scores, began, ended, pass_counts(lm) - before
 
-        pending, launched, at_once, (tokens, padded, halved) = self._compute(launch)
+        pending, launched, at_once, counts = self._compute(launch)
 
         def answer() -> TimedScores:
             scores = pending.result()
@@ -121,8 +110,8 @@ class Scorer:
                 began = min(max(launched, self._free_at), ended)
                 self._free_at = max(self._free_at, ended)
             results = list(map(sum_of, scores)) if call.sums_only else scores
-            warnings = self._warnings.take()
-            return TimedScores(results, self._number, began, ended - began, tokens, padded, halved, warnings)
+            warnings = {source: f"scorer {self._number}: {text}" for source, text in self._warnings.take().items()}
+            return results, {**counts, "busy_seconds": ended - began}, warnings
 
         return answer
 
@@ -139,7 +128,7 @@ class Scorer:
             return partial(InlineExecutor().submit, call.run, lm)
         with self._tokenizer:  # a tokenizer of transformers has settings that a call may change
             tokenized = lm.tokenize(call.prefixes, call.continuations, opening=call.opening, **reading(call.read))
-        return partial(lm.launch, tokenized)
+        return partial(lm.launch, *tokenized)
 
 
 class ScorerPool(AsyncLM):
@@ -165,7 +154,7 @@ class ScorerPool(AsyncLM):
         self._units_per_call = UNITS_PER_CALL_GPU if gpus else 1
         threads = threads or max(1, available_cores() // num_replicas)
         env, actor = thread_env(threads)["env_vars"], ray.remote(Scorer)
-        self._meter, self._totals, self._warned = Meter(), PassCounts(), set[str]()
+        self._meter, self._totals, self._warned = Meter(), Counter[str](), set[str]()
         self._reference: list[np.ndarray] | None = None
         shipped = ray.put(lm)  # once for all replicas; raises TypeError for what cannot be pickled
         also = ray.put(second)
@@ -211,7 +200,7 @@ class ScorerPool(AsyncLM):
         return {
             **rates,
             "batch_fill": sums["tokens"] / sums["padded_tokens"] if sums["padded_tokens"] else 1.0,
-            "halved_passes": float(self._totals.halved),
+            "halved_passes": float(self._totals["halved"]),
             "replicas": float(num_up),
             "respawns": float(pool.num_respawns),
             "retries": float(pool.num_retries),
@@ -229,13 +218,14 @@ class ScorerPool(AsyncLM):
         return mapped(answers, lambda answers: [score for answer in answers for score in self._note(answer)])
 
     def _note(self, answer: TimedScores) -> list[ContinuationScore] | list[Sum]:
-        self._meter.add(tokens=answer.tokens, padded_tokens=answer.padded_tokens, busy_seconds=answer.seconds)
-        self._totals.halved += answer.halved_passes
-        for source, warning in answer.warnings.items():
+        scores, costs, warnings = answer
+        self._meter.add(**costs)
+        self._totals.update(halved=int(costs.get("halved", 0)))
+        for source, warning in warnings.items():
             if source not in self._warned:
                 self._warned.add(source)
-                log.warning(f"scorer {answer.replica}: {warning}")
-        return answer.scores
+                log.warning(warning)
+        return scores
 
     def _validate(self, number: int, probe: list[np.ndarray]) -> str | None:
         """Compare a replica with the first that came up; return what is wrong with it, or None."""

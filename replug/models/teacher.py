@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,21 +33,20 @@ from replug.models.black_box_lm import (
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.lm_source import LMSource
 
+if TYPE_CHECKING:  # seconds to import
+    from transformers import PreTrainedTokenizerBase
+
 ANSWER_TOKENS = 32
 NUM_TOPS = 20  # likeliest tokens, the most that OpenAI's chat API and vLLM show
 LEAST_SHARE = 1e-9  # of probability, which rounded log-probs may leave below 0
 AROUND = " \n\t\"'*.,Ġ▁"  # the last two stand for a blank in raw tokens
 
 
-class TeacherSource:
+class TeacherSource(LMSource):
     """An `LMSource` whose LM scores by `lm.score`. Its identity names the teacher, as the keys of cached scores do."""
 
-    mark = ""
-
     def __init__(self, source: LMSource, lm: LMConfig) -> None:
-        self._source, self._lm, self._score, self._samples = source, lm, lm.score, lm.samples
-        self.roles, self.tokenizer, self.connect = source.roles, source.tokenizer, source.connect
-        self._num_new = 1 if self._score is Teacher.yes else ANSWER_TOKENS
+        self._source, self._score, self._samples, self.roles = source, lm.score, lm.samples, source.roles
 
     @property
     def identity(self) -> str:
@@ -57,7 +56,10 @@ class TeacherSource:
     def max_tokens(self) -> int | None:
         """Return the longest prompt that leaves room for the answer."""
         longest = self._source.max_tokens
-        return None if longest is None else longest - self._num_new
+        return longest and longest - (1 if self._score is Teacher.yes else ANSWER_TOKENS)
+
+    def tokenizer(self) -> "PreTrainedTokenizerBase | None":
+        return self._source.tokenizer()
 
     def open(self, lm: LMConfig) -> "TeacherLM":
         return TeacherLM(self._source.open(lm), self.identity, self._score, self._samples)

@@ -14,7 +14,7 @@ from replug.config.errors import UserError
 from replug.config.paths import names_store
 from replug.config.schema import Config, LMConfig
 from replug.index_workers.kinds import SEARCH_BYTES, bytes_per_vector, num_lists, resolve_kind
-from replug.models.batching import ENCODER_TOKENS, ENCODER_TOKENS_WITH_GRADIENT, LMShape, tokens_per_pass
+from replug.models.batching import ENCODER_TOKENS, ENCODER_TOKENS_WITH_GRADIENT, tokens_per_pass, weights_of_layers
 from replug.planning.accelerators import resolve_dtype
 from replug.planning.model_sizes import BERT_BASE, ModelSize, encoder_size, lm_size, retriever_size
 from replug.planning.stages import Counts, Lengths, lengths, num_pairs, refreshes
@@ -89,7 +89,7 @@ def score_bytes(lm: ModelSize, num_tokens: int, dtype: str) -> float:
 
 def scoring_bytes(keys: LMConfig, lm: ModelSize, has_bfloat16: bool) -> float:
     """Return the bytes of one LM with the keys of `lm`, over all its GPUs."""
-    tokens = tokens_per_pass(LMShape(lm.layers, lm.hidden), True, keys.tokens_per_batch)
+    tokens = tokens_per_pass(weights_of_layers(lm.layers, lm.hidden), True, keys.tokens_per_batch)
     return score_bytes(lm, tokens, resolve_dtype(keys.dtype.value, has_bfloat16))
 
 

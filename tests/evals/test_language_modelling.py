@@ -136,7 +136,7 @@ def test_weights_that_follow_the_text_are_measured_from_the_same_scores(corpus: 
         given, similarities = of["detail"]["document_logprobs"], found["replug"].similarities[row]
         prior = prior_log_weights(similarities) if is_retrieved else np.zeros(1)
         assert len(given) == len(of["detail"]["final_weights"]) == (3 if is_retrieved else 1)
-        assert of["numbers"]["bits"] == pytest.approx(-mix(given, prior, 0.1, 0.3).sum() / math.log(2))
+        assert of["numbers"]["bits"] == pytest.approx(-mix(given, prior, Weighting(0.1, 0.3)).sum() / math.log(2))
         assert sum(of["detail"]["final_weights"]) == pytest.approx(1, abs=1e-5)
         assert 0 < of["numbers"]["passes"] <= of["numbers"]["all_passes"] == given.size
         for oracle in ("bits_best_document", "bits_q_weighted", "bits_half_weighted"):
@@ -159,7 +159,7 @@ def test_the_last_tokens_of_the_context_move_weights_that_follow_the_text(corpus
         prior, before = prior_log_weights(found["replug"].similarities[row]), examples[row].context.rsplit(" ", 1)
         prefixes = [f"{text}{SEPARATOR}{before[0]}" for text in book.of(row)["replug"].texts]
         read = np.stack([score.token_logprobs for score in lm.score(prefixes, [f" {before[1]}"] * len(prefixes))])
-        for name, moves in (("replug", (1.0, 0.0)), ("replug/posterior", (0.1, 0.0, read))):
+        for name, moves in (("replug", ()), ("replug/posterior", (Weighting(0.1), read))):
             given = outcome["methods"][name]["detail"]["document_logprobs"]
             bits = outcome["methods"][name]["numbers"]["bits"]
             assert bits == pytest.approx(-mix(given, prior, *moves).sum() / math.log(2))

@@ -91,7 +91,8 @@ def test_the_question_moves_the_weights_of_documents_before_the_letter() -> None
     prompts, end = [FORM.prompt(ASKED, SHOTS, text) for text in texts], "\nD. s\nAnswer:"
     assert all(prompt.endswith(end) for prompt in prompts)
     scores = lm.score([prompt.removesuffix(end) for prompt in prompts], [end] * 3)
-    weights = MovingWeights(moved.log_prior, 0.1, read_logprobs=np.stack([score.token_logprobs for score in scores]))
+    read = np.stack([score.token_logprobs for score in scores])
+    weights = MovingWeights(moved.log_prior, Weighting(0.1), read)
     letters = np.array([[lm.score([p], [letter])[0].sum_logprob for letter in CONTINUATIONS] for p in prompts])
     for name, log_weights in (("m", fixed.log_prior), ("n", weights.log_weights)):
         right = mmlu_choice(ASKED, letters, log_weights)[1]

@@ -21,7 +21,7 @@ from replug.models.architecture import tried
 from replug.models.black_box_lm import Mixture
 from replug.models.ensemble import Weighting
 from replug.models.generation import GenerationOptions
-from replug.models.local.decoding import CacheUse
+from replug.models.local.decoding import ANEW
 from replug.models.local.hf_lm import HuggingFaceLM
 from tests.support.architectures import LEFT_OUT, LIMIT, MAX_TOKENS, write_architecture
 
@@ -106,7 +106,7 @@ def check_scores(lm: HuggingFaceLM, alone: Alone) -> None:
         if not (some := [pair for pair in group if fitting(lm, ["".join(pair)], 0)]):
             continue
         call = lm.tokenize([prefix for prefix, _ in some], [continuation for _, continuation in some])
-        for score, (before, after) in zip(lm.launch(call).result(), call.pairs, strict=True):
+        for score, (before, after) in zip(lm.launch(*call).result(), call[0], strict=True):
             expected = alone.logprobs(before + after)[len(before) - 1 : -1]
             about = f"{len(before)} + {len(after)} tokens beside {len(some) - 1}"
             assert_same(score.token_logprobs, expected.gather(1, torch.tensor(after)[:, None])[:, 0].numpy(), about)
@@ -141,7 +141,7 @@ def check_samples(lm: HuggingFaceLM) -> None:
     """Drawn together with keys and values that are kept, and each prompt alone without."""
     options, prompts = GenerationOptions(NEW_TOKENS, temperature=1.0, num_samples=2), fitting(lm, [*PROMPTS, *FEW_SHOT])
     together = lm.sample(prompts, options)
-    lm._cache_use = CacheUse()
+    lm._cache_use = ANEW
     for ours, prompt in zip(together, prompts, strict=True):
         for one, other in zip(ours, lm.sample([prompt], options)[0], strict=True):
             assert_same(one.token_logprobs, other.token_logprobs, f"after {len(prompt)} tokens")

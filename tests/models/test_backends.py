@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,8 @@ from replug.models.local.hf_lm import HuggingFaceSource
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.replug_lm import ReplugLM
 from tests.support import toy_backend
-from tests.support.command_line import CommandLine
 from tests.support.fault_server import MODEL, FaultServer
-from tests.support.lm_answers import mixed, texts_of
-from tests.support.runs import what_must_be_equal
+from tests.support.lm_answers import bits, mixed, texts_of
 from tests.support.tokenizers import write_family
 from tests.support.toy_backend import ToySource
 
@@ -45,8 +42,8 @@ def lm_section(*overrides: str) -> LMConfig:
     return load_ask_config(list(overrides)).lm
 
 
-def bits(lm: AsyncLM) -> list[bytes]:
-    return [score.token_logprobs.tobytes() for score in lm.score(PREFIXES, CONTINUATIONS)]
+def scored(lm: AsyncLM) -> list[bytes]:
+    return bits(lm.score(PREFIXES, CONTINUATIONS))
 
 
 def test_the_path_names_the_backend(with_toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +68,7 @@ def test_a_server_is_asked_and_probed_before_anything_heavy_and_is_the_lm_that_i
         assert source.identity.startswith(f"{MODEL}#")
         assert (source.roles, source.tokenizer()) == ((), None)
         with opened_lm(lm, source, tmp_path / "scores.sqlite") as opened:
-            assert bits(opened) == bits(source.open_here())
+            assert scored(opened) == scored(source.open_here())
         again = lm_source(lm, tmp_path / "budget.json", tmp_path / "scores.sqlite")
         assert again.identity == source.identity
         again.open_here().close()
@@ -114,21 +111,9 @@ def test_a_toy_is_scored_and_cached_without_ray(with_toy: None, tmp_path: Path) 
     for hits in (0, 3):
         with opened_lm(lm, source, cache) as opened:
             expected = StandInLM().score(PREFIXES, CONTINUATIONS)
-            assert bits(opened) == [score.token_logprobs.tobytes() for score in expected]
+            assert scored(opened) == bits(expected)
             assert opened.num_hits == hits
             assert opened.metrics()["batch_fill"] == 1
-
-
-@pytest.mark.slow
-def test_a_toy_trains_and_answers_through_the_command_line_with_the_stand_ins_numbers(
-    with_toy: None, quiet_run: Path, finish: Callable[..., str], replug: CommandLine, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    finish(run, "lm.path=toy:lm")
-    assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
-    assert (run / "results.json").read_text() == (quiet_run / "results.json").read_text()
-    answered = replug("ask", "a b", "--index", run, "--max-new-tokens", 3, "--json")
-    assert json.loads(answered.output)["answer"], answered.printed
 
 
 # The stand-in LM's scores, worked out by hand.
@@ -146,13 +131,9 @@ def test_a_continuation_of_two_words_has_the_score_computed_by_hand() -> None:
 
 
 def test_a_word_that_was_not_seen_is_as_likely_as_its_bytes() -> None:
-    score = LM.score([""], ["日"])[0]
-    assert score.sum_logprob == pytest.approx(math.log(0.5) - 3 * math.log(256))
-
-
-def test_a_very_long_word_has_a_finite_score() -> None:
-    score = LM.score(["a prefix"], [" " + "long" * 100])[0]  # 401 bytes without white space, such as a URL
-    assert score.sum_logprob == pytest.approx(math.log(0.5) - 401 * math.log(256))
+    for prefix, word, num_bytes in (("", "日", 3), ("a prefix", " " + "long" * 100, 401)):  # such as a URL
+        score = LM.score([prefix], [word])[0]
+        assert score.sum_logprob == pytest.approx(math.log(0.5) - num_bytes * math.log(256))
 
 
 def test_generation_repeats_the_most_frequent_word_until_the_stop() -> None:

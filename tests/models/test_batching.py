@@ -7,20 +7,19 @@ import pytest
 from transformers import GPT2Config, LlamaConfig
 
 from replug.models.batching import (
-    LMShape,
     even_batches,
     token_budget_batches,
-    tokens_per_pass,
     tokens_per_unit,
     units_of_similar_length,
+    weights_of_layers,
 )
 from replug.models.lm_source import GivenSource
 from replug.models.local.hf_lm import HuggingFaceSource
 from replug.models.local.stand_in_lm import StandInLM
-from replug.models.model_files import lm_shape
+from replug.models.model_files import lm_weights
 from tests.support.tiny_lms import write_gpt2
 
-GPT2_XL, GPT2, LLAMA_7B = LMShape(48, 1600), LMShape(12, 768), LMShape(32, 4096)
+GPT2_XL, GPT2, LLAMA_7B = (weights_of_layers(*size) for size in ((48, 1600), (12, 768), (32, 4096)))
 
 
 def padded(lengths: list[int], batches: list[list[int]]) -> list[int]:
@@ -49,17 +48,14 @@ def test_a_unit_a_little_beyond_a_pass_is_two_of_half_a_pass() -> None:
 
 def test_a_unit_of_a_gpu_has_so_much_arithmetic() -> None:
     assert [tokens_per_unit(lm, on_gpu=True) for lm in (LLAMA_7B, GPT2_XL, GPT2)] == [4096, 8192, 32_768]
-    for lm in (LLAMA_7B, GPT2_XL, GPT2):
-        assert tokens_per_pass(lm, on_gpu=True) == tokens_per_unit(lm, on_gpu=True)
-    assert (tokens_per_pass(GPT2_XL, on_gpu=False), tokens_per_unit(GPT2_XL, on_gpu=False)) == (1024, 8192)
 
 
 def test_a_models_layers_and_width_are_read_from_its_configuration(tmp_path: Path) -> None:
-    assert lm_shape(GPT2Config(n_layer=48, n_embd=1600)) == GPT2_XL
-    assert lm_shape(LlamaConfig()) == LLAMA_7B
+    assert lm_weights(GPT2Config(n_layer=48, n_embd=1600)) == GPT2_XL
+    assert lm_weights(LlamaConfig()) == LLAMA_7B
     write_gpt2(tmp_path)
     source = HuggingFaceSource(str(tmp_path))
-    assert source.shape == LMShape(2, 32)
+    assert source.num_weights == weights_of_layers(2, 32)
     assert (source.tokens_per_unit(on_gpu=True), source.tokens_per_unit(on_gpu=False)) == (32_768, 8192)
     assert GivenSource(StandInLM(), 20).tokens_per_unit(on_gpu=False) == 160
 

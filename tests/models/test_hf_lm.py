@@ -89,13 +89,6 @@ def test_the_batch_size_does_not_matter(folder: Path, lm: HuggingFaceLM, tokens_
     assert_same_scores(lm, HuggingFaceLM(str(folder), tokens_per_batch=tokens_per_batch))
 
 
-def test_a_head_of_its_own_and_the_whole_forward_pass_agree(folder: Path, lm: HuggingFaceLM) -> None:
-    whole = HuggingFaceLM(str(folder))
-    assert whole._head is not None
-    whole._head = None
-    assert_same_scores(lm, whole)
-
-
 def test_a_model_that_scales_its_logits_is_scored_through_its_whole_forward_pass(tmp_path: Path) -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -106,12 +99,6 @@ def test_a_model_that_scales_its_logits_is_scored_through_its_whole_forward_pass
     lm = HuggingFaceLM(str(tmp_path))
     assert lm._head is None
     assert_equals_naive_loop(lm)
-
-
-def test_a_unit_that_is_scored_again_gives_the_same_bits(lm: HuggingFaceLM) -> None:
-    first, again = lm.score(PREFIXES, CONTINUATIONS), lm.score(PREFIXES, CONTINUATIONS)
-    for a, b in zip(first, again, strict=True):
-        assert a.token_logprobs.tobytes() == b.token_logprobs.tobytes()
 
 
 def test_the_longest_input_is_scored_and_one_token_more_is_an_error_with_both_lengths(lm: HuggingFaceLM) -> None:
@@ -162,26 +149,18 @@ def few_shot_pairs(lm: HuggingFaceLM) -> tuple[list[str], list[str]]:
     return [f"{DEMONSTRATIONS}{text}" for text in ("a mat", "x", "the cat slept, and", "日")], [" sat", " on", "!", "x"]
 
 
-def test_a_prefix_that_all_share_is_computed_once_and_changes_no_score(lm: HuggingFaceLM) -> None:
+def test_a_prefix_that_inputs_and_calls_share_is_computed_once_and_gives_the_same_bits(lm: HuggingFaceLM) -> None:
     prefixes, continuations = few_shot_pairs(lm)
+    shared, spent, scores = num_tokens(lm, DEMONSTRATIONS), [], []
     lm._kept = []
-    before = lm.counts.tokens
-    scores = lm.score(prefixes, continuations)
-    spent = lm.counts.tokens - before
-    assert num_tokens(lm, DEMONSTRATIONS) < spent < 2 * num_tokens(lm, DEMONSTRATIONS)
-    for score, prefix, continuation in zip(scores, prefixes, continuations, strict=True):
+    for _ in range(2):
+        before = lm.counts["tokens"]
+        scores.append(lm.score(prefixes, continuations))
+        spent.append(lm.counts["tokens"] - before)
+    assert spent[1] < shared < spent[0] < 2 * shared
+    for score, again, prefix, continuation in zip(*scores, prefixes, continuations, strict=True):
         np.testing.assert_allclose(score.token_logprobs, naive_logprobs(lm, prefix, continuation), atol=1e-4)
-
-
-def test_a_prefix_that_calls_share_is_computed_once_and_gives_the_same_bits(lm: HuggingFaceLM) -> None:
-    prefixes, continuations = few_shot_pairs(lm)
-    lm._kept = []
-    first = lm.score(prefixes, continuations)
-    before = lm.counts.tokens
-    again = lm.score(prefixes, continuations)
-    assert lm.counts.tokens - before < num_tokens(lm, DEMONSTRATIONS)
-    for one, other in zip(first, again, strict=True):
-        np.testing.assert_array_equal(one.token_logprobs, other.token_logprobs)
+        np.testing.assert_array_equal(score.token_logprobs, again.token_logprobs)
 
 
 def test_kept_prefixes_give_way_before_a_pass_is_halved(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,11 +179,19 @@ def test_kept_prefixes_give_way_before_a_pass_is_halved(lm: HuggingFaceLM, monke
     assert tried == [len(prefixes)] * 2
 
 
+WAYS_TO_SAY_THAT_MEMORY_IS_SPENT = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+]
+
+
+@pytest.mark.parametrize("error", WAYS_TO_SAY_THAT_MEMORY_IS_SPENT, ids=lambda error: str(error)[:30])
 def test_passes_that_memory_does_not_hold_are_halved_as_often_as_they_come(
-    folder: Path, lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch
+    folder: Path, lm: HuggingFaceLM, error: RuntimeError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = HuggingFaceLM(str(folder))
-    passes = limit_memory(small, monkeypatch, most_rows=2)
+    passes = limit_memory(small, monkeypatch, 2, error)
     assert_same_scores(lm, small)
     first = passes.copy()
     assert max(rows for rows, _ in first) > 2
@@ -215,31 +202,8 @@ def test_passes_that_memory_does_not_hold_are_halved_as_often_as_they_come(
     assert passes == first  # the halves follow from the pass, whatever came before
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
-    ],
-    ids=lambda error: str(error)[:30],
-)
-def test_each_way_of_saying_that_memory_is_spent_halves_the_pass(
-    folder: Path, error: RuntimeError, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = HuggingFaceLM(str(folder))
-    limit_memory(small, monkeypatch, most_rows=2, error=error)
-    assert len(small.score(PREFIXES, CONTINUATIONS)) == len(PREFIXES)
-
-
-OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
-
-
 def limit_memory(
-    lm: HuggingFaceLM,
-    monkeypatch: pytest.MonkeyPatch,
-    most_rows: int,
-    error: RuntimeError = OUT_OF_MEMORY,
+    lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch, most_rows: int, error: RuntimeError
 ) -> list[tuple[int, bool]]:
     """A pass of more rows than `most_rows` runs out of memory; returns a list of (rows, fits) that fills."""
     passes, one_pass = [], lm._one_pass
@@ -256,7 +220,7 @@ def limit_memory(
 
 def test_an_input_that_does_not_fit_alone_ends_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = HuggingFaceLM(str(folder))
-    limit_memory(small, monkeypatch, most_rows=0)
+    limit_memory(small, monkeypatch, 0, WAYS_TO_SAY_THAT_MEMORY_IS_SPENT[0])
     with pytest.raises(RunError, match="out of memory on a single input of"):
         small.score(["the cat"], [" sat"])
 
@@ -313,22 +277,17 @@ def choices(prefixes: list[str]) -> tuple[list[str], list[str]]:
     return [prefix for prefix, _ in rows], [continuation for _, continuation in rows]
 
 
-def test_choices_are_read_from_one_pass_over_their_prefix(lm: HuggingFaceLM) -> None:
-    prefixes = ["the cat sat on the mat", "x", "日本語の文書"]
-    before, before_padded = lm.counts.tokens, lm.counts.padded_tokens
+@pytest.mark.parametrize("shots", ["", DEMONSTRATIONS], ids=["alone", "after shared demonstrations"])
+def test_choices_are_read_from_one_pass_over_their_prefix(lm: HuggingFaceLM, shots: str) -> None:
+    prefixes = [f"{shots}{text}" for text in ("the cat sat on the mat", "x", "日本語の文書")]
+    before, before_padded = lm.counts["tokens"], lm.counts["padded_tokens"]
     scores = lm.score(*choices(prefixes))
     lengths = [num_tokens(lm, prefix) for prefix in prefixes]
     longer = lengths[0] + num_tokens(lm, " the cat sat")
-    assert lm.counts.tokens - before == sum(lengths) + longer
-    assert lm.counts.padded_tokens - before_padded == 4 * max(*lengths, longer)
-    for score, prefix, continuation in zip(scores, *choices(prefixes), strict=True):
-        np.testing.assert_allclose(score.token_logprobs, naive_logprobs(lm, prefix, continuation), atol=1e-4)
-
-
-def test_choices_after_shared_demonstrations_equal_a_naive_loop(lm: HuggingFaceLM) -> None:
-    prefixes = [f"{DEMONSTRATIONS}{text}" for text in ("a mat", "x", "the cat slept, and")]
-    before = lm.counts.tokens
-    scores = lm.score(*choices(prefixes))
-    assert lm.counts.tokens - before < 2 * num_tokens(lm, DEMONSTRATIONS)
+    if shots:
+        assert lm.counts["tokens"] - before < 2 * num_tokens(lm, shots)
+    else:
+        assert lm.counts["tokens"] - before == sum(lengths) + longer
+        assert lm.counts["padded_tokens"] - before_padded == 4 * max(*lengths, longer)
     for score, prefix, continuation in zip(scores, *choices(prefixes), strict=True):
         np.testing.assert_allclose(score.token_logprobs, naive_logprobs(lm, prefix, continuation), atol=1e-4)

@@ -4,22 +4,24 @@ import gzip
 import json
 import math
 import resource
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 
 import pytest
 
 from replug.config.errors import RunError, UserError
 from replug.models.http import connection as server_connection
 from replug.models.http.connection import ServerError
-from replug.models.http.http_lm import HttpLM
 from replug.models.http.request_budget import RequestBudget
 from replug.models.http.server_source import connect
 from replug.models.local.stand_in_lm import StandInLM
+from tests.models.conftest import Opened
 from tests.support.fault_server import MODEL, FaultServer, server_spec, write_word_tokenizer
-from tests.support.lm_answers import texts_of
+from tests.support.lm_answers import bits, texts_of
 
 MODELS = {"object": "list", "data": [{"id": MODEL, "object": "model"}]}
 
@@ -31,62 +33,48 @@ def http_answer(content: object, *headers: str, status: str = "200 OK") -> bytes
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
-class RawServer:
+class RawServer(ThreadingHTTPServer):
     """`answer(number, payload)` gives the bytes for completion `number`; `models` are those for `GET /models`.
 
     Serves from threads while the `with` block lasts.
     """
 
     def __init__(self, answer: Callable[[int, dict], bytes], models: bytes | None = None) -> None:
-        self._answer, self._models = answer, http_answer(MODELS) if models is None else models
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._lock = threading.Lock()
+        super().__init__(("127.0.0.1", 0), RawHandler)
+        self.answer, self.models, self.numbers = answer, http_answer(MODELS) if models is None else models, count()
         self.requests = 0
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"
+        return f"http://127.0.0.1:{self.server_port}/v1"
 
     def __enter__(self) -> "RawServer":
-        threading.Thread(target=self._accept, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listener.close()
+        self.shutdown()
+        self.socket.close()  # a thread may wait for a client that stays
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+    def handle_error(self, *_: object) -> None:
+        """The client left."""
 
-    def _serve(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as lines:
-            try:
-                while head := self._head(lines):
-                    connection.sendall(self._bytes(head, lines))
-            except OSError:  # the client left
-                return
 
-    def _head(self, lines: object) -> str:
-        found = b""
-        while not found.endswith(b"\r\n\r\n"):
-            line = lines.readline()  # type: ignore[attr-defined]
-            if not line:
-                return ""
-            found += line
-        return found.decode("latin-1")
+class RawHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: RawServer
 
-    def _bytes(self, head: str, lines: object) -> bytes:
-        if head.startswith("GET"):
-            return self._models
-        length = next(line.split(":")[1] for line in head.lower().splitlines() if line.startswith("content-length"))
-        payload = json.loads(lines.read(int(length)))  # type: ignore[attr-defined]
-        with self._lock:
-            number, self.requests = self.requests, self.requests + 1
-        return self._answer(number, payload)
+    def do_GET(self) -> None:
+        self.wfile.write(self.server.models)
+
+    def do_POST(self) -> None:
+        payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        number = next(self.server.numbers)
+        self.server.requests = number + 1
+        self.wfile.write(self.server.answer(number, payload))
+
+    def log_message(self, *_: object) -> None:
+        """Tests show enough."""
 
 
 WORDS = ["red", "blue", "green", "the", "boat", "of", "日本語", "🙂", "was", "new"]
@@ -110,32 +98,13 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_word_tokenizer(tmp_path_factory.mktemp("tokenizer"), [*WORDS, *PREFIXES, *CONTINUATIONS, *OTHER])
 
 
-class Asked:
-    """HttpLMs of raw servers, closed at a test's end."""
-
-    def __init__(self) -> None:
-        self.opened: list[HttpLM] = []
-
-    def __call__(self, server: RawServer | FaultServer, **changes: object) -> HttpLM:
-        spec = server_spec(server.url, **{"patience_minutes": 1e-6, "timeout_seconds": 5.0} | changes)
-        self.opened.append(HttpLM(spec, RequestBudget(None)))
-        return self.opened[-1]
-
-
 @pytest.fixture
-def asked() -> Iterator[Asked]:
-    lms = Asked()
-    yield lms
-    for lm in lms.opened:
-        lm.close()
+def asked(opened: Opened) -> Opened:
+    return partial(opened, patience_minutes=1e-6, timeout_seconds=5.0)
 
 
 def honest(payload: dict, tokenizer: str | None = None) -> dict:
     return FaultServer(tokenizer=tokenizer).body(payload)
-
-
-def bits(scores: list) -> list[bytes]:
-    return [score.token_logprobs.tobytes() for score in scores]
 
 
 RIGHT = bits(StandInLM().score(PREFIXES, CONTINUATIONS))
@@ -143,7 +112,7 @@ RIGHT = bits(StandInLM().score(PREFIXES, CONTINUATIONS))
 
 @pytest.mark.parametrize(("api", "with_ids"), [("echo", False), ("prompt_logprobs", True)])
 def test_the_answer_to_another_text_is_a_fault(
-    asked: Asked, tokenizer: str, api: str, with_ids: bool, monkeypatch: pytest.MonkeyPatch
+    asked: Opened, tokenizer: str, api: str, with_ids: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_connection, "MAX_ATTEMPTS", 1)
     folder = tokenizer if with_ids else None
@@ -192,7 +161,7 @@ RAW_ANSWERS: dict[str, Answer] = {
 
 
 @pytest.mark.parametrize("name", RAW_ANSWERS)
-def test_an_answer_that_cannot_be_right_is_a_fault_that_ends_in_bounded_time(asked: Asked, name: str) -> None:
+def test_an_answer_that_cannot_be_right_is_a_fault_that_ends_in_bounded_time(asked: Opened, name: str) -> None:
     begun = time.monotonic()
     with RawServer(RAW_ANSWERS[name]) as server:
         lm = asked(server, timeout_seconds=0.5)
@@ -208,7 +177,7 @@ def peak_bytes() -> int:
 
 
 def test_a_small_answer_does_not_grow_and_a_large_one_is_not_read(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
+    asked: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_connection, "MAX_ATTEMPTS", 1)
     bomb = gzip.compress(bytes(300 << 20), 1)
@@ -238,7 +207,7 @@ KEY_ANSWERS: dict[str, Answer] = {
 
 
 @pytest.mark.parametrize("where", KEY_ANSWERS)
-def test_the_key_is_shown_in_no_message(asked: Asked, where: str) -> None:
+def test_the_key_is_shown_in_no_message(asked: Opened, where: str) -> None:
     with RawServer(KEY_ANSWERS[where]) as server, pytest.raises(RunError) as caught:
         asked(server).score(PREFIXES, CONTINUATIONS)
     error: BaseException | None = caught.value
@@ -291,7 +260,7 @@ def test_the_list_of_models_decides_nothing_and_adds_what_it_can(name: str, monk
         lm.close()
 
 
-def test_a_redirect_is_refused_with_the_address_that_it_names(asked: Asked) -> None:
+def test_a_redirect_is_refused_with_the_address_that_it_names(asked: Opened) -> None:
     with (
         RawServer(lambda n, p: http_answer(honest(p))) as other,
         RawServer(
@@ -321,7 +290,7 @@ def refusing(status: str, *headers: str, **error: object) -> Answer:
         (refusing("422 No"), "refuses the request: 422"),
     ],
 )
-def test_what_waiting_does_not_mend_is_not_waited_for(asked: Asked, answer: Answer, says: str) -> None:
+def test_what_waiting_does_not_mend_is_not_waited_for(asked: Opened, answer: Answer, says: str) -> None:
     with RawServer(answer) as server:
         with pytest.raises(ServerError, match=says):
             asked(server, patience_minutes=15).score(PREFIXES, CONTINUATIONS)
@@ -339,7 +308,7 @@ WRONG_VALUES = {
 
 
 @pytest.mark.parametrize("value", WRONG_VALUES.values(), ids=WRONG_VALUES)
-def test_a_number_that_stands_for_no_log_prob_is_no_score(asked: Asked, tokenizer: str, value: object) -> None:
+def test_a_number_that_stands_for_no_log_prob_is_no_score(asked: Opened, tokenizer: str, value: object) -> None:
     def change(body: dict, api: str) -> None:
         for choice in body["choices"]:
             if api == "echo":
@@ -363,7 +332,7 @@ def test_a_number_that_stands_for_no_log_prob_is_no_score(asked: Asked, tokenize
 
 
 @pytest.mark.parametrize("total", [0, "7", 10**400])
-def test_a_server_cannot_talk_the_budget_down_or_out(asked: Asked, tokenizer: str, total: object) -> None:
+def test_a_server_cannot_talk_the_budget_down_or_out(asked: Opened, tokenizer: str, total: object) -> None:
     for folder in (None, tokenizer):
         usage = {"usage": {"total_tokens": total}}
         with RawServer(lambda n, p: http_answer(honest(p, folder) | usage)) as server:  # noqa: B023
@@ -372,7 +341,7 @@ def test_a_server_cannot_talk_the_budget_down_or_out(asked: Asked, tokenizer: st
             assert 12 <= lm.metrics()["tokens_sent"] <= 200
 
 
-def test_half_a_surrogate_pair_is_no_answer(asked: Asked) -> None:
+def test_half_a_surrogate_pair_is_no_answer(asked: Opened) -> None:
     spoilt = altered(lambda body: body["choices"][0].update(text="\ud800"))
     with RawServer(spoilt) as server, pytest.raises(ServerError, match="no text"):
         texts_of(asked(server), ["red red"], 2)

@@ -5,21 +5,19 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
 
 import httpx
 import numpy as np
 import pytest
 
 from replug.config.errors import RunError, UserError
-from replug.models.black_box_lm import ContinuationScore, Mixture
+from replug.models.black_box_lm import Mixture
 from replug.models.generation import GenerationOptions
 from replug.models.http import connection as server_connection
 from replug.models.http.completions_api import (
     IllFormed,
     NoPromptLogprobs,
     Pair,
-    ServerText,
     read_generated,
     read_scores,
 )
@@ -28,6 +26,7 @@ from replug.models.http.http_lm import HttpLM, _check_same_tokens
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.http.server_source import connect
 from replug.models.local.stand_in_lm import StandInLM
+from tests.models.conftest import Opened
 from tests.support.fault_server import (
     THROTTLED,
     TRANSIENT,
@@ -35,7 +34,7 @@ from tests.support.fault_server import (
     server_spec,
     write_word_tokenizer,
 )
-from tests.support.lm_answers import mixed, texts_of
+from tests.support.lm_answers import bits, mixed, texts_of
 
 WORDS = ["red", "blue", "green", "the", "boat", "of", "日本語", "🙂", "was", "new"]
 WAYS = [("echo", False), ("echo", True), ("prompt_logprobs", True)]
@@ -49,10 +48,6 @@ def pairs(number: int, seed: int = 0) -> tuple[list[str], list[str]]:
     return prefixes, ["".join(f" {word}" for word in rng.choice(WORDS, 1 + row % 5)) for row in range(number)]
 
 
-def bits(scores: list[ContinuationScore]) -> list[bytes]:
-    return [score.token_logprobs.tobytes() for score in scores]
-
-
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_connection, "BACKOFF_SECONDS", 0.01)
@@ -61,25 +56,6 @@ def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_word_tokenizer(tmp_path_factory.mktemp("tokenizer"), WORDS)
-
-
-class Opened:
-    """LMs that a test opened; they are closed at its end."""
-
-    def __init__(self) -> None:
-        self.lms: list[HttpLM] = []
-
-    def __call__(self, server: FaultServer, budget: RequestBudget | None = None, **changes: object) -> HttpLM:
-        self.lms.append(HttpLM(server_spec(server.url, **changes), budget or RequestBudget(None)))
-        return self.lms[-1]
-
-
-@pytest.fixture
-def opened() -> Iterator[Opened]:
-    lms = Opened()
-    yield lms
-    for lm in lms.lms:
-        lm.close()
 
 
 @pytest.mark.parametrize(("api", "with_ids"), WAYS)
@@ -306,7 +282,7 @@ def test_a_border_inside_a_token_names_the_row_and_the_way_out(opened: Opened, t
 def test_one_continuation_cut_differently_after_two_prefixes_is_an_error() -> None:
     rows = [Pair(0, "a", " bc", None), Pair(1, "b", " x", None), Pair(2, "c", " bc", None)]
     logprobs = np.zeros(2, dtype=np.float32)
-    same, other = (ServerText(" bc", logprobs, tokens) for tokens in ((" b", "c"), (" ", "bc")))
+    same, other = ((logprobs, tokens) for tokens in ((" b", "c"), (" ", "bc")))
     _check_same_tokens(rows, [same, other, same])
     with pytest.raises(ValueError, match="inputs 0 and 2 have the same continuation"):
         _check_same_tokens(rows, [same, same, other])
@@ -394,12 +370,16 @@ def answer(**logprobs: object) -> dict:
         answer(tokens=["the", " cat"], token_logprobs=[None, float("nan")]),
         answer(tokens=["the", " cat"], token_logprobs=[None, 0.5]),
         answer(tokens=["the", " cat"], token_logprobs=[None, "x"]),
+        *(
+            {"choices": [{"index": 0, "prompt_logprobs": entries}]}
+            for entries in (5, [None], [None, None], [None, {"3": {"logprob": -1.0}}], [None, {"2": -1.0}])
+        ),
     ],
 )
 def test_an_answer_that_is_not_well_formed_is_a_fault(body: object) -> None:
-    for pair in (PAIR, IDS):
+    for api, pair in (("echo", PAIR), ("echo", IDS), ("prompt_logprobs", IDS)):
         with pytest.raises(IllFormed):
-            read_scores("echo", [pair], body)
+            read_scores(api, [pair], body)
 
 
 def test_a_part_of_the_tokens_is_a_fault_and_other_tokens_are_an_error() -> None:
@@ -415,12 +395,6 @@ def test_a_part_of_the_tokens_is_a_fault_and_other_tokens_are_an_error() -> None
         read_scores("echo", [PAIR], answer(tokens=["the", "\ufffd", " cat"], token_logprobs=[None, -1.0, -2.0]))
 
 
-@pytest.mark.parametrize("entries", [5, [None], [None, None], [None, {"3": {"logprob": -1.0}}], [None, {"2": -1.0}]])
-def test_prompt_logprobs_of_another_form_are_a_fault(entries: object) -> None:
-    with pytest.raises(IllFormed):
-        read_scores("prompt_logprobs", [IDS], {"choices": [{"index": 0, "prompt_logprobs": entries}]})
-
-
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [
@@ -434,14 +408,14 @@ def test_prompt_logprobs_of_another_form_are_a_fault(entries: object) -> None:
 def test_the_continuation_is_found_by_the_tokens_texts(tokens: list[str], expected: list[float]) -> None:
     values = [None, *(-float(number) for number in range(1, len(tokens)))]
     scores = read_scores("echo", [PAIR], answer(tokens=tokens, token_logprobs=values))
-    np.testing.assert_array_equal(scores[0].logprobs, np.float32(expected))
-    assert "".join(scores[0].tokens) == " cat"
+    np.testing.assert_array_equal(scores[0][0], np.float32(expected))
+    assert "".join(scores[0][1]) == " cat"
 
 
 def test_a_broken_first_character_does_no_harm_away_from_the_border() -> None:
     body = answer(tokens=["\ufffd", "", "本", " cat"], token_logprobs=[None, -1.0, -2.0, -3.0])  # as vLLM shows 日
     scores = read_scores("echo", [Pair(0, "日本", " cat", None)], body)
-    np.testing.assert_array_equal(scores[0].logprobs, np.float32([-3.0]))
+    np.testing.assert_array_equal(scores[0][0], np.float32([-3.0]))
     for prefix, continuation in [("日", "本 cat"), ("", "日本 cat"), ("日日", " cat")]:
         with pytest.raises(ValueError, match="do not join"):
             read_scores("echo", [Pair(0, prefix, continuation, None)], body)
@@ -449,6 +423,6 @@ def test_a_broken_first_character_does_no_harm_away_from_the_border() -> None:
 
 def test_nothing_generated_is_an_empty_text() -> None:
     body = {"choices": [{"index": 0, "text": "", "logprobs": None}]}
-    assert [(answer.text, len(answer.logprobs)) for answer in read_generated(body)[0]] == [("", 0)]
+    assert [(answer.text, answer.num_tokens) for answer, _ in read_generated(body)] == [("", 0)]
     with pytest.raises(IllFormed):
         read_generated({"choices": [{"index": 0, "text": None}]})

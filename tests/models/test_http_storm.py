@@ -6,14 +6,13 @@ REPLUG_STORM=full sends 10,000 requests; the default tenth is for every day.
 import os
 import time
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from replug.models.http import connection as server_connection
 from replug.models.http.http_lm import INPUTS_PER_REQUEST, HttpLM
-from replug.models.http.request_budget import BudgetSpent, RequestBudget
+from replug.models.http.request_budget import RequestBudget
 from replug.models.local.stand_in_lm import StandInLM
 from tests.support.fault_server import TRANSIENT, FaultServer, server_spec
 
@@ -59,22 +58,6 @@ def test_every_answer_arrives_once_in_order_and_right() -> None:
     assert 0.2 < bad / server.requests < 0.4
     assert metrics["retries"] == bad
     assert budget.requests == server.requests
+    assert budget.tokens >= server.tokens
     assert server.most_open <= 64
     print(f"{server.requests} requests for {NUM_REQUESTS} answers in {seconds:.1f} s: {dict(server.faults)}")
-
-
-@pytest.mark.parametrize(("key", "counted"), [("max_requests", "requests"), ("max_tokens", "tokens")])
-def test_the_budget_is_not_passed_in_the_storm_as_the_server_counts_it(tmp_path: Path, key: str, counted: str) -> None:
-    prefixes, continuations = pairs(2_000)
-    path = tmp_path / "budget.json"
-    with FaultServer(fault_share=0.3, seed=1) as server:
-        for limit in (150, 300) if counted == "requests" else (4_000, 8_000):
-            budget = RequestBudget(path, **{key: limit})
-            lm = storm(server.url, budget)
-            with pytest.raises(BudgetSpent, match=f"={limit} "):
-                lm.score(prefixes, continuations)
-            lm.close()
-            assert getattr(server, counted) <= limit
-            assert server.requests <= budget.requests
-            assert server.tokens <= budget.tokens
-        assert getattr(budget, counted) > 0.9 * limit  # and it is used up

@@ -1,5 +1,6 @@
 """Mistakes of who uses the library: each is refused by name, none gives an answer to another question."""
 
+import math
 import os
 import stat
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from replug import Encoder, EncoderRetriever, HuggingFaceLM, ReplugLM
+from replug import Encoder, EncoderRetriever, HuggingFaceLM, Mixture, ReplugLM, Retrieved
 from replug.models.generation import GenerationOptions
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.packaged import resolve_encoder_path
@@ -40,12 +41,23 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
     "documents as a set": (lambda have: EncoderRetriever(have.encoder, {"a", "b"}), "found a set"),
     "documents as a generator": (lambda have: EncoderRetriever(have.encoder, iter(["a"])), "found a list_iterator"),
     "k=0": (lambda have: have.retriever.retrieve(["a"], 0), "k is 0; expected at least one"),
+    "a similarity of nan": (lambda have: Retrieved("text", math.nan, "d7"), "document d7 has the similarity nan"),
     "k below 0 of an ensemble": (lambda have: ReplugLM(have.lm, have.retriever, k=-1), "k is -1; expected 0"),
     "a path as text": (lambda have: have.encoder.encode([Path("x")]), "expected a string, found PosixPath"),
     "None as text": (lambda have: have.lm.score(["a"], [None]), r"continuations\[0\] is None; expected a string"),
     "more prefixes": (lambda have: have.lm.score(["a", "b"], ["c"]), "2 prefixes but 1 continuations"),
     "nothing to score": (lambda have: have.lm.score(["a"], [""]), "expected a text to score"),
     "no new tokens": (lambda have: texts_of(have.lm, ["a"], 0), "max_new_tokens is 0"),
+    "an empty stop": (lambda have: GenerationOptions(3, stop=""), "stop is ''; expected a text"),
+    "a number as stop": (
+        lambda have: GenerationOptions(3, stop=["a", 7]),
+        r"stop is \['a', 7\]; expected a text",
+    ),
+    "temperature of nan": (lambda have: GenerationOptions(3, temperature=math.nan), "temperature is nan"),
+    "no nucleus": (lambda have: GenerationOptions(3, top_p=0.0), "top_p is 0.0; expected above 0 and at most 1"),
+    "weights of half": (lambda have: Mixture(["a"], [0.5]), "sum to 0.5"),
+    "weights below 0": (lambda have: Mixture(["a", "b"], [1.5, -0.5]), "weights"),
+    "too few weights": (lambda have: Mixture(["a", "b"], [1.0]), "2 prompts but 1 weights"),
     "top_p in percent": (lambda have: GenerationOptions(3, top_p=90), "top_p is 90; expected above 0 and at most 1"),
     "an encoder of one vector": (lambda have: EncoderRetriever(OneVector(), ["a", "b"]), r"shape \(4,\) for 2 texts"),
 }

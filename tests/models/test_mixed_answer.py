@@ -13,10 +13,9 @@ from replug.config.errors import UserError
 from replug.models.black_box_lm import Mixture
 from replug.models.ensemble import Weighting
 from replug.models.generation import GenerationOptions
-from replug.models.http.http_lm import HttpLM
-from replug.models.http.request_budget import RequestBudget
 from replug.models.local.hf_lm import HuggingFaceLM
-from tests.support.fault_server import FaultServer, server_spec
+from tests.models.conftest import Opened
+from tests.support.fault_server import FaultServer
 from tests.support.lm_answers import texts_of
 from tests.support.tiny_lms import MAX_TOKENS, load_that_speaks
 from tests.support.tokenizers import llama_with
@@ -93,31 +92,27 @@ def server(local: HuggingFaceLM) -> Iterator[HFServer]:
         yield server
 
 
-def opened(server: HFServer, **changes: object) -> HttpLM:
-    return HttpLM(server_spec(server.url, timeout_seconds=60, **changes), RequestBudget(None))
-
-
 @pytest.mark.parametrize("api", ["echo", "prompt_logprobs"])
-def test_a_server_with_sentencepiece_scores_as_the_same_weights_do_here(tmp_path: Path, api: str) -> None:
+def test_a_server_with_sentencepiece_scores_as_the_same_weights_do_here(
+    tmp_path: Path, opened: Opened, api: str
+) -> None:
     here = llama_with("Llama 2", tmp_path)
     prefixes, continuations = ["The river is the Rhi", "Answer:", "a line\n"], ["ne and", " A", "Москва"]
     with HFServer(here.model, here.tokenizer, max_model_len=MAX_TOKENS) as server:
-        there = opened(server, tokenizer=str(tmp_path), api=api)
+        there = opened(server, timeout_seconds=60, tokenizer=str(tmp_path), api=api)
         ours, theirs = (lm.score(prefixes, continuations) for lm in (here, there))
-        there.close()
     for found, expected in zip(theirs, ours, strict=True):
         np.testing.assert_allclose(found.token_logprobs, expected.token_logprobs, atol=1e-4)
 
 
 @pytest.mark.parametrize("with_ids", [False, True])
 def test_every_answer_is_scored_after_every_prompt(
-    local: HuggingFaceLM, folder: str, server: HFServer, with_ids: bool
+    local: HuggingFaceLM, folder: str, server: HFServer, opened: Opened, with_ids: bool
 ) -> None:
     options = GenerationOptions(4)
-    lm = opened(server, tokenizer=folder if with_ids else None)
+    lm = opened(server, timeout_seconds=60, tokenizer=folder if with_ids else None)
     found, moved = (lm.generate([mixture], options)[0] for mixture in MIXTURES[:2])
     answers = [texts_of(lm, [prompt], 4)[0] for prompt in PROMPTS]
-    lm.close()
     masses = {}
     for answer in dict.fromkeys(answers):
         scores = local_scores(local, PROMPTS, answer)
@@ -132,20 +127,19 @@ def test_every_answer_is_scored_after_every_prompt(
     np.testing.assert_allclose(found.weights, WEIGHTS)
 
 
-def test_without_the_tokenizer_no_tokens_of_prompts_are_read(server: HFServer) -> None:
-    with_text = opened(server)
+def test_without_the_tokenizer_no_tokens_of_prompts_are_read(server: HFServer, opened: Opened) -> None:
+    with_text = opened(server, timeout_seconds=60)
     with pytest.raises(UserError, match=r"ensemble\.read counts tokens .* lm\.tokenizer"):
         with_text.generate(MIXTURES[3:], GenerationOptions(4))
     with pytest.raises(UserError, match=r"ensemble\.read counts tokens"):
         with_text.score(["the cat"], [" sat"], read=3)
-    with_text.close()
 
 
 @pytest.mark.parametrize("api", ["echo", "prompt_logprobs"])
 def test_a_server_scores_the_tokens_that_are_read_as_the_same_weights_do_here(
-    local: HuggingFaceLM, folder: str, server: HFServer, api: str
+    local: HuggingFaceLM, folder: str, server: HFServer, opened: Opened, api: str
 ) -> None:
-    lm = opened(server, tokenizer=folder, api=api)
+    lm = opened(server, timeout_seconds=60, tokenizer=folder, api=api)
     pairs = [*PROMPTS, "y"], [" sat down"] * 5
     plain = local.score(*pairs)
     for one, other, alone in zip(lm.score(*pairs, read=4), local.score(*pairs, read=4), plain, strict=True):
@@ -155,7 +149,6 @@ def test_a_server_scores_the_tokens_that_are_read_as_the_same_weights_do_here(
         np.testing.assert_allclose(other.token_logprobs, alone.token_logprobs, atol=1e-4)
     ids = local.tokenizer(PROMPTS[0])["input_ids"]
     assert lm.score(*pairs, read=4)[0].read_ids.tolist() == ids[-4:]
-    lm.close()
 
 
 def local_scores(lm: HuggingFaceLM, prompts: list[str], answer: str) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +21,6 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.model_files import load_lm_tokenizer
 from replug.models.pair_tokens import (
     PairIds,
-    TokenizedCall,
     answer_text,
     chat_text,
     pair_token_ids,
@@ -30,6 +30,7 @@ from replug.models.pair_tokens import (
     token_spans,
 )
 from replug.models.scorer_pool import Scorer
+from tests.support.lm_answers import bits
 from tests.support.tiny_lms import PAIRS, load, random_lms_need_make_no_sense, write_gpt2, write_tokenizer
 from tests.support.tokenizers import CHAT, FAMILIES, llama_with, write_family
 
@@ -235,10 +236,6 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
     return load(write_gpt2, tmp_path_factory.mktemp("lm"))
 
 
-def bits(scores: Sequence[ContinuationScore]) -> list[bytes]:
-    return [score.token_logprobs.tobytes() for score in scores]
-
-
 # A replica --------------------------------------------------------------------------------------------------------
 
 TWO_CALLS = [[ScoreCall(["a b"], [" b"])], [ScoreCall(["c d"], [" d"])]]
@@ -252,11 +249,11 @@ class BehindLM(StandInLM):
         super().__init__()
         self.launched: list[Future] = []
 
-    def tokenize(self, prefixes, continuations, *, opening=None) -> TokenizedCall:
-        return TokenizedCall([([prefixes[0]], [continuations[0]])], [])  # texts for tokens
+    def tokenize(self, prefixes, continuations, *, opening=None) -> tuple[str, str]:
+        return prefixes[0], continuations[0]
 
-    def launch(self, call: TokenizedCall) -> "Future[list[ContinuationScore]]":
-        scores = self.score(*map(list, call.pairs[0]))
+    def launch(self, prefix: str, continuation: str) -> "Future[list[ContinuationScore]]":
+        scores = self.score([prefix], [continuation])
         self.launched.append(Future())
         if len(self.launched) == 2:
             for seconds, under_way in zip((0.1, 0.2), self.launched, strict=True):
@@ -268,13 +265,13 @@ class BehindLM(StandInLM):
 def test_a_replica_launches_the_next_unit_behind_the_one_that_its_device_is_at(asked: list[list[ScoreCall]]) -> None:
     replica, behind = Scorer(GivenSource(StandInLM()), threads=1), BehindLM()
     replica._lms = [behind]
+    begun = time.monotonic()
     with ThreadPoolExecutor(2) as calls:
-        answers = [answer for some in calls.map(replica.score, asked) for answer in some]
-    first, second = sorted(answers, key=lambda answer: answer.began)
+        costs = [costs for some in calls.map(replica.score, asked) for _, costs, _ in some]
     assert len(behind.launched) == 2
-    assert second.began == pytest.approx(first.began + first.seconds)  # not when it was launched
-    assert 0.05 < second.seconds < 60
-    assert first.tokens == second.tokens == 3
+    busy = [cost["busy_seconds"] for cost in costs]
+    assert min(busy) > 0.05 and sum(busy) <= time.monotonic() - begun, "the second begins where the first ends"
+    assert [cost["tokens"] for cost in costs] == [3, 3]
 
 
 # Scores on their way to the host ----------------------------------------------------------------------------------
@@ -290,7 +287,7 @@ def test_launching_fetches_nothing_from_the_device(lm, monkeypatch) -> None:
         monkeypatch.setattr(torch.Tensor, name, lambda self, *a, _f=plain, _n=name: fetched.append(_n) or _f(self, *a))
     # transformers looks at positions itself, before a padded pass
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda positions: None)
-    pending = lm.launch(call)
+    pending = lm.launch(*call)
     assert fetched == []
     assert pending.done() and bits(pending.result()) == expected
     assert set(fetched) == {"numpy"}

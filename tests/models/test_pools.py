@@ -306,7 +306,7 @@ class CrampedLM(StandInLM):
     """Halves a pass in each call, and says so."""
 
     def score(self, prefixes: Sequence[str], continuations: Sequence[str], **options: Any) -> list[ContinuationScore]:
-        self.counts.halved += 1
+        self.counts["halved"] += 1
         logging.getLogger("replug.models.cramped").warning(f"out of memory at {len(prefixes)} rows")
         return super().score(prefixes, continuations, **options)
 

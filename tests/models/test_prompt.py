@@ -67,20 +67,12 @@ def test_the_continuation_is_never_cut(tokenizer):
     assert template.prefix(words("d", 10), words("c", 5), " " + words("y", 4)) == " c4"
 
 
-def test_prefixes_of_a_batch_are_those_of_each_pair(tokenizer):
-    batch, alone = PromptTemplate("\n", tokenizer, 16), PromptTemplate("\n", tokenizer, 16)
-    documents = [None, "", *(words("d", count) for count in (1, 7, 8, 40, 4000))]
-    parts = [(document, words("c", 5), " " + words("y", 3)) for document in documents]
-    assert batch.prefixes(parts) == [alone.prefix(*part) for part in parts]
-    assert batch.num_truncated == alone.num_truncated == 2
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("is_chat", [False, True])
 def test_a_batch_in_a_long_window_is_cut_where_each_pair_is(tmp_path: Path, family: str, is_chat: bool):
     tokenizer = write_family(family, tmp_path)
     batch, alone = (PromptTemplate("\n", tokenizer, 300, is_chat=is_chat) for _ in range(2))
-    counts = [None, 0, *range(10, 60), 400]
+    counts = [None, 0, *range(10, 60), 400, 4000]
     parts = [(None if count is None else words("d", count), words("c", 20), " y") for count in counts]
     assert batch.prefixes(parts) == [alone.prefix(*part) for part in parts]
     assert 0 < batch.num_truncated == alone.num_truncated < len(parts)

@@ -18,21 +18,15 @@ from replug.models.ensemble import (
     Weighting,
     document_weights,
     mix,
-    mix_token_logprobs,
     prior_log_weights,
     token_weights,
 )
 from replug.models.generation import GenerationOptions, elected
-from replug.models.http.http_lm import HttpLM
-from replug.models.http.request_budget import RequestBudget
-from replug.models.lm_source import GivenSource
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.packaged import write_stand_in_encoder
 from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
-from replug.models.scorer_pool import ScorerPool
-from tests.support.fault_server import FaultServer, server_spec
 from tests.support.lm_answers import mixed, texts_of
 from tests.support.tiny_lms import load, naive_logprobs, reference, write_gpt2, write_llama
 
@@ -178,7 +172,7 @@ def test_the_log_probs_and_weights_of_an_answer_are_those_of_its_scores(weightin
     documents = [f"{text}\n" for text in TEXTS[:3]]
     given = [lm.score([document + context], [f" {answer.text}"])[0].token_logprobs for document in documents]
     prior = prior_log_weights(SIMILARITIES[:3])
-    expected = mix(np.array(given), prior, weighting.share, weighting.prune)
+    expected = mix(np.array(given), prior, weighting)
     np.testing.assert_allclose(answer.token_logprobs, expected, atol=1e-5)
     np.testing.assert_allclose(replug.score(context, f" {answer.text}").token_logprobs, expected, atol=1e-5)
     if not weighting.prune:
@@ -202,11 +196,10 @@ def test_the_last_words_of_the_context_move_the_weights_before_the_answer(weight
     ends = [lm.score([prefix], [tail])[0].token_logprobs for prefix in prefixes]
     given = [lm.score([prefix + tail], [text])[0].token_logprobs for prefix in prefixes]
     prior = prior_log_weights(SIMILARITIES[:3])
-    moves = weighting.share, weighting.prune, np.array(ends)
-    expected = mix(np.array(given), prior, *moves)
+    expected = mix(np.array(given), prior, weighting, np.array(ends))
     np.testing.assert_allclose(answer.token_logprobs, expected, atol=1e-5)
     np.testing.assert_allclose(replug.score(context, text).token_logprobs, expected, atol=1e-5)
-    assert abs(expected - mix(np.array(given), prior, *moves[:2])).max() > 1e-3
+    assert abs(expected - mix(np.array(given), prior, weighting)).max() > 1e-3
 
 
 def test_answers_of_documents_vote_and_votes_score_no_text() -> None:
@@ -238,13 +231,6 @@ def test_equal_queries_are_retrieved_once_and_sources_can_be_shown() -> None:
         replug.score(CONTEXTS, CONTINUATIONS, documents[:1])
 
 
-def test_a_similarity_that_is_not_finite_is_an_error_with_the_documents_id() -> None:
-    with pytest.raises(ValueError, match="document d7 has the similarity nan"):
-        Retrieved("text", math.nan, "d7")
-    with pytest.raises(ValueError, match="k is -1"):
-        ReplugLM(StandInLM(), Shelf([]), k=-1)
-
-
 def test_the_encoder_finds_the_most_similar_texts(encoder: Encoder) -> None:
     words = [word for word in encoder.tokenizer.get_vocab() if word.isalpha()][:30]
     texts = [" ".join(words[i : i + 5]) for i in range(0, 30, 2)]
@@ -264,53 +250,8 @@ def test_equal_texts_come_in_their_order_and_no_more_than_there_are(encoder: Enc
     assert retriever.retrieve([], 2) == []
 
 
-# Round a pool and a server ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("ray_session")
-def test_round_a_pool_it_gives_what_it_gives_round_the_lm_itself() -> None:
-    pool = ScorerPool(GivenSource(StandInLM()), num_replicas=1, threads=1)
-    pooled, local = ReplugLM(pool, Shelf(found())), ReplugLM(StandInLM(), Shelf(found()))
-    assert_same_scores(pooled.score(CONTEXTS, CONTINUATIONS), local.score(CONTEXTS, CONTINUATIONS), atol=0)
-    ours, theirs = pooled.generate(CONTEXTS, GREEDY), local.generate(CONTEXTS, GREEDY)
-    assert [answer.text for answer in ours] == [answer.text for answer in theirs]
-    assert texts_of(pooled, CONTEXTS, 3) == texts_of(local, CONTEXTS, 3)
-    pool.close()
-
-
-def test_round_a_server_scores_are_mixed_and_answers_are_weighed() -> None:
-    with FaultServer() as server:
-        lm = HttpLM(server_spec(server.url), RequestBudget(None))
-        replug = ReplugLM(lm, Shelf([Retrieved("boat boat", 0.0, "a"), *found(2)]), template=PromptTemplate(" "))
-        expected = ReplugLM(StandInLM(), replug._retriever, template=PromptTemplate(" "))
-        assert_same_scores(replug.score(CONTEXTS, CONTINUATIONS), expected.score(CONTEXTS, CONTINUATIONS), atol=0)
-        prompts = [f"{text} {CONTEXTS[0]}" for text in ("boat boat", *TEXTS[:2])]
-        weights = document_weights([0.0, *SIMILARITIES[:2]]).tolist()
-        assert texts_of(replug, CONTEXTS[:1], 3) == [mixed(lm, prompts, weights, GenerationOptions(3)).text]
-        lm.close()
-
-
-LOG_3 = math.log(3)
-
-
-def test_the_mixture_equals_the_one_computed_by_hand() -> None:
-    given = np.log([[0.5, 0.2], [0.1, 0.4]])  # two documents, two tokens
-    mixed = mix_token_logprobs(given, np.array([LOG_3, 0.0]), weights="similarity")  # weights 3/4 and 1/4
-    np.testing.assert_allclose(np.exp(mixed), [0.4, 0.25])
-
-
-def test_probabilities_are_mixed_and_not_logits() -> None:
-    # A word of logit log 99 against 0 has p = 0.99; of logit 0 against 0, p = 0.5. The mean of the logits
-    # gives sqrt(99) / (1 + sqrt(99)) = 0.909, and the mean of the log-probs sqrt(0.99 * 0.5) = 0.704.
-    mixed = mix_token_logprobs(np.log([[0.99], [0.5]]), np.zeros(2), weights="similarity")
-    assert math.exp(mixed[0]) == pytest.approx((0.99 + 0.5) / 2)
-
-
-# Weights, and answers of which nothing is seen but themselves -----------------------------------------------------
-
-
 def test_document_weights_are_the_softmax_of_the_similarities() -> None:
-    np.testing.assert_allclose(document_weights([LOG_3, 0.0]), [0.75, 0.25])
+    np.testing.assert_allclose(document_weights([math.log(3), 0.0]), [0.75, 0.25])
     weights = document_weights(np.array([900.0, -900.0, 899.0], dtype=np.float32))
     assert weights.sum() == 1
     assert document_weights([0.3]).tolist() == [1.0]

@@ -1,6 +1,5 @@
 """Answers drawn side by side: by their own draws, whatever else is in the call, by every backend."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -14,16 +13,15 @@ from replug.config.errors import UserError
 from replug.models.black_box_lm import Mixture
 from replug.models.ensemble import Retrieved, Weighting
 from replug.models.generation import Generated, GenerationOptions
-from replug.models.http.http_lm import HttpLM
-from replug.models.http.request_budget import RequestBudget
 from replug.models.lm_source import InProcessLM
-from replug.models.local.decoding import CacheUse
+from replug.models.local.decoding import ANEW, PACKED, PADDED
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.mixtures import TokenChooser
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.replug_lm import ReplugLM
 from replug.models.score_cache import CachingLM
-from tests.support.fault_server import FaultServer, server_spec
+from tests.models.conftest import Opened
+from tests.support.fault_server import FaultServer
 from tests.support.tiny_lms import DEMONSTRATIONS, load, num_tokens, write_gpt2, write_llama
 
 PROMPTS = [DEMONSTRATIONS + prompt for prompt in ("x\nthe", "a mat and a cat\nthe", "日本語\nthe")]
@@ -84,7 +82,7 @@ def test_a_draw_does_not_depend_on_what_is_asked_with_it(lm: HuggingFaceLM) -> N
 
 def test_every_way_through_a_model_draws_the_same(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = lm.sample(PROMPTS, OPTIONS)
-    for use in (CacheUse(True, True), CacheUse(True), CacheUse()):
+    for use in (PACKED, PADDED, ANEW):
         monkeypatch.setitem(lm.__dict__, "_cache_use", use)
         assert_same(lm.sample(PROMPTS, OPTIONS), whole)
     monkeypatch.undo()
@@ -94,10 +92,10 @@ def test_every_way_through_a_model_draws_the_same(lm: HuggingFaceLM, monkeypatch
 
 def test_an_opening_is_read_once_and_each_prompt_once_for_all_its_samples(lm: HuggingFaceLM) -> None:
     lm.sample(PROMPTS[:1], OPTIONS)
-    before, samples = lm.counts.tokens, lm.sample(PROMPTS, OPTIONS)
+    before, samples = lm.counts["tokens"], lm.sample(PROMPTS, OPTIONS)
     new = sum(len(sample.token_logprobs) - 1 for some in samples for sample in some)
     own = sum(num_tokens(lm, prompt) - num_tokens(lm, DEMONSTRATIONS) for prompt in PROMPTS)
-    assert new + own <= lm.counts.tokens - before <= new + own + 3 * 33  # a prefix ends at a multiple of 32
+    assert new + own <= lm.counts["tokens"] - before <= new + own + 3 * 33  # a prefix ends at a multiple of 32
 
 
 # Other backends ---------------------------------------------------------------------------------------------------
@@ -115,12 +113,7 @@ def test_a_mixture_is_drawn_from_token_by_token() -> None:
     np.testing.assert_array_equal(drawn[1][3].token_logprobs, expected.token_logprobs)
 
 
-@pytest.fixture
-def opened() -> Callable[..., HttpLM]:
-    return lambda server, **changes: HttpLM(server_spec(server.url, **changes), RequestBudget(None))
-
-
-def test_a_server_draws_n_answers_by_one_request(opened: Callable[..., HttpLM]) -> None:
+def test_a_server_draws_n_answers_by_one_request_or_is_refused(opened: Opened) -> None:
     options = GenerationOptions(2, "\n", num_samples=3, temperature=0.9, top_p=0.8, seed=7)
     with FaultServer(first_faults=1, kinds=["throttled"]) as server:
         lm = opened(server)
@@ -137,16 +130,9 @@ def test_a_server_draws_n_answers_by_one_request(opened: Callable[..., HttpLM]) 
         assert lm.metrics()["tokens_sent"] == server.tokens
         assert texts(lm.sample(["red"], replace(options, temperature=0.0))) == [[" red fin"] * 3]
         assert "n" not in server.payloads[-1]
-        lm.close()
-
-
-def test_a_server_that_ignores_n_is_refused(opened: Callable[..., HttpLM]) -> None:
-    with FaultServer(mode="ignores_n") as server:
-        lm = opened(server)
-        with pytest.raises(UserError, match="one answer after a prompt where n=4 were asked for"):
-            lm.sample(["red", "blue"], OPTIONS)
-        assert server.requests <= 2  # one for each prompt: it would come again
-        lm.close()
+    with FaultServer(mode="ignores_n") as server, pytest.raises(UserError, match="one answer after a prompt where n=3"):
+        opened(server).sample(["red", "blue"], options)
+    assert server.requests <= 2  # one for each prompt: it would come again
 
 
 # Asked once -------------------------------------------------------------------------------------------------------

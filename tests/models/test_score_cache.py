@@ -98,7 +98,11 @@ def test_tokens_join_a_sum_and_nothing_else_replaces_a_row(cache: ScoreCache) ->
 
 @pytest.mark.parametrize("logprobs", [[], [-1.0, np.nan], [-np.inf, -1.0]], ids=str)
 def test_a_score_without_tokens_or_not_finite_is_not_stored(cache: ScoreCache, logprobs: list[float]) -> None:
-    cache.store("lm", {b"key": ContinuationScore(np.array(logprobs, dtype=np.float32))})
+    wrong = np.array(logprobs, dtype=np.float32)
+    cache.store("lm", {b"key": ContinuationScore(wrong)})
+    for field in ("token_logprobs", "token_entropies") if logprobs else ():
+        answer = replace(ANSWER, **{field: wrong})
+        cache.store("lm", {b"answer": answer, b"samples": [ANSWER, answer]})
     assert cache.num_rows() == 0
 
 
@@ -131,13 +135,6 @@ def test_answers_and_samples_come_back_bit_for_bit_and_are_never_replaced(cache:
     assert num_cached(cache.path) == {"answers": 5, "samples": 1}
 
 
-def test_an_answer_with_numbers_that_are_not_finite_is_not_stored(cache: ScoreCache) -> None:
-    for field, wrong in (("token_logprobs", np.nan), ("token_entropies", -np.inf)):
-        answer = replace(ANSWER, **{field: np.array([-1.0, wrong], np.float32)})
-        cache.store("lm", {b"answer": answer, b"samples": [ANSWER, answer]})
-    assert cache.num_rows() == 0
-
-
 def test_all_that_an_answer_follows_from_is_in_its_key_and_an_opening_is_not() -> None:
     def key(identity="lm", prompts=("one", "two"), weights=(0.25, 0.75), **options) -> bytes:
         [found] = call_keys(identity, GenerateCall([Mixture(prompts, weights)], replace(OPTIONS, **options)))
@@ -165,20 +162,17 @@ def refused(path: Path, *says: str) -> None:
     assert [part for part in (str(path), *says) if part not in message] == [], message
 
 
-def test_an_old_cache_is_refused_and_left_as_it_is(path: Path) -> None:
+def test_a_file_that_is_something_else_is_refused_and_left_as_it_is(path: Path) -> None:
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE scores (key BLOB PRIMARY KEY, logprobs BLOB NOT NULL) WITHOUT ROWID")
     database.close()
-    before = path.read_bytes()
-    refused(path, "another program's database", "give another file")
-    assert path.read_bytes() == before
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
-def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(path: Path) -> None:
-    path.write_text("years of work" * 100)
-    refused(path, "damaged, or not a cache of scores: file is not a database")
-    assert path.read_text() == "years of work" * 100
+    other = path.read_bytes(), ("another program's database", "give another file")
+    text = b"years of work" * 100, ("damaged, or not a cache of scores: file is not a database",)
+    for content, says in (other, text):
+        path.write_bytes(content)
+        refused(path, *says)
+        assert path.read_bytes() == content
+        assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 # Network file systems -----------------------------------------------------------------------------------
@@ -235,9 +229,6 @@ def test_kill_9_on_a_network_file_system_leaves_whole_units_and_the_file_free(pa
     cache.close()
 
 
-# What a step writes -------------------------------------------------------------------------------------
-
-
 # Damage -------------------------------------------------------------------------------------------------
 
 
@@ -259,9 +250,6 @@ def test_damage_found_when_reading_names_the_file_and_the_command(path: Path) ->
     assert f"{path} is damaged" in str(caught.value)
     assert f"`replug doctor {path}`" in str(caught.value)
     assert cache.damage() is not None
-
-
-# What the file holds, and less of it --------------------------------------------------------------------
 
 
 # Served models ------------------------------------------------------------------------------------------

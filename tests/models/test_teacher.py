@@ -66,23 +66,15 @@ def test_an_lm_without_likely_tokens_is_an_error_and_not_a_hang() -> None:
         TeacherLM(SayingLM([saying("Yes")]), "teacher", Teacher.yes).submit(["a"], [" b"]).result(10)
 
 
-def test_an_answer_is_compared_with_the_continuation() -> None:
+def test_answers_are_compared_with_the_continuation_and_z_is_their_mean() -> None:
     lm = SayingLM([saying("The Rhine."), saying("on Rhine"), saying("")])
     scores = TeacherLM(lm, "teacher", Teacher.answer).score(["a", "b", "c"], [" Rhine"] * 3)
     assert [one.sum_logprob for one in scores] == pytest.approx([1, 2 / 3, 0])
     assert [one.num_tokens for one in scores] == [1, 1, 1]
-    [call] = lm.calls
-    assert not call.draws
-    assert call.options.temperature == 0
-
-
-def test_z_is_the_mean_of_the_samples() -> None:
-    lm = SayingLM([[saying("Rhine"), saying("Loire"), saying("Rhine"), saying("a Rhine")]])
-    [score] = TeacherLM(lm, "teacher", Teacher.answer, 4).score(["a"], [" Rhine"])
-    assert score.sum_logprob == 0.75
-    [call] = lm.calls
-    assert call.draws
-    assert (call.options.num_samples, call.options.temperature) == (4, 1.0)
+    drawing = SayingLM([[saying("Rhine"), saying("Loire"), saying("Rhine"), saying("a Rhine")]])
+    assert TeacherLM(drawing, "teacher", Teacher.answer, 4).score(["a"], [" Rhine"])[0].sum_logprob == 0.75
+    asked = [(call.draws, call.options.num_samples, call.options.temperature) for call in (*lm.calls, *drawing.calls)]
+    assert asked == [(False, 1, 0), (True, 4, 1)]
 
 
 def test_local_tops_are_the_likeliest_of_a_naive_softmax(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def mixed_answer(prompts: list[str], weights: list[float]) -> str:
     masses = []
     for answer in answers:
         logprobs = np.array([word_logprobs([*words, *answer])[-len(answer) :] for words in before])  # [K, T]
-        masses.append(float(mix(logprobs, np.log(weights), SHARE).sum()))
+        masses.append(float(mix(logprobs, np.log(weights), Weighting(SHARE)).sum()))
     return "".join(answers[int(np.argmax(masses))])
 
 

@@ -2,13 +2,18 @@
 
 from collections.abc import Sequence
 
-from replug.models.black_box_lm import BlackBoxLM, Mixture
+from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, Mixture
 from replug.models.generation import Generated, GenerationOptions, Stop
 
 
 def mixed(lm: BlackBoxLM, prompts: Sequence[str], weights: Sequence[float], options: GenerationOptions) -> Generated:
     """Return the answer to one mixture."""
     return lm.generate([Mixture(prompts, weights)], options)[0]
+
+
+def bits(scores: Sequence[ContinuationScore]) -> list[bytes]:
+    """Return log-probs to be compared bit by bit."""
+    return [score.token_logprobs.tobytes() for score in scores]
 
 
 def texts_of(lm: BlackBoxLM, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:

@@ -17,7 +17,7 @@ from replug.models.black_box_lm import sums_of
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.local.stand_in_lm import StandInLM
-from replug.models.prompt import PromptTemplate, prompts_of
+from replug.models.prompt import PromptTemplate
 from replug.train.fitting import lsr_module
 from replug.train.module import Batches, LSRModule
 from replug.train.pipeline import BatchPipeline
@@ -74,7 +74,7 @@ def pipeline_for(
         search=search or exact_search(module, data),
         executor=executor or InlineExecutor(),
         k=5,
-        score=lambda examples, texts: lm.submit_sums(*prompts_of(PromptTemplate("\n"), examples, texts)),
+        score=lambda examples, texts: lm.submit_sums(*PromptTemplate("\n").prompts(examples, texts)),
         depth=depth,
         max_steps=steps,
         clock=StepClock(),

@@ -9,10 +9,9 @@ What is written and read here is the form of OpenAI's and vLLM's completions. `r
 the choices, and in a chat a prompt is the user's message, and no continuation is scored.
 """
 
-import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -21,11 +20,9 @@ import numpy as np
 
 from replug.config.errors import UserError
 from replug.models.black_box_lm import UnscorableText
-from replug.models.generation import GenerationOptions, Stop, by_text, stop_texts
+from replug.models.generation import Generated, GenerationOptions, Stop, by_text, stop_texts
 from replug.models.http.connection import FILTERED, IllFormed
 from replug.models.pair_tokens import PairIds
-
-log = logging.getLogger(__name__)
 
 BROKEN = "\ufffd"  # how vLLM shows a part of a character
 USE_IDS = "set lm.tokenizer=DIR, the folder of the server's tokenizer, and token ids are sent instead of text"
@@ -46,7 +43,8 @@ REASONING = (
 )
 THOUGHT_END = "</think>"  # where the chat template had begun the thought
 # Fields that a server may refuse: replug cuts at the stop itself, and max_tokens has another name.
-OPTIONAL = ("temperature", "top_p", "seed", "stop", "max_tokens")
+DRAWING = ("temperature", "top_p", "seed")
+OPTIONAL = (*DRAWING, "stop", "max_tokens")
 NUMBER_OF_TOKENS = {"max_tokens", "max_completion_tokens"}
 
 
@@ -76,19 +74,8 @@ class Pair:
         return self.prefix + self.continuation if self.ids is None else [*self.ids[0], *self.ids[1]]
 
 
-@dataclass(frozen=True, slots=True)
-class ServerText:
-    """A continuation that the server scored, or an answer that it generated, and its log-probs (nats), float32 [T].
-
-    `tokens` are shown where the server cut the text. `tops` holds the log-probs of the likeliest first tokens of an
-    answer, if the server shows them. `is_ended`: the server ended the answer, not its length.
-    """
-
-    text: str
-    logprobs: np.ndarray
-    tokens: tuple[str, ...] = ()
-    tops: Mapping[str, float] = field(default_factory=dict)
-    is_ended: bool = False
+# Log-probs (nats) of a continuation that the server scored, float32 [T], and its tokens where the server cut the text.
+Scored = tuple[np.ndarray, tuple[str, ...]]
 
 
 def context_lengths(models: Any) -> dict[str, int | None]:
@@ -156,15 +143,16 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def read_scores(api: str, pairs: Sequence[Pair], body: Any) -> list[ServerText]:
+def read_scores(api: str, pairs: Sequence[Pair], body: Any) -> list[Scored]:
     """Return the continuations' scores in the order of `pairs`. Raises IllFormed and UnscorableText."""
     return [_read_pair(api, *row) for row in zip(pairs, _choices(body, len(pairs)), strict=True)]
 
 
-def read_generated(body: Any, num_samples: int = 1) -> tuple[list[ServerText], int | None]:
-    """Return the answers to a prompt and its number of tokens.
+def read_generated(body: Any, num_samples: int = 1) -> list[tuple[Generated, bool]]:
+    """Return the answers to a prompt, and whether the server ended each itself, before its longest.
 
-    The latter is None where the server does not count them. Raises IllFormed, and UserError for a server without `n`.
+    Answers have the tokens of the prompt, None where the server does not count them, and the likeliest first tokens if
+    they are shown. Raises IllFormed, and UserError for a server without `n`.
     """
     choices = body.get("choices") if isinstance(body, dict) else None
     if num_samples > 1 and isinstance(choices, list) and len(choices) == 1:
@@ -172,8 +160,8 @@ def read_generated(body: Any, num_samples: int = 1) -> tuple[list[ServerText], i
             f"the server draws one answer after a prompt where n={num_samples} were asked for; expected a server whose "
             "/v1/completions knows n, such as vLLM, or local weights"
         )
-    read = [well_formed(partial(_generated, one)) for one in _choices(body, num_samples)]
-    return read, _usage(body, "prompt_tokens") or None  # a server that says 0 does not count
+    prompt_tokens = _usage(body, "prompt_tokens") or None  # a server that says 0 does not count
+    return [well_formed(partial(_generated, one, prompt_tokens)) for one in _choices(body, num_samples)]
 
 
 def _choices(body: Any, count: int) -> list[dict]:
@@ -188,7 +176,7 @@ def _choices(body: Any, count: int) -> list[dict]:
     return [by_index[index] for index in range(count)]
 
 
-def _read_pair(api: str, pair: Pair, choice: dict) -> ServerText:
+def _read_pair(api: str, pair: Pair, choice: dict) -> Scored:
     if pair.ids is None:
         return well_formed(lambda: _by_text(pair, *_echoed(choice)))
     before, after = pair.ids
@@ -197,7 +185,7 @@ def _read_pair(api: str, pair: Pair, choice: dict) -> ServerText:
     if len(values) not in (len(ids), len(ids) + 1):  # with or without that of the generated token
         kind = NoPromptLogprobs if len(values) == 1 else IllFormed
         raise kind(f"input {pair.row} has {len(ids)} tokens, but the answer has {len(values)} log-probs")
-    return ServerText(pair.continuation, _checked(values[len(before) : len(ids)], pair.name))
+    return _checked(values[len(before) : len(ids)], pair.name), ()
 
 
 def well_formed(read: Callable[[], Any]) -> Any:
@@ -218,7 +206,7 @@ def _echoed(choice: dict) -> tuple[list[str], list[float | None]]:
     return tokens, values
 
 
-def _generated(choice: dict) -> ServerText:
+def _generated(choice: dict, prompt_tokens: int | None) -> tuple[Generated, bool]:
     text = choice["text"]
     # JSON's escapes can hold half a surrogate pair, which no file takes.
     if not isinstance(text, str) or any("\ud800" <= char <= "\udfff" for char in text):
@@ -227,7 +215,8 @@ def _generated(choice: dict) -> ServerText:
     logprobs = _checked(shown.get("token_logprobs") or [], "an answer")
     tops = (shown.get("top_logprobs") or [{}])[0] or {}
     _checked(list(tops.values()), "the likeliest of an answer")
-    return ServerText(text, logprobs, tops=tops, is_ended=choice.get("finish_reason") == "stop")
+    is_ended = choice.get("finish_reason") == "stop"
+    return Generated(text, logprobs, prompt_tokens=prompt_tokens, tops=tops), is_ended
 
 
 def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:
@@ -262,7 +251,7 @@ def _checked(values: Sequence[float | None], owner: str) -> np.ndarray:
     return logprobs.astype(np.float32)
 
 
-def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> ServerText:
+def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> Scored:
     """Return the continuation's part, found by the tokens' texts; servers count `text_offset` in different units."""
     text = pair.prefix + pair.continuation
     opening = 0 if tokens[0] == BROKEN or text.startswith(tokens[0]) else 1  # a start token of the server's own
@@ -283,33 +272,15 @@ def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> Serve
     part = slice(opening + starts.index(len(pair.prefix)), opening + starts.index(len(text)))
     if part.start == 0 and values[0] is None:
         raise UnscorableText(f"input {pair.row} has an empty prefix, and the first token has no log-prob; {USE_IDS}")
-    return ServerText(pair.continuation, _checked(values[part], pair.name), tuple(tokens[part]))
+    return _checked(values[part], pair.name), tuple(tokens[part])
 
 
-class Accepted:
-    """The fields a server accepts, learnt from its refusals: newer models of OpenAI's have other fields."""
-
-    def __init__(self, url: str) -> None:
-        self._url, self._refused = url, set[str]()
-
-    def fit(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the request as the server takes it."""
-        fitted = {name: value for name, value in request.items() if name not in self._refused}
-        if "max_tokens" in self._refused & request.keys():
-            fitted.setdefault("max_completion_tokens", request["max_tokens"])
-        return fitted
-
-    def learn(self, field: str, sent: dict[str, Any]) -> bool:
-        """Return whether a request that was refused for a field can be sent again without it."""
-        if field not in sent or field not in OPTIONAL:
-            return False
-        if field in ("temperature", "top_p", "seed"):
-            log.warning(
-                f"{self._url}: the server does not take {field}={sent[field]}, so its answers are drawn as it likes: "
-                "they, and scores made of them, differ when they are asked for again"
-            )
-        self._refused.add(field)
-        return True
+def accepted_fields(request: dict[str, Any], refused: Collection[str]) -> dict[str, Any]:
+    """Return the request without the fields that the server refused: newer models of OpenAI's have others."""
+    fitted = {name: value for name, value in request.items() if name not in refused}
+    if "max_tokens" in request and "max_tokens" in refused:
+        fitted.setdefault("max_completion_tokens", request["max_tokens"])
+    return fitted
 
 
 def refused_by_filter(payload: dict[str, Any]) -> dict[str, Any]:

@@ -70,16 +70,14 @@ class IllFormed(ServerFault):
 
 
 class ServerError(RunError):
-    """The server refused a request with a `status`, or did not answer it well in time: its cause is the last fault.
+    """The server refused a request, or did not answer it well in time: its cause is the last fault.
 
     `unsupported` is the field of the request that it does not know; `is_filtered`: a filter refused the text.
     """
 
-    def __init__(
-        self, message: str, status: int | None = None, unsupported: str = "", is_filtered: bool = False
-    ) -> None:
+    def __init__(self, message: str, unsupported: str = "", is_filtered: bool = False) -> None:
         super().__init__(message)
-        self.status, self.unsupported, self.is_filtered = status, unsupported, is_filtered
+        self.unsupported, self.is_filtered = unsupported, is_filtered
 
 
 class ServerConnection:
@@ -199,7 +197,7 @@ class ServerConnection:
             return ServerFault(reply)
         message = f"{self.url} refuses the request: {reply}{self._hint(response, payload)}"
         unsupported = str(error.get("param") or "") if code.startswith(UNSUPPORTED) else ""
-        return ServerError(message, status, unsupported, is_filtered=any(FILTERED in name for name in names))
+        return ServerError(message, unsupported, is_filtered=any(FILTERED in name for name in names))
 
     def _no_error(self, body: Any) -> Any:
         """Return an answer. Raises ServerFault for an error that came as one, as some gateways send it."""

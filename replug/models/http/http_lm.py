@@ -36,9 +36,9 @@ from replug.models.black_box_lm import (
     check_pairs,
 )
 from replug.models.ensemble import mix_and_weigh
-from replug.models.generation import Generated, GenerationOptions, Stop, before_stop, stop_texts
+from replug.models.generation import Generated, GenerationOptions, Stop, all_prompt_tokens, before_stop, stop_texts
 from replug.models.http import completions_api as api
-from replug.models.http.completions_api import Pair, ServerText
+from replug.models.http.completions_api import Pair, Scored
 from replug.models.http.connection import FILTERED, IllFormed, ServerConnection, ServerError, ServerFault
 from replug.models.http.request_budget import RequestBudget
 from replug.models.packaged import resolve_lm_path
@@ -81,7 +81,7 @@ class HttpLM(AsyncLM):
         self._budget, self._settled = budget, asyncio.Event()
         self._slots = asyncio.Semaphore(lm.max_concurrency)
         self._meter, self._max_concurrency, self._num_filtered = Meter(), lm.max_concurrency, 0
-        self._extra_body, self._accepted = dict(lm.extra_body), api.Accepted(lm.url or "")
+        self._extra_body, self._refused = dict(lm.extra_body), set[str]()  # fields that the server does not know
         self._connection = ServerConnection(lm)
         self.url = self._connection.url
         self._lock, self._closed = threading.Lock(), False
@@ -195,7 +195,7 @@ class HttpLM(AsyncLM):
         scores = await _all(self._score_request(chunk) for chunk in self._chunks(pairs))
         _check_same_tokens(pairs, scores)
         await self._check_unchanged()
-        return [ContinuationScore(score.logprobs) for score in scores]
+        return [ContinuationScore(logprobs) for logprobs, _ in scores]
 
     async def _score_and_read(self, pairs: list[Pair], read: int) -> list[ContinuationScore]:
         if self._tokenizer is None:
@@ -207,50 +207,50 @@ class HttpLM(AsyncLM):
             for score, (_, ids, num_read) in zip(scores, cut, strict=True)
         ]
 
-    async def _score_request(self, pairs: list[Pair]) -> list[ServerText]:
+    async def _score_request(self, pairs: list[Pair]) -> list[Scored]:
         return await self._ask(pairs, api.score_payload(self.api, pairs), partial(api.read_scores, self.api, pairs))
 
     async def _sample(self, pairs: list[Pair], options: GenerationOptions) -> list[list[Generated]]:
         async def ask(pair: Pair) -> list[list[Generated]]:
             payload = api.sample_payload(self.api, pair, options)
             num_drawn = payload.get("n", 1)
-            texts, _ = await self._ask([pair], payload, partial(api.read_generated, num_samples=num_drawn))
-            drawn = [Generated(before_stop(text.text, options.stop), text.logprobs) for text in texts]
+            answers = await self._ask([pair], payload, partial(api.read_generated, num_samples=num_drawn))
+            drawn = [Generated(before_stop(one.text, options.stop), one.token_logprobs) for one, _ in answers]
             return [drawn * (options.num_samples // num_drawn)]
 
         samples = await _all(map(ask, pairs))
         await self._check_unchanged()
-        self._require_logprobs((answer.text, len(answer.token_logprobs)) for drawn in samples for answer in drawn)
+        self._require_logprobs(answer for drawn in samples for answer in drawn)
         return samples
 
     async def _answer(self, pairs: list[Pair], mixture: Mixture, options: GenerationOptions) -> list[Generated]:
         if len(pairs) > 1:
             return [await likeliest_answer(self, pairs, mixture, options)]
-        [text], prompt_tokens = await self.answers(pairs, options.max_new_tokens, options.stop, options.num_tops)
-        tops = text.tops if options.num_tops else {}
-        return [Generated(before_stop(text.text, options.stop), text.logprobs, prompt_tokens=prompt_tokens, tops=tops)]
+        answers = await self.answers(pairs, options.max_new_tokens, options.stop, options.num_tops)
+        return answers if options.num_tops else [replace(answer, tops={}) for answer in answers]
 
     async def answers(
-        self, pairs: list[Pair], max_new_tokens: int, stop: Stop, num_tops: int = 1
-    ) -> tuple[list[ServerText], int | None]:
-        """Return greedy answers, and the tokens of all prompts as the server counted them, else by its tokenizer."""
+        self, pairs: list[Pair], max_new_tokens: int, stop: Stop, num_tops: int = 1, ending: str = ""
+    ) -> list[Generated]:
+        """Return greedy answers, with `ending` behind those that the server ended itself.
 
-        async def ask(pair: Pair) -> list[tuple[list[ServerText], int | None]]:
+        They have the tokens of each prompt as the server counted them, else by its tokenizer.
+        """
+
+        async def ask(pair: Pair) -> list[tuple[Generated, bool]]:
             payload = api.generate_payload(self.api, pair, max_new_tokens, stop, num_tops)
-            return [await self._ask([pair], payload, api.read_generated)]
+            [(answer, is_ended)] = await self._ask([pair], payload, api.read_generated)
+            count = len(pair.ids[0]) if answer.prompt_tokens is None and pair.ids else answer.prompt_tokens
+            return [(replace(answer, text=before_stop(answer.text, stop), prompt_tokens=count), is_ended)]
 
-        parts = await _all(map(ask, pairs))
+        answers = await _all(map(ask, pairs))
         await self._check_unchanged()
-        counted = [count for _, count in parts if count is not None]
-        sent = [len(pair.ids[0]) for pair in pairs if pair.ids is not None]
-        prompt_tokens = sum(counted) if len(counted) == len(parts) else sum(sent) if len(sent) == len(pairs) else None
-        texts = [text for answers, _ in parts for text in answers]
-        self._require_logprobs((before_stop(text.text, stop), len(text.logprobs)) for text in texts)
-        return texts, prompt_tokens
+        self._require_logprobs(answer for answer, _ in answers)
+        return [replace(answer, text=answer.text + ending) if is_ended else answer for answer, is_ended in answers]
 
-    def _require_logprobs(self, answers: Iterable[tuple[str, int]]) -> None:
+    def _require_logprobs(self, answers: Iterable[Generated]) -> None:
         """Raise RunError for a text without as much as one log-prob."""
-        if self._wants_logprobs and any(answer and not num_logprobs for answer, num_logprobs in answers):
+        if self._wants_logprobs and any(answer.text and not len(answer.token_logprobs) for answer in answers):
             raise RunError(
                 f"{self.url} gives no log-probs of what it generates, so its answers cannot be weighed; expected "
                 "completions with logprobs"
@@ -261,8 +261,8 @@ class HttpLM(AsyncLM):
         if self._look_at is None or not (self._is_doubtful or self._requests_since_look >= REQUESTS_BETWEEN_LOOKS):
             return
         since, self._requests_since_look, self._is_doubtful = self._requests_since_look, 0, False
-        [again] = await self._score_request([self._look_at])
-        if not len(again.logprobs) or not agree(self.fingerprint[: len(again.logprobs)], again.logprobs):
+        [(again, _)] = await self._score_request([self._look_at])
+        if not len(again) or not agree(self.fingerprint[: len(again)], again):
             self._is_doubtful = True  # for the calls that are under way
             raise ServerError(
                 f"{self.url} is not the model that was probed at the start: it gives a text other log-probs; what its "
@@ -319,14 +319,21 @@ class HttpLM(AsyncLM):
         path, whole = api.request(self.api, payload)
         whole |= self._extra_body
         while True:
-            sent = self._accepted.fit(whole)
+            sent = api.accepted_fields(whole, self._refused)
             try:
                 return await self._connection.exchange("POST", path, sent, most_bytes)
             except ServerError as error:
                 if error.is_filtered and self._is_chat:
                     return api.refused_by_filter(payload)
-                if not self._accepted.learn(error.unsupported, sent):
+                name = error.unsupported
+                if name not in sent or name not in api.OPTIONAL:
                     raise
+                if name in api.DRAWING:
+                    log.warning(
+                        f"{self.url}: the server does not take {name}={sent[name]}, so its answers are drawn as it "
+                        "likes: they, and scores made of them, differ when they are asked for again"
+                    )
+                self._refused.add(name)
 
 
 def agree(one: np.ndarray, other: np.ndarray) -> bool:
@@ -367,12 +374,12 @@ def require_greedy(options: GenerationOptions) -> None:
         )
 
 
-def _check_same_tokens(pairs: list[Pair], scores: list[ServerText]) -> None:
+def _check_same_tokens(pairs: list[Pair], scores: list[Scored]) -> None:
     """Raise UnscorableText unless a continuation has the same tokens after all prefixes: scores are compared."""
     first: dict[str, int] = {}
-    for pair, score in zip(pairs, scores, strict=True):
+    for pair, (_, tokens) in zip(pairs, scores, strict=True):
         row = first.setdefault(pair.continuation, pair.row)
-        if scores[row].tokens != score.tokens:
+        if scores[row][1] != tokens:
             raise UnscorableText(
                 f"inputs {row} and {pair.row} have the same continuation, but the server cuts it into other tokens "
                 f"after another prefix; {api.USE_IDS}"
@@ -390,7 +397,9 @@ async def likeliest_answer(lm: HttpLM, prompts: list[Pair], mixture: Mixture, op
     if mixture.weighting.read and (num_read := mixture.num_read(ids)):  # the prompts' last tokens move the weights
         pairs = [Pair(number, "", "", (row[:-num_read], row[-num_read:])) for number, row in enumerate(ids)]
         read = np.stack([score.token_logprobs for score in await lm.score_pairs(pairs)])
-    shown, prompt_tokens = await lm.answers(prompts, options.max_new_tokens, None)
+    ending = (stop_texts(options.stop) or [""])[0]
+    shown = await lm.answers(prompts, options.max_new_tokens, None, ending=ending)
+    prompt_tokens = all_prompt_tokens(shown)
     candidates, count = _candidates(shown, options), len(prompts)
     if not candidates:  # nothing was generated after any prompt
         return Generated("", np.empty(0, dtype=np.float32), None, mixture.moving(read).weights, prompt_tokens)
@@ -400,9 +409,7 @@ async def likeliest_answer(lm: HttpLM, prompts: list[Pair], mixture: Mixture, op
         np.stack([score.token_logprobs for score in scores[start : start + count]])
         for start in range(0, len(scores), count)
     ]
-    mixed = [
-        mix_and_weigh(one, mixture.log_prior, mixture.weighting.share, mixture.weighting.prune, read) for one in given
-    ]
+    mixed = [mix_and_weigh(one, mixture.log_prior, mixture.weighting, read) for one in given]
     sums = [logprobs.sum() for logprobs, _ in mixed]
     best = int(np.argmax(sums))
     whole, weights = np.array([sums[best]], dtype=np.float32), mixed[best][1]
@@ -410,19 +417,17 @@ async def likeliest_answer(lm: HttpLM, prompts: list[Pair], mixture: Mixture, op
     return Generated(candidates[best][0], whole, None, weights[:, -1], prompt_tokens, answer_tokens=num_tokens)
 
 
-def _candidates(shown: Sequence[ServerText], options: GenerationOptions) -> list[tuple[str, str]]:
+def _candidates(shown: Sequence[Generated], options: GenerationOptions) -> list[tuple[str, str]]:
     """Return each different answer (white space round it aside) in the first prompt's form, and the text to score.
 
-    An answer is scored with the stop that ended it, or with one if the server itself ended it: without the stop a
-    short answer would always be likelier.
+    An answer is scored with the stop that ended it: without the stop a short answer would always be likelier.
     """
     by_text: dict[str, tuple[str, str]] = {}
     stops = stop_texts(options.stop)
     for answer in shown:
         text = before_stop(answer.text, options.stop)
-        rest, ending = answer.text[len(text) :], stops[0] if stops and answer.is_ended else ""
-        if rest:
-            ending = min((one for one in stops if rest.startswith(one)), key=len)  # the one that was complete first
+        rest = answer.text[len(text) :]
+        ending = min((one for one in stops if rest.startswith(one)), key=len, default="")  # complete first
         if scored := text + ending:
             by_text.setdefault(text.strip(), (text, scored))
     return list(by_text.values())

@@ -26,6 +26,7 @@ from replug.models.http.completions_api import NoPromptLogprobs
 from replug.models.http.connection import ServerError
 from replug.models.http.http_lm import HttpLM, agree, server_tokenizer
 from replug.models.http.request_budget import RequestBudget
+from replug.models.lm_source import LMSource
 from replug.models.score_cache import ScoreCache
 from replug.models.teacher import says_yes
 
@@ -195,26 +196,24 @@ def _alone(lm: HttpLM, prefixes: Sequence[str], continuations: Sequence[str]) ->
     return [lm.score([p], [c])[0].token_logprobs for p, c in zip(prefixes, continuations, strict=True)]
 
 
-class ServerSource:
+class ServerSource(LMSource):
     """An `LMSource`, whose tokenizer alone is enough to prepare texts by.
 
-    The server is asked and probed once, by `connect` or when its identity is first wanted.
+    The server is asked and probed once, by `connect` or when its identity is first wanted. It has one connection: a
+    budget file belongs to one process and one LM.
     """
-
-    roles = ()
 
     def __init__(self, lm: LMConfig) -> None:
         self._config = lm
         self._server: HttpLM | None = None
-        self.mark = ""
 
     @property
     def identity(self) -> str:
-        return self._connected().identity
+        return self.open_here().identity
 
     @property
     def max_tokens(self) -> int | None:
-        return self._connected().max_tokens
+        return self.open_here().max_tokens
 
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
         return server_tokenizer(self._config)
@@ -229,14 +228,7 @@ class ServerSource:
         server.identity += self.mark
         self._server = server
 
-    def open(self, lm: LMConfig) -> HttpLM:
-        """Return the one connection: a budget file belongs to one process and one LM."""
-        return self._connected()
-
     def open_here(self) -> HttpLM:
-        return self._connected()
-
-    def _connected(self) -> HttpLM:
         self.connect()
         assert self._server is not None
         return self._server

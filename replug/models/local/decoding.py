@@ -12,8 +12,8 @@ shows each its own. Their shared tokens are then kept once, and read once for a 
 
 import copy
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from replug.models.architecture import CACHE, probe_ids, same_direction, tried
-from replug.models.black_box_lm import PassCounts
 from replug.models.local.output_layer import target_logprobs
 
 # Nats by which log-probs may differ with and without padding, on average by the tokens' probabilities.
@@ -139,7 +138,7 @@ class CachedPrompts:
         model: PreTrainedModel,
         rows: list[list[int]],
         tokens_per_pass: int,
-        counts: PassCounts,
+        counts: Counter[str],
         num_ends: Sequence[int] = (),
         require_wanted: Callable[[], object] = list,
     ) -> None:
@@ -165,7 +164,7 @@ class CachedPrompts:
                 logprobs = target_logprobs(logits[:, : targets.shape[1]].flatten(0, 1), targets.flatten(), None)
                 parts.append(logprobs.view(targets.shape))
             self.logits = logits[:, -1]
-        counts.add(sum(map(len, once)), ids.numel())
+        counts.update(tokens=sum(map(len, once)), padded_tokens=ids.numel())
         if len(once) < len(rows):
             owner = [once[tuple(row)] for row in rows]
             self._select(owner)
@@ -179,7 +178,7 @@ class CachedPrompts:
             self._select(kept)
         column = torch.tensor(tokens, device=self._model.device)[:, None]
         self.logits = self._pass(column, torch.ones_like(column), 1)[:, -1]
-        self._counts.add(len(column), len(column))
+        self._counts.update(tokens=len(column), padded_tokens=len(column))
 
     def _select(self, numbers: Sequence[int]) -> None:
         rows = torch.tensor(numbers)  # on the CPU: layers may be spread over devices
@@ -212,7 +211,7 @@ class PackedPrompts:
         model: PreTrainedModel,
         rows: list[list[int]],
         tokens_per_pass: int,
-        counts: PassCounts,
+        counts: Counter[str],
         shared: SharedPrefix | None,
         num_ends: Sequence[int],
         require_wanted: Callable[[], object] = list,
@@ -240,7 +239,7 @@ class PackedPrompts:
             targets = kept[~is_last] + 1
             if len(targets):
                 logprobs[targets] = target_logprobs(kept_logits[~is_last], ids[targets].to(device), None).cpu()
-        counts.add(len(ids), len(ids))
+        counts.update(tokens=len(ids), padded_tokens=len(ids))
         of = torch.tensor([once[tuple(row)] for row in rows])
         self.ends = [logprobs[end + 1 - n : end + 1] for end, n in zip(last[of].tolist(), num_ends, strict=True)]
         self.logits = torch.cat(logits)[of]
@@ -254,7 +253,7 @@ class PackedPrompts:
         self._seen, positions = torch.cat([self._seen[rows], own], 1), self._positions[rows]
         self.logits = self._pass(torch.tensor(tokens, device=device), positions, self._seen, torch.arange(len(kept)))
         self._positions = positions + 1
-        self._counts.add(len(kept), len(kept))
+        self._counts.update(tokens=len(kept), padded_tokens=len(kept))
 
     def _pass(self, ids: Tensor, positions: Tensor, seen: Tensor, kept: Tensor) -> Tensor:
         """Read ids [N], which see the columns `seen` [N, C]; return logits [M, V] after those in the places `kept`."""
@@ -294,23 +293,22 @@ class RecomputedPrompts:
 GrowingPrompts = CachedPrompts | PackedPrompts | RecomputedPrompts
 
 
-@dataclass(frozen=True, slots=True)
-class CacheUse:
-    """The uses that a model's keys and values have: prompts padded on the left, and several in one row."""
-
-    padded: bool = False
-    packed: bool = False
+# How prompts go on by a model's keys and values: several in one row, each in a row padded on the left, or not at all.
+PACKED, PADDED, ANEW = "packed", "padded", "anew"
 
 
-def find_cache_use(model: PreTrainedModel) -> CacheUse:
-    """Try on sixteen tokens what the model does right: in floating point and not to the last bit."""
+def find_cache_use(model: PreTrainedModel) -> str:
+    """Try on sixteen tokens what the model does right: in floating point and not to the last bit.
+
+    What can be packed can be padded too.
+    """
     if model.base_model is model or not reuses_prefixes(model):
-        return CacheUse()
+        return ANEW
     ids, tolerance = probe_ids(model), TOLERANCE_NATS
     if model.dtype != torch.float32:
         tolerance = TOLERANCE_NATS_HALF_PRECISION
     with torch.inference_mode():
-        prefix, alone = SharedPrefix(model, ids[:8]), _probe(model, CachedPrompts(model, [ids], 6, PassCounts()))
+        prefix, alone = SharedPrefix(model, ids[:8]), _probe(model, CachedPrompts(model, [ids], 6, Counter()))
     likely = alone.exp() > 0
 
     @torch.inference_mode()
@@ -324,14 +322,13 @@ def find_cache_use(model: PreTrainedModel) -> CacheUse:
     is_sliding = any(getattr(prefix.cache, "is_sliding", []))
     has_window = is_sliding or getattr(model.config, "window_size", None) is not None
     rows = [ids[8:], ids[12:] + ids[:5], ids[8:]]
-    padded = partial(CachedPrompts, model, [ids, ids + ids[:5]], 12, PassCounts())
-    packed = partial(PackedPrompts, model, rows, 6, PassCounts(), prefix, [0] * len(rows))
+    padded = partial(CachedPrompts, model, [ids, ids + ids[:5]], 12, Counter())
+    packed = partial(PackedPrompts, model, rows, 6, Counter(), prefix, [0] * len(rows))
     # BigBird has a buffer as long as its longest input, which a row of several may exceed.
     has_buffer = any(name.endswith("token_type_ids") for name, _ in model.named_buffers())
-    return CacheUse(
-        tried(partial(is_same, padded), False),
-        not (has_window or has_buffer) and tried(partial(is_same, packed), False),
-    )
+    if not tried(partial(is_same, padded), False):
+        return ANEW
+    return PACKED if not (has_window or has_buffer) and tried(partial(is_same, packed), False) else PADDED
 
 
 def _left_padded(rows: list[Tensor]) -> Tensor:

@@ -5,10 +5,11 @@ layer; logits and log-softmax are float32, whatever the LM's dtype. `models.loca
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,12 +19,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from replug.config.errors import RunError, UserError
 from replug.models.architecture import CACHE, is_out_of_memory, no_cache, tried, use_cpu_attention, use_fused_gelu
-from replug.models.batching import LMShape, even_batches, padded_groups, tokens_per_pass
+from replug.models.batching import even_batches, padded_groups, tokens_per_pass
 from replug.models.black_box_lm import (
     BlackBoxLM,
     ContinuationScore,
     Mixture,
-    PassCounts,
     Prompt,
     Watch,
     as_mixtures,
@@ -35,8 +35,9 @@ from replug.models.generation import Generated, GenerationOptions, stop_texts
 from replug.models.hardware import HostCopy, default_device, to_device
 from replug.models.lm_source import LocalSource
 from replug.models.local.decoding import (
+    ANEW,
+    PACKED,
     CachedPrompts,
-    CacheUse,
     GrowingPrompts,
     PackedPrompts,
     RecomputedPrompts,
@@ -50,6 +51,7 @@ from replug.models.local.decoding import (
 )
 from replug.models.local.mixtures import MixedAnswer, continue_answers
 from replug.models.local.output_layer import (
+    Pass,
     PendingScores,
     continuation_positions,
     separable_head,
@@ -58,7 +60,7 @@ from replug.models.local.output_layer import (
 )
 from replug.models.model_files import (
     lm_identity,
-    lm_shape,
+    lm_weights,
     load_causal_lm,
     load_lm_tokenizer,
     loaded_identity,
@@ -71,15 +73,16 @@ from replug.models.model_files import (
 )
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import (
-    LMInput,
-    TokenizedCall,
+    Input,
+    PairIds,
     answer_text,
     check_lengths,
     control_tokens,
-    inputs_of,
+    input_ids,
     pairs_token_ids,
     prompts_token_ids,
     reading_pair,
+    rows_of_inputs,
 )
 
 log = logging.getLogger(__name__)
@@ -89,7 +92,6 @@ PASSES_PER_GROUP = 4  # whose tokens are decoded together: more would keep more 
 Rows = list[list[int]]  # of token ids
 T = TypeVar("T")
 Done = TypeVar("Done")
-Pass = tuple[HostCopy, list[int]]  # log-probs on their way to the host, and how many are each row's
 
 
 def _require_wanted(answers: Sequence[MixedAnswer]) -> None:
@@ -106,12 +108,6 @@ def _unless_out_of_memory(work: Callable[[T], Done], items: T) -> Done | None:
         if not is_out_of_memory(error):
             raise
     return None  # not within `except`: an error in hand would keep the tensors
-
-
-def _read_first(answers: Sequence[MixedAnswer]) -> Rows:
-    """Return what is read of each prompt before the tokens that move weights, once of equal prompts."""
-    most = max(answer.num_read for answer in answers)
-    return list({tuple(row): row[: max(0, len(row) - most)] for answer in answers for row in answer.rows}.values())
 
 
 class HuggingFaceLM:
@@ -166,47 +162,50 @@ class HuggingFaceLM:
         use_float32_head(self.model)
         on_gpu = self.model.device.type != "cpu"
         self.max_tokens: int | None = longest_input(self.model.config)
-        self.counts = PassCounts()
+        self.counts = Counter[str]()
         self._head = tried(partial(separable_head, self.model), None)
         self._body = self.model.base_model
         self._shares = self._head is not None and tried(partial(reuses_prefixes, self.model), False)
         self._no_cache = no_cache(self.model)
         self._kept: list[SharedPrefix] = []  # used last, for later calls
-        shape = lm_shape(self.model.config)
-        self.tokens_per_batch = tokens_per_pass(shape, on_gpu, tokens_per_batch)
+        self.tokens_per_batch = tokens_per_pass(lm_weights(self.model.config), on_gpu, tokens_per_batch)
         require_sense(self, path)
-        self._kept, self.counts = [], PassCounts()  # without a trace of that look
+        self._kept, self.counts = [], Counter()  # without a trace of that look
 
     def score(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0
     ) -> list[ContinuationScore]:
         """Return log-probs in nats. Raises UnscorableText for empty continuations and inputs beyond `max_tokens`."""
-        return self.launch(self.tokenize(prefixes, continuations, opening=opening, read=read)).result()
+        return self.launch(*self.tokenize(prefixes, continuations, opening=opening, read=read)).result()
 
     def tokenize(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0
-    ) -> TokenizedCall:
-        """Do the part of `score` that needs no device. Raises what it raises."""
+    ) -> tuple[list[PairIds], Rows, list[int]]:
+        """Do the part of `score` that needs no device; return what `launch` takes. Raises what `score` raises."""
         check_pairs(prefixes, continuations)
-        pairs = pairs_token_ids(self.tokenizer, prefixes, continuations)
+        pairs, num_read = pairs_token_ids(self.tokenizer, prefixes, continuations), list[int]()
         check_lengths(pairs, self.max_tokens)
-        if not read:
-            return TokenizedCall(pairs, self._opening_ids(opening))
-        pairs, num_read = map(list, zip(*(reading_pair(pair, read) for pair in pairs), strict=True))
-        return TokenizedCall(pairs, self._opening_ids(opening), num_read)
+        if read:
+            pairs, num_read = map(list, zip(*(reading_pair(pair, read) for pair in pairs), strict=True))
+        return pairs, self._opening(opening), num_read
 
-    def launch(self, call: TokenizedCall) -> PendingScores:
-        """Do the rest of `score` without waiting for a GPU: the passes of the next call stand behind these."""
+    def launch(
+        self, pairs: Sequence[PairIds], opening: Sequence[list[int]] = (), num_read: Sequence[int] = ()
+    ) -> PendingScores:
+        """Do the rest of `score` without waiting for a GPU: the passes of the next call stand behind these.
+
+        The one text of `opening`, or none, bounds the prefix that is read once for all. The continuation of each pair
+        begins with `num_read` tokens of its prefix, which are scored apart; () is none.
+        """
         passes: list[Pass] = []
-        rows: list[int] = []
-        shared = self._share([prefix for prefix, _ in call.pairs], call.opening) if self._shares else None
+        shared = self._share([*(prefix for prefix, _ in pairs), *opening]) if self._shares else None
         num_shared = shared.num_tokens if shared else 0
-        inputs = [replace(one, prefix=one.prefix[num_shared:]) for one in inputs_of(call.pairs)]
-        for batch in even_batches([one.num_tokens for one in inputs], self.tokens_per_batch):
-            some = [inputs[i] for i in batch]
-            passes += self._score_inputs(some, shared)
-            rows += (row for one in some for row in one.rows)
-        return PendingScores(passes, rows, call)
+        rows_of, order = rows_of_inputs(pairs), list[int]()
+        inputs = [[(pairs[row][0][num_shared:], pairs[row][1]) for row in rows] for rows in rows_of]
+        for batch in even_batches([len(input_ids(one)) for one in inputs], self.tokens_per_batch):
+            passes += self._score_inputs([inputs[number] for number in batch], shared)
+            order += chain.from_iterable(rows_of[number] for number in batch)
+        return PendingScores(passes, order, [(ids, num) for (_, ids), num in zip(pairs, num_read, strict=False)])
 
     def generate(
         self, prompts: Sequence[Prompt], options: GenerationOptions, watch: Watch | None = None
@@ -259,26 +258,19 @@ class HuggingFaceLM:
 
     def _finish(self, answers: Sequence[MixedAnswer]) -> None:
         """Decode answers that share much of their prompts in one row, and others in groups of a few passes' tokens."""
-        apart: list[MixedAnswer] = []
-        for group, is_packed in self._packed_groups(answers):
-            if is_packed:
-                self._finish_together(group)
-            else:
-                apart += group
+        apart = list(answers)
+        if self._cache_use == PACKED and answers:
+            num_shared, most, apart = shared_tokens(self._beginnings(answers)), self.tokens_per_batch, []
+            num_new = max(answer.options.max_new_tokens for answer in answers)
+            for numbers in packed_groups([answer.rows for answer in answers], num_shared, num_new, most):
+                group = [answers[number] for number in numbers]
+                if is_worth_a_row([row for answer in group for row in answer.rows], num_shared, most):
+                    self._finish_together(group)
+                else:
+                    apart += group
         lengths = [[len(row) + answer.options.max_new_tokens for row in answer.rows] for answer in apart]
         for numbers in padded_groups(lengths, PASSES_PER_GROUP * self.tokens_per_batch):
             self._finish_together([apart[number] for number in numbers])
-
-    def _packed_groups(self, answers: Sequence[MixedAnswer]) -> Iterator[tuple[Sequence[MixedAnswer], bool]]:
-        """Yield answers in groups, and whether the prompts of a group are read as one row."""
-        if not (self._cache_use.packed and answers):
-            yield answers, False
-            return
-        num_shared, most = self._num_shared(answers), self.tokens_per_batch
-        num_new = max(answer.options.max_new_tokens for answer in answers)
-        for numbers in packed_groups([answer.rows for answer in answers], num_shared, num_new, most):
-            some = [answers[number] for number in numbers]
-            yield some, is_worth_a_row([row for answer in some for row in answer.rows], num_shared, most)
 
     def _finish_together(self, answers: Sequence[MixedAnswer]) -> None:
         """Decode answers in one go, or in halves where memory does not hold them."""
@@ -298,13 +290,18 @@ class HuggingFaceLM:
         check_lengths([(row, [0] * max_new_tokens) for row in rows], self.max_tokens)
         return rows
 
-    def _opening_ids(self, opening: str | None) -> list[int]:
-        """Return what bounds the shared prefix of a call; no opening bounds nothing."""
-        return prompts_token_ids(self.tokenizer, [opening])[0] if opening else []
+    def _opening(self, opening: str | None) -> Rows:
+        return prompts_token_ids(self.tokenizer, [opening]) if opening else []
+
+    def _beginnings(self, answers: Sequence[MixedAnswer]) -> Rows:
+        """Return the prompts up to the tokens that move weights, once of equal ones, and the opening."""
+        most = max(answer.num_read for answer in answers)
+        once = {tuple(row): row[: max(0, len(row) - most)] for answer in answers for row in answer.rows}
+        return [*once.values(), *self._opening(answers[0].options.opening)]
 
     @cached_property
-    def _cache_use(self) -> CacheUse:
-        return tried(partial(find_cache_use, self.model), CacheUse())
+    def _cache_use(self) -> str:
+        return tried(partial(find_cache_use, self.model), ANEW)
 
     @cached_property
     def _ends(self) -> frozenset[int]:
@@ -317,13 +314,12 @@ class HuggingFaceLM:
         """Return the prompts of answers by the cheapest way that is right for this model."""
         rows = [row for answer in answers for row in answer.rows]
         num_ends = [answer.num_read for answer in answers for _ in answer.rows]
-        opening = self._opening_ids(answers[0].options.opening)
-        require_wanted = partial(_require_wanted, answers)
-        if self._cache_use.packed and is_worth_a_row(rows, self._num_shared(answers), self.tokens_per_batch):
-            shared = self._share(_read_first(answers), opening)
+        require_wanted, beginnings = partial(_require_wanted, answers), self._beginnings(answers)
+        if self._cache_use == PACKED and is_worth_a_row(rows, shared_tokens(beginnings), self.tokens_per_batch):
+            shared = self._share(beginnings)
             own = [row[shared.num_tokens if shared else 0 :] for row in rows]
             return PackedPrompts(self.model, own, self.tokens_per_batch, self.counts, shared, num_ends, require_wanted)
-        if not self._cache_use.padded:
+        if self._cache_use == ANEW:
             return RecomputedPrompts(rows, self._last_logits, self._ends_of(rows, num_ends))
         return CachedPrompts(self.model, rows, self.tokens_per_batch, self.counts, num_ends, require_wanted)
 
@@ -331,18 +327,12 @@ class HuggingFaceLM:
         """Score the last tokens of rows, reading each row once more."""
         cuts = [len(row) - n for row, n in zip(rows, num_ends, strict=True)]
         pairs = [(row[:cut], row[cut:]) for row, cut in zip(rows, cuts, strict=True) if cut < len(row)]
-        scores = iter(self.launch(TokenizedCall(pairs, [])).result())
+        scores = iter(self.launch(pairs).result())
         return [torch.from_numpy(next(scores).token_logprobs) if n else torch.empty(0) for n in num_ends]
 
-    def _num_shared(self, answers: Sequence[MixedAnswer]) -> int:
-        """Return how many tokens all prompts of answers begin with; what moves weights is read behind them."""
-        opening = self._opening_ids(answers[0].options.opening)
-        first = _read_first(answers)
-        return shared_tokens([*first, opening] if opening else first)
-
-    def _share(self, prefixes: Rows, opening: list[int]) -> SharedPrefix | None:
+    def _share(self, prefixes: Rows) -> SharedPrefix | None:
         """Return the keys and values of what the prefixes begin with; None if that is too short."""
-        num_tokens = shared_tokens([*prefixes, opening] if opening else prefixes)
+        num_tokens = shared_tokens(prefixes)
         if not num_tokens:
             return None
         ids = prefixes[0][:num_tokens]
@@ -350,15 +340,17 @@ class HuggingFaceLM:
         if shared is None:
             self._kept = self._kept[1 - KEPT_PREFIXES :]  # first, since memory may not hold one more
             shared = SharedPrefix(self.model, ids)
-            self.counts.add(num_tokens, num_tokens)
+            self.counts.update(tokens=num_tokens, padded_tokens=num_tokens)
         self._kept = [*(one for one in self._kept if one is not shared), shared]
         return shared
 
-    def _score_inputs(self, inputs: Sequence[LMInput], shared: SharedPrefix | None) -> list[Pass]:
+    def _score_inputs(self, inputs: Sequence[Input], shared: SharedPrefix | None) -> list[Pass]:
         """Score one pass, or halves where memory does not hold it: the log-probs of every row, input by input."""
         before = shared.num_tokens if shared else 0
         work = partial(self._one_pass, shared=shared)
-        return self._in_memory(inputs, work, lambda some: len(some) * (before + max(one.num_tokens for one in some)))
+        return self._in_memory(
+            inputs, work, lambda some: len(some) * (before + max(len(input_ids(one)) for one in some))
+        )
 
     def _in_memory(
         self, items: Sequence[T], work: Callable[[Sequence[T]], Done], size: Callable[[Sequence[T]], int]
@@ -368,17 +360,18 @@ class HuggingFaceLM:
         Work is halved only after it had all the memory that can be freed, so the halves follow from the items and the
         machine, never from what came before. Raises RunError if a single item of `size` tokens does not fit.
         """
-        done = _unless_out_of_memory(work, items)
-        if done is None and self._free_memory():
-            done = _unless_out_of_memory(work, items)
-        if done is not None:
-            return [done]
+        for _ in range(2):
+            if (done := _unless_out_of_memory(work, items)) is not None:
+                return [done]
+            self._kept = []
+            if self.model.device.type == "cuda":
+                torch.cuda.empty_cache()
         if len(items) == 1:
             raise RunError(
                 f"the LM ran out of memory on a single input of {size(items)} tokens: take shorter texts, a smaller LM "
                 "or dtype, or more memory"
             )
-        self.counts.halved += 1
+        self.counts["halved"] += 1
         log.warning(
             f"the LM ran out of memory at {size(items)} tokens in one pass; halving, as each time it meets such a pass "
             "(lm.tokens_per_batch sets the size)"
@@ -386,31 +379,23 @@ class HuggingFaceLM:
         half = len(items) // 2
         return self._in_memory(items[:half], work, size) + self._in_memory(items[half:], work, size)
 
-    def _free_memory(self) -> bool:
-        """Give back what a pass may have instead; return whether there can have been any."""
-        on_gpu, had_some = self.model.device.type == "cuda", bool(self._kept)
-        self._kept = []
-        if on_gpu:
-            torch.cuda.empty_cache()
-        return had_some or on_gpu
-
-    def _one_pass(self, inputs: Sequence[LMInput], shared: SharedPrefix | None) -> Pass:
-        pairs = [pair for one in inputs for pair in one.pairs]
+    def _one_pass(self, inputs: Sequence[Input], shared: SharedPrefix | None) -> Pass:
+        pairs, ids = list(chain.from_iterable(inputs)), [input_ids(one) for one in inputs]
         pair, position, target = continuation_positions(pairs)
-        owner = torch.tensor([number for number, one in enumerate(inputs) for _ in one.rows])
+        owner = torch.tensor([number for number, one in enumerate(inputs) for _ in one])
         with torch.inference_mode():
-            rows = self._predicting_rows([one.ids for one in inputs], owner[pair], position, shared)
+            rows = self._predicting_rows(ids, owner[pair], position, shared)
             logprobs = target_logprobs(rows, to_device(target, rows.device), self._head)
             scores = HostCopy(logprobs), [len(continuation) for _, continuation in pairs]
-        lengths = [one.num_tokens for one in inputs]
-        self.counts.add(sum(lengths), len(lengths) * max(lengths))
+        lengths = [len(row) for row in ids]
+        self.counts.update(tokens=sum(lengths), padded_tokens=len(lengths) * max(lengths))
         return scores
 
     def _last_logits(self, rows: list[list[int]]) -> Tensor:
         """Return logits [K, V] of the token after each row, as many rows in a pass as `tokens_per_batch` allows."""
         longest = max(len(row) for row in rows)
         size = max(1, self.tokens_per_batch // longest)
-        self.counts.add(sum(len(row) for row in rows), len(rows) * longest)
+        self.counts.update(tokens=sum(map(len, rows)), padded_tokens=len(rows) * longest)
         parts = []
         for some in (rows[start : start + size] for start in range(0, len(rows), size)):
             last = torch.tensor([len(row) - 1 for row in some])
@@ -461,8 +446,8 @@ class HuggingFaceSource(LocalSource):
         return longest_input(read_model_config(self.path, "lm.path"))
 
     @property
-    def shape(self) -> LMShape:
-        return lm_shape(read_model_config(self.path, "lm.path"))
+    def num_weights(self) -> int:
+        return lm_weights(read_model_config(self.path, "lm.path"))
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return load_lm_tokenizer(self.path)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.hardware import HostCopy
-from replug.models.pair_tokens import PairIds, TokenizedCall
+from replug.models.pair_tokens import PairIds
 
 log = logging.getLogger(__name__)
 
@@ -152,15 +152,18 @@ def continuation_positions(pairs: Sequence[PairIds]) -> tuple[Tensor, Tensor, Te
     return torch.from_numpy(row), torch.from_numpy(position), torch.from_numpy(target)
 
 
+Pass = tuple[HostCopy, list[int]]  # float32 log-probs [N] on their way to the host, and how many are each row's
+
+
 class PendingScores:
     """The scores of a call that a device may still be computing. Any thread may wait for them.
 
-    `passes` hold float32 log-probs [N] whose copy to the host is under way, with the number of tokens of each row.
-    `rows` are the rows of the call, in the order of the passes.
+    `passes` hold the log-probs of rows whose copy to the host is under way, and `rows` are those of the call, in the
+    order of the passes. `read` are the ids of each continuation, and how many of them are its prefix's; or empty.
     """
 
-    def __init__(self, passes: Sequence[tuple[HostCopy, list[int]]], rows: Sequence[int], call: TokenizedCall) -> None:
-        self._passes, self._rows, self._call = passes, rows, call
+    def __init__(self, passes: Sequence[Pass], rows: Sequence[int], read: Sequence[tuple[list[int], int]]) -> None:
+        self._passes, self._rows, self._read = passes, rows, read
 
     def done(self) -> bool:
         """Return whether `result` would not wait."""
@@ -170,7 +173,6 @@ class PendingScores:
         """Return scores in the order of the call. Raises what went wrong on the device."""
         logprobs = [part.numpy() for copy, sizes in self._passes for part in copy.tensor().split(sizes)]
         by_row = dict(zip(self._rows, logprobs, strict=True))
-        if not self._call.num_read:
+        if not self._read:
             return [ContinuationScore(by_row[row]) for row in range(len(by_row))]
-        read = zip(self._call.pairs, self._call.num_read, strict=True)
-        return [ContinuationScore.of_pair(by_row[row], ids, num) for row, ((_, ids), num) in enumerate(read)]
+        return [ContinuationScore.of_pair(by_row[row], *read) for row, read in enumerate(self._read)]

@@ -20,7 +20,6 @@ from replug.data.tokenizing import word_tokenizer
 from replug.models.black_box_lm import (
     ContinuationScore,
     Mixture,
-    PassCounts,
     Prompt,
     Watch,
     as_mixtures,
@@ -50,7 +49,7 @@ class StandInLM:
 
     def __init__(self, delay_seconds: float = 0.0) -> None:
         self.delay_seconds = delay_seconds
-        self.counts = PassCounts()
+        self.counts = Counter[str]()
 
     @property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -67,7 +66,7 @@ class StandInLM:
         check_pairs(prefixes, continuations)
         time.sleep(self.delay_seconds)
         num_words = sum(len(WORD.findall(p + c)) for p, c in zip(prefixes, continuations, strict=True))
-        self.counts.add(num_words, num_words)
+        self.counts.update(tokens=num_words, padded_tokens=num_words)
         scores: list[ContinuationScore] = []
         for prefix, continuation in zip(prefixes, continuations, strict=True):
             before, words = WORD.findall(prefix), WORD.findall(continuation)
@@ -123,7 +122,7 @@ class StandInLM:
             answer = f"{answer} {words[chosen]}" if answer else words[chosen]
             for known in counts:
                 known[words[chosen]] += 1
-        self.counts.add(len(logprobs), len(logprobs))
+        self.counts.update(tokens=len(logprobs), padded_tokens=len(logprobs))
         token_logprobs, token_entropies = np.array([logprobs, entropies], dtype=np.float32)
         text = before_stop(answer, options.stop)
         return Generated(text, token_logprobs, token_entropies, moving.weights, prompt_tokens, tops=tops)
