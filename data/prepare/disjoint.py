@@ -8,8 +8,8 @@ and case aside). All workers map what a split must not overlap, in sorted files 
     FILTER/ngrams.u64    their n-grams of words, if compared, without the ones that most sources share
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -18,30 +18,23 @@ from replug.config.errors import UserError
 from replug.data.files import replace_file, writing
 from replug.data.records import Example
 from replug.data.sampling import piece_key
-from replug.data.shards import read_documents_of
+from replug.data.shards import in_batches, read_documents_of, read_examples_of
 from replug.data.words import content_hash, hash64, ngram_hashes, overlaps, without_common
 
 PARTITIONS = 16
-HASHES_IN_MEMORY = 1 << 22
+ARRAYS_IN_MEMORY = 1 << 14  # of an example each
 LEAST_COMMON = 5  # sources
 NOTHING = np.empty(0, np.uint64)
 
 
-@dataclass(frozen=True, slots=True)
 class OverlapFilter:
-    """Sorted hashes uint64; `n` words make an n-gram, None where they are not compared."""
+    """The sorted hashes of a folder, mapped; `n` words make an n-gram, None where they are not compared."""
 
-    keys: np.ndarray
-    sources: np.ndarray
-    ngrams: np.ndarray
-    n: int | None
-
-    @staticmethod
-    def load(folder: Path) -> "OverlapFilter":
-        n = int((folder / "n").read_text())
+    def __init__(self, folder: Path) -> None:
+        self.n = int((folder / "n").read_text()) or None
         paths = (folder / f"{name}.u64" for name in ("keys", "sources", "ngrams"))
-        keys, sources, ngrams = (np.memmap(path, np.uint64, "r") if path.stat().st_size else NOTHING for path in paths)
-        return OverlapFilter(keys, sources, ngrams, n or None)
+        maps = (np.memmap(path, np.uint64, "r") if path.stat().st_size else NOTHING for path in paths)
+        self.keys, self.sources, self.ngrams = maps
 
     def knows_text(self, *keys: int) -> bool:
         return overlaps(np.array(keys, np.uint64), self.keys)
@@ -51,24 +44,25 @@ class OverlapFilter:
 
 
 def write_overlap_filter(
-    folder: Path, examples: Iterable[Example], n: int | None, seed: int, common: np.ndarray = NOTHING
+    folder: Path, examples: Callable[[], Iterable[Example]], n: int | None, seed: int, common: np.ndarray = NOTHING
 ) -> OverlapFilter:
     """Write the hashes of examples, without n-grams that overlap `common` ones (sorted).
 
-    Memory does not grow with the number of examples.
+    Memory does not grow with the number of examples, which are read once for each file.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    keys, sources, ngrams = (SortedHashes(folder / f"{name}.u64") for name in ("keys", "sources", "ngrams"))
-    for example in examples:
-        keys.add(np.array(example_keys(example, seed), np.uint64))
-        if example.source:  # the user's own may name none
-            sources.add(np.array([hash64(example.source)], np.uint64))
+
+    def ngrams() -> Iterator[np.ndarray]:
         if n is not None:
-            ngrams.add(without_common(ngram_hashes(example.context + example.continuation, n), n, common))
-    for hashes in (keys, sources, ngrams):
-        hashes.finish()
+            for example in examples():
+                yield without_common(ngram_hashes(example.context + example.continuation, n), n, common)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_sorted(folder / "keys.u64", (np.array(example_keys(of, seed), np.uint64) for of in examples()))
+    sources = (example.source for example in examples())
+    write_sorted(folder / "sources.u64", (np.array([hash64(of)], np.uint64) for of in sources if of))  # the user's own
+    write_sorted(folder / "ngrams.u64", ngrams())
     replace_file(folder / "n", str(n or 0).encode())
-    return OverlapFilter.load(folder)
+    return OverlapFilter(folder)
 
 
 def common_ngrams(hashes_by_source: Iterable[np.ndarray]) -> np.ndarray:
@@ -92,107 +86,56 @@ def example_keys(example: Example, seed: int = 0) -> tuple[int, int]:
     return piece_key(content_hash(example.context + example.continuation, seed)), tail
 
 
-class SortedHashes:
-    """Collects hashes into one sorted file without repetitions, a sixteenth of them in memory at a time."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._count = path, 0
-        self._held: list[np.ndarray] = []
-        self._parts = [path.with_suffix(f".part{number:02d}") for number in range(PARTITIONS)]
-        for part in self._parts:
-            part.unlink(missing_ok=True)
-
-    def add(self, hashes: np.ndarray) -> None:
-        self._held.append(hashes)
-        self._count += len(hashes)
-        if self._count >= HASHES_IN_MEMORY:
-            self._write_parts()
-
-    def finish(self) -> None:
-        self._write_parts()
-        with writing(self._path), self._path.open("wb") as file:
-            for part in self._parts:
-                np.unique(np.fromfile(part, np.uint64)).tofile(file)
-                part.unlink()
-
-    def _write_parts(self) -> None:
-        hashes = np.concatenate([NOTHING, *self._held])
-        places = (hashes >> np.uint64(60)).astype(np.int64)
-        for number, part in enumerate(self._parts):
-            with writing(part), part.open("ab") as file:
-                file.write(hashes[places == number].tobytes())
-        self._held, self._count = [], 0
+def write_sorted(path: Path, hashes: Iterable[np.ndarray]) -> None:
+    """Write hashes into one sorted file without repetitions, a sixteenth of them in memory at a time."""
+    parts = [path.with_suffix(f".part{number:02d}") for number in range(PARTITIONS)]
+    with writing(path), ExitStack() as opened:
+        files = [opened.enter_context(part.open("wb")) for part in parts]
+        for batch in in_batches(hashes, ARRAYS_IN_MEMORY):
+            held = np.concatenate(batch)
+            for number, file in enumerate(files):
+                file.write(held[held >> np.uint64(60) == number].tobytes())
+    with writing(path), path.open("wb") as file:
+        for part in parts:
+            np.unique(np.fromfile(part, np.uint64)).tofile(file)
+            part.unlink()
 
 
-@dataclass(frozen=True)
-class DisjointProof:
-    """Counts of what was compared and what overlapped; every overlap is listed by its ids."""
-
-    num_documents: int
-    num_queries: int
-    num_heldout: int
-    shared_sources: tuple[str, ...] = ()
-    equal_texts: tuple[str, ...] = ()
-    num_dev: int = 0
-    ngram: int | None = None  # words of an n-gram that no document shares with a text, where this was compared
-
-    @property
-    def holds(self) -> bool:
-        return not self.shared_sources and not self.equal_texts
-
-    def __str__(self) -> str:
-        return (
-            f"disjoint: {self.num_documents} documents, {self.num_queries} queries, {self.num_heldout} held-out"
-            + (f", {self.num_dev} development texts" if self.num_dev else "")
-            + f"; {len(self.shared_sources)} shared sources, {len(self.equal_texts)} equal texts"
-            + (f" or {self.ngram} words in common" if self.ngram else "")
-        )
-
-
-def prove_examples(
-    examples: Iterable[Example], before: OverlapFilter, seed: int, name: str
-) -> tuple[list[str], list[str]]:
+def overlaps_of_examples(path: Path, before: OverlapFilter, seed: int, name: str) -> tuple[list[str], list[str]]:
     """Return shared sources and equal texts of a split and of those before it. `name` is that of one of its texts."""
     texts = (
-        (
-            f"{name} {example.id}",
-            example.source or "",
-            example_keys(example, seed)[:1],  # texts of two splits may have one continuation, such as yes
-            example.context + example.continuation,
-        )
-        for example in examples
+        # texts of two splits may have one continuation, such as yes
+        (f"{name} {of.id}", of.source or "", example_keys(of, seed)[0], of.context + of.continuation)
+        for of in read_examples_of(path)
     )
     return _overlaps(before, texts)
 
 
-def prove_shard(shard: Path, filter_folder: Path, seed: int) -> tuple[list[str], list[str]]:
+def overlaps_of_shard(shard: Path, filter_folder: Path, seed: int) -> tuple[list[str], list[str]]:
     """Return shared sources and equal texts of the documents in a file and of the filter's queries and other texts."""
     texts = (
-        (f"document {doc.id}", doc.source, (piece_key(content_hash(doc.text, seed)),), doc.text)
+        (f"document {doc.id}", doc.source, piece_key(content_hash(doc.text, seed)), doc.text)
         for doc in read_documents_of(shard)
     )
-    return _overlaps(OverlapFilter.load(filter_folder), texts)
+    return _overlaps(OverlapFilter(filter_folder), texts)
 
 
-def _overlaps(
-    known: OverlapFilter, texts: Iterable[tuple[str, str, tuple[int, ...], str]]
-) -> tuple[list[str], list[str]]:
-    """Compare texts, each with its name, source and keys."""
+def _overlaps(known: OverlapFilter, texts: Iterable[tuple[str, str, int, str]]) -> tuple[list[str], list[str]]:
+    """Compare texts, each with its name, source and key."""
     shared, equal = [], []
-    for name, source, keys, text in texts:
+    for name, source, key, text in texts:
         if source and overlaps(np.array([hash64(source)], np.uint64), known.sources):
             shared.append(f"{name} and a text of another split both come from source {source}")
-        if known.knows_text(*keys):
+        if known.knows_text(key):
             equal.append(f"{name} equals a text of another split or its continuation")
         if known.knows_ngram(text):
             equal.append(f"{name} shares {known.n} words with a text of another split")
     return shared, equal
 
 
-def require_disjoint(proof: DisjointProof) -> None:
+def require_disjoint(shared_sources: list[str], equal_texts: list[str]) -> None:
     """Raise UserError naming the first overlaps."""
-    if not proof.holds:
-        overlaps = [*proof.shared_sources, *proof.equal_texts]
+    if overlaps := [*shared_sources, *equal_texts]:
         raise UserError(
             f"corpus, queries and held-out texts overlap in {len(overlaps)} places, so the result would be a leak: "
             f"{'; '.join(overlaps[:3])}{'; ...' if len(overlaps) > 3 else ''}. Remove them from one split"

@@ -10,8 +10,8 @@ import pytest
 from replug.config.errors import RunError
 from replug.config.schema import DataConfig
 from replug.data.prepare.cutting import Tokenizers
+from replug.data.prepare.reading import LocalPool
 from replug.data.prepare.sets import prepare_raw
-from replug.data.prepare.work import LocalPool
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import word_tokenizer
 from tests.support.command_line import ROOT, CommandLine

@@ -15,8 +15,8 @@ from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import Config, DataConfig
 from replug.data.prepare.cutting import Tokenizers
+from replug.data.prepare.reading import LocalPool
 from replug.data.prepare.sets import prepare_raw
-from replug.data.prepare.work import LocalPool
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import split_text, token_ends, word_tokenizer
 from replug.models.local.hf_lm import HuggingFaceSource

@@ -11,8 +11,8 @@ from replug.data.folder import (
     CHECKSUMS,
     file_sum,
 )
+from replug.data.prepare.reading import LocalPool
 from replug.data.prepare.sets import prepare_rows
-from replug.data.prepare.work import LocalPool
 from replug.data.store import PreparedSet, verify_prepared
 from replug.data.tokenizing import TokenIds, word_tokenizer
 from replug.models.encoder import Encoder

@@ -9,8 +9,8 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.data.files import file_sha256
+from replug.data.prepare.reading import LocalPool
 from replug.data.prepare.sets import prepare_rows
-from replug.data.prepare.work import LocalPool
 from replug.data.sampling import QuerySampler, split_of
 from replug.data.store import PreparedSet
 from replug.models.preparing import prepared_set

@@ -18,7 +18,7 @@ import replug.data.prepare.reading
 import replug.data.sources.shards
 from replug.config.errors import RunError
 from replug.data.folder import read_mark
-from replug.data.prepare.work import LocalPool
+from replug.data.prepare.reading import LocalPool
 from tests.support.preparing import contents, ids_on, prepare, prepare_apart, rows_of, texts_of, write_jsonl
 from tests.support.processes import PROCESSES
 

@@ -11,8 +11,8 @@ import replug.data.sources.shards
 from replug.config.load import load_config
 from replug.config.schema import DataConfig
 from replug.data.prepare.cutting import Tokenizers
+from replug.data.prepare.reading import LocalPool
 from replug.data.prepare.sets import prepare_raw
-from replug.data.prepare.work import LocalPool
 from replug.data.sampling import Shares, split_of
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import TokenIds, word_tokenizer
