@@ -49,7 +49,7 @@ class DataConfig:
     )
     # Raw texts, which `replug prepare` cuts into documents and examples.
     source: str | None = key(
-        None, "Raw texts to prepare: file, folder, glob (JSONL, TSV, Parquet, text), package:NAME or hub dataset."
+        None, "Raw texts to prepare: file, folder, glob (JSON, CSV, TSV, Parquet, text), package:NAME or hub dataset."
     )
     out: str | None = key(None, "Folder of the prepared set. Default: RUN_DIR/data.")
     prepared: str | None = key(None, "Folder that `replug prepare` wrote; replaces the keys above.")

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import replug.data.sources.lines
+import replug.data.sources.records
 import replug.data.sources.shards
 from replug.config.errors import UserError
 from replug.data.sources.records import FieldMap, Rejected, SourceText
@@ -129,7 +129,7 @@ def zstd(content: bytes) -> bytes:
 PACKED, ZSTD = gzip.compress(with_bad(), mtime=0), zstd(with_bad())
 BAD_FILES = {
     "a gzip file cut short": ("b.jsonl.gz", PACKED[: len(PACKED) // 2], "damaged_file"),
-    "text called Parquet": ("b.parquet", with_bad(), "damaged_file"),
+    "half a Parquet file": ("b.parquet", b"PAR1" + with_bad(), "damaged_file"),
 }
 
 

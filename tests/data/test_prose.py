@@ -12,10 +12,9 @@ import pytest
 from replug.config.errors import UserError
 from replug.data.prepare.prose import Prose, _scan, points_elsewhere
 from replug.data.sampling import Shares, shares_of, split_of
-from replug.data.sources.markup import plain_markup
 from replug.data.sources.records import FieldMap, Rejected
 from replug.data.sources.shards import plan_source
-from replug.data.sources.texts import read_items
+from replug.data.sources.texts import plain_markup, read_items
 from tests.support.preparing import prepare
 
 GUIDE = """# Guide

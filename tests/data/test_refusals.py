@@ -11,7 +11,7 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.data.rows import read_documents, read_examples
-from replug.data.sources import lines
+from replug.data.sources import records as lines
 from replug.data.sources.records import FieldMap
 from replug.data.sources.shards import plan_source, read_source_shard
 
@@ -71,19 +71,14 @@ EXAMPLES = {
     "a context without an answer": (question({"context": "A passage."}), "'continuation' .* question, context"),
 }
 SOURCES = {
-    "an array": ({"a.jsonl": ARRAY}, r"a\.jsonl:1: .* found list"),
     "a table with commas": ({"a.jsonl": CSV}, r"a\.jsonl:1: not valid JSON"),
     "Zip": ({"a.jsonl": b"PK\x03\x04" + bytes(90)}, r"a\.jsonl is, .* Zip"),
-    "tables with commas": (
-        {"a.csv": b"id,text\n1,one\n", "b.csv": b"id,text\n"},
-        r"a\.csv is CSV; expected JSON Lines",
+    "rows with another field": (
+        {"a.json": b'{"contents": "one"}\n'},
+        r"a\.json .* contents and none with 'text'",
     ),
-    "an array in a folder": ({"a.json": b'[\n{"text": "one"}]'}, r"a\.json holds no rows: the first is none"),
-    "a table beside its card": ({"README.md": b"# A", "a.csv": b"id,text\n1,one\n"}, r"a\.csv is CSV"),
-    "rows with another field": ({"a.json": b'{"contents": "one"}\n'}, r"a\.json .* contents; .* 'text' .data\.fields"),
-    "Parquet called JSONL": ({"a.jsonl": parquet(TABLE)}, r"a\.jsonl is, by its first bytes, Parquet"),
     "a pointer": ({"README.md": b"a", "a.parquet": LFS}, r"a\.parquet is, .* Git LFS, .*git lfs pull"),
-    "UTF-16": ({"a.tsv": "id\ttext\n".encode("utf-16")}, r"a\.tsv is, .* UTF-16; expected a table with tabs"),
+    "UTF-16": ({"a.tsv": "id\ttext\n".encode("utf-16")}, r"a\.tsv is, .* UTF-16; expected JSON Lines"),
     "a column of Parquet twice": ({"a.parquet": parquet(TWICE)}, r"a\.parquet has two columns named 'id'"),
 }
 

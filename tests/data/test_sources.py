@@ -65,7 +65,9 @@ FORMS = {
     "Parquet of many row groups": {"a.parquet": table(ROWS, row_group_size=7)},
     "all kinds": {
         "z.parquet": table(ROWS[:50]),
-        "y.tsv": tsv(ROWS[50:90]),
+        "y.tsv": tsv(ROWS[50:70]),
+        "w.csv": tsv(ROWS[70:80]).replace(b"\t", b";"),
+        "v.json": json.dumps(ROWS[80:90], indent=1).encode(),
         "x/x.jsonl": "".join(json.dumps(row) + "\n" for row in ROWS[90:]).encode(),
     },
 }
