@@ -1,8 +1,15 @@
-"""From sorted runs of pieces to the files of a set: the second half of preparing.
+"""From sorted runs of pieces to the files of a set, and the proof that its splits share no text.
 
 Held-out texts are chosen first, then development texts and queries that overlap none before them, then documents that
 overlap no text: what is measured is worth most, and of documents there are most. Each split is the pieces of smallest
 keys, in their order.
+
+No source document serves two splits, and no text of one split equals a text of another (by content hash, white space
+and case aside). All workers map what a split must not overlap, in sorted files of hashes of 8 bytes:
+
+    FILTER/keys.u64      every example's whole text and its continuation alone
+    FILTER/sources.u64   what they were cut from
+    FILTER/ngrams.u64    their n-grams of words, if compared, without the ones that most sources share
 """
 
 import itertools
@@ -10,6 +17,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,16 +25,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from replug.data.files import write_json
+from replug.config.errors import UserError
+from replug.data.files import replace_file, write_json, writing
 from replug.data.folder import file_sum
 from replug.data.prepare.cutting import Rules, iterate, read_range
-from replug.data.prepare.disjoint import (
-    NOTHING,
-    OverlapFilter,
-    common_ngrams,
-    overlaps_of_examples,
-    write_overlap_filter,
-)
 from replug.data.prepare.reading import Cut, LocalPool, WorkFolder, is_intact
 from replug.data.progress import Progress
 from replug.data.records import Document, Example
@@ -43,7 +45,7 @@ from replug.data.shards import (
     write_token_rules,
 )
 from replug.data.tokenizing import TokenIds, ids_of_texts, load_plain
-from replug.data.words import content_hash, hash64, ngram_hashes
+from replug.data.words import common_ngrams, content_hash, hash64, ngram_hashes, overlaps, without_common
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +55,118 @@ PIECES_PER_SHARD = 1 << 14
 SAMPLED_SOURCES, SAMPLED_RANGES, SAMPLED_NGRAMS = 256, 64, 1 << 24
 PIECE_NAMES = {"documents": "document", "queries": "query", "heldout": "held-out text", "dev": "development text"}
 
+PARTITIONS = 16
+ARRAYS_IN_MEMORY = 1 << 14  # of an example each
+NOTHING = np.empty(0, np.uint64)
+
+Overlaps = tuple[list[str], list[str]]  # what two splits share: sources, and texts or words
+
 # Of a range of keys: its number, how many pieces were `kept`, of which the shard holds `rows`, the numbers `dropped`
 # and by `domains`, the sums of its `files`, and whose token ids they are (`tokens_by`).
 ShardReport = dict[str, Any]
+
+
+class OverlapFilter:
+    """The sorted hashes of a folder, mapped; `n` words make an n-gram, None where they are not compared."""
+
+    def __init__(self, folder: Path) -> None:
+        self.n = int((folder / "n").read_text()) or None
+        paths = (folder / f"{name}.u64" for name in ("keys", "sources", "ngrams"))
+        maps = (np.memmap(path, np.uint64, "r") if path.stat().st_size else NOTHING for path in paths)
+        self.keys, self.sources, self.ngrams = maps
+
+    def knows_text(self, *keys: int) -> bool:
+        return overlaps(np.array(keys, np.uint64), self.keys)
+
+    def knows_ngram(self, text: str) -> bool:
+        return self.n is not None and overlaps(ngram_hashes(text, self.n), self.ngrams)
+
+
+def write_overlap_filter(
+    folder: Path, examples: Callable[[], Iterable[Example]], n: int | None, seed: int, common: np.ndarray = NOTHING
+) -> OverlapFilter:
+    """Write the hashes of examples, without n-grams that overlap `common` ones (sorted).
+
+    Memory does not grow with the number of examples, which are read once for each file.
+    """
+
+    def ngrams() -> Iterator[np.ndarray]:
+        if n is not None:
+            for example in examples():
+                yield without_common(ngram_hashes(example.context + example.continuation, n), n, common)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_sorted(folder / "keys.u64", (np.array(example_keys(of, seed), np.uint64) for of in examples()))
+    sources = (example.source for example in examples())
+    write_sorted(folder / "sources.u64", (np.array([hash64(of)], np.uint64) for of in sources if of))  # the user's own
+    write_sorted(folder / "ngrams.u64", ngrams())
+    replace_file(folder / "n", str(n or 0).encode())
+    return OverlapFilter(folder)
+
+
+def example_keys(example: Example, seed: int = 0) -> tuple[int, int]:
+    """Return the keys of a whole text and of its continuation alone, which no document may equal."""
+    tail = piece_key(content_hash(example.continuation, seed))
+    return piece_key(content_hash(example.context + example.continuation, seed)), tail
+
+
+def write_sorted(path: Path, hashes: Iterable[np.ndarray]) -> None:
+    """Write hashes into one sorted file without repetitions, a sixteenth of them in memory at a time."""
+    parts = [path.with_suffix(f".part{number:02d}") for number in range(PARTITIONS)]
+    with writing(path), ExitStack() as opened:
+        files = [opened.enter_context(part.open("wb")) for part in parts]
+        for batch in in_batches(hashes, ARRAYS_IN_MEMORY):
+            held = np.concatenate(batch)
+            for number, file in enumerate(files):
+                file.write(held[held >> np.uint64(60) == number].tobytes())
+    with writing(path), path.open("wb") as file:
+        for part in parts:
+            np.unique(np.fromfile(part, np.uint64)).tofile(file)
+            part.unlink()
+
+
+def overlaps_of_examples(path: Path, before: OverlapFilter, seed: int, name: str) -> Overlaps:
+    """Return shared sources and equal texts of a split and of those before it. `name` is that of one of its texts."""
+    texts = (
+        # texts of two splits may have one continuation, such as yes
+        (f"{name} {of.id}", of.source or "", example_keys(of, seed)[0], of.context + of.continuation)
+        for of in read_examples_of(path)
+    )
+    return _overlaps(before, texts)
+
+
+def overlaps_of_shard(shard: Path, filter_folder: Path, seed: int) -> Overlaps:
+    """Return shared sources and equal texts of the documents in a file and of the filter's queries and other texts."""
+    texts = (
+        (f"document {doc.id}", doc.source, piece_key(content_hash(doc.text, seed)), doc.text)
+        for doc in read_documents_of(shard)
+    )
+    return _overlaps(OverlapFilter(filter_folder), texts)
+
+
+def _overlaps(known: "OverlapFilter", texts: Iterable[tuple[str, str, int, str]]) -> Overlaps:
+    """Compare texts, each with its name, source and key."""
+    shared, equal = [], []
+    for name, source, key, text in texts:
+        if source and overlaps(np.array([hash64(source)], np.uint64), known.sources):
+            shared.append(f"{name} and a text of another split both come from source {source}")
+        if known.knows_text(key):
+            equal.append(f"{name} equals a text of another split or its continuation")
+        if known.knows_ngram(text):
+            equal.append(f"{name} shares {known.n} words with a text of another split")
+    return shared, equal
+
+
+def require_disjoint(shared_sources: list[str], equal_texts: list[str]) -> None:
+    """Raise UserError naming the first overlaps."""
+    if overlaps := [*shared_sources, *equal_texts]:
+        raise UserError(
+            f"corpus, queries and held-out texts overlap in {len(overlaps)} places, so the result would be a leak: "
+            f"{'; '.join(overlaps[:3])}{'; ...' if len(overlaps) > 3 else ''}. Remove them from one split"
+        )
+
+
+# Shards and texts -----------------------------------------------------------------------------------------------------
 
 
 def write_shard(
@@ -141,9 +252,6 @@ def is_kept_version(table: pa.Table, duplicates: np.ndarray) -> pa.Array:
     places = np.minimum(np.searchsorted(duplicates["id"], ids), len(duplicates) - 1)
     loses = (duplicates["id"][places] == ids) & (duplicates["version"][places] != versions)
     return pa.array(~loses)
-
-
-Overlaps = tuple[list[str], list[str]]  # what two splits share: sources, and texts or words
 
 
 def write_texts(

@@ -20,7 +20,7 @@ from replug.data.files import write_json, writing
 from replug.data.folder import FileSum, file_sum
 from replug.data.prepare.prose import Prose, points_elsewhere
 from replug.data.sampling import SPLITS, Shares, buckets, piece_key, split_of
-from replug.data.sources.records import EXAMPLES, FieldMap, Reason, Rejected, SourceShard, SourceText
+from replug.data.sources.records import EXAMPLES, FieldMap, Rejected, SourceShard, SourceText
 from replug.data.sources.texts import read_items
 from replug.data.tokenizing import TokenIds, load_plain, pieces_within, split_text, token_ends
 from replug.data.words import content_hash, hash64
@@ -130,7 +130,7 @@ class SourceShardReport:
     @staticmethod
     def read(path: Path) -> "SourceShardReport":
         row = json.loads(path.read_text())
-        row["examples"] = [Rejected(Reason(case.pop("reason")), **case) for case in row["examples"]]
+        row["examples"] = [Rejected(**case) for case in row["examples"]]
         for split, counts in row["counts"].items():
             row["counts"][split] = {int(bucket): count for bucket, count in counts.items()}
         return SourceShardReport(**row)
@@ -174,8 +174,8 @@ class _SourceShardCut:
         self._lm_tokenizer = _loaded_tokenizer(rules.tokenizers.lm) if rules.tokenizers.lm else None
 
     def reject(self, case: Rejected) -> None:
-        self.report.rejected[case.reason.value] += 1
-        if self.report.rejected[case.reason.value] <= EXAMPLES:
+        self.report.rejected[case.reason] += 1
+        if self.report.rejected[case.reason] <= EXAMPLES:
             self.report.examples.append(case)
 
     def register(self, text: SourceText, line: int) -> bool:

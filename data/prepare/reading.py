@@ -37,12 +37,12 @@ from replug.data.prepare.cutting import REGISTRY, Rules, SourceShardReport, cut_
 from replug.data.progress import Progress
 from replug.data.sampling import SPLITS, TEXT_SPLITS, KeyCounts
 from replug.data.shards import prepared_folder
-from replug.data.sources.records import EXAMPLES, Reason, Rejected, SourceShard, readable_name
+from replug.data.sources.records import EXAMPLES, Rejected, SourceShard, readable_name
 
 log = logging.getLogger(__name__)
 
 ENOUGH_ROWS = 10_000  # rows after which the share is judged while the source is still being read
-NOTHING_TO_READ = (Reason.no_main_text, Reason.empty_file)  # pages of links, `__init__.py`: no damage
+NOTHING_TO_READ = ("no_main_text", "empty_file")  # pages of links, `__init__.py`: no damage
 LEAST_TEXTS = 1 << 14  # pieces that are kept of a split of texts: most of a few may repeat one another
 SHOWN = 3  # texts in a warning; rejected.jsonl has more
 Requested = dict[str, int | None]  # requested pieces by split; None means all. Other splits are not made.
@@ -218,7 +218,7 @@ def _reject_duplicates(work: WorkFolder, cut: Cut, max_rejected: float) -> None:
     if named:
         detail = "another text has this id; data.fields={NAME: id} must name a field that tells all texts apart"
         cases = [
-            Rejected(Reason.duplicate_id, cut.source_shards[number].names[0], cut.absolute(number, line), detail)
+            Rejected("duplicate_id", cut.source_shards[number].names[0], cut.absolute(number, line), detail)
             for number, line in places
         ]
         cut.rejected["duplicate_id"] = named

@@ -18,16 +18,18 @@ from replug.config.paths import names_store
 from replug.config.schema import DEV_SHARE, DataConfig
 from replug.data.folder import file_sum, sole_writer
 from replug.data.prepare.assembly import (
+    OverlapFilter,
     Overlaps,
     ShardReport,
     choose_examples,
+    overlaps_of_shard,
+    require_disjoint,
     shared_ngrams,
     write_ids_of_shard,
     write_shards,
     write_texts,
 )
 from replug.data.prepare.cutting import Rules, Tokenizers
-from replug.data.prepare.disjoint import OverlapFilter, overlaps_of_shard, require_disjoint
 from replug.data.prepare.reading import Cut, LocalPool, WorkFolder, cut_source, preparing
 from replug.data.progress import Progress
 from replug.data.records import Example

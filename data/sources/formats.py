@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,7 +25,6 @@ from replug.config.errors import RunError, UserError
 from replug.data.sources.records import (
     MAX_LINE_BYTES,
     UNREADABLE,
-    Reason,
     Rejected,
     Row,
     SourceShard,
@@ -51,7 +51,7 @@ UNNAMED = {2: ("id", "text"), 4: ("id", "url", "title", "text")}
 NUMBER_OF_MARCO = re.compile(r"D?\d+")
 SPACE = re.compile(r"\s*")
 
-Problem = tuple[Reason, str]  # why a row cannot be read; `read_shard` adds where it stands
+Problem = tuple[str, str]  # why a row cannot be read, in a word and in full; `read_shard` adds where it stands
 Read = Iterator[tuple[int, dict[str, Any] | Problem | Rejected | None]]
 
 
@@ -89,7 +89,7 @@ def read_shard(source_shard: SourceShard, columns: Collection[str] | None = None
         for number, row in READERS[source_shard.kind](source_shard, columns):
             yield number, Rejected(row[0], name, number, row[1]) if isinstance(row, tuple) else row
     except UNREADABLE as error:
-        yield number, Rejected(Reason.damaged_file, name, number, f"unreadable after this line: {error}")
+        yield number, Rejected("damaged_file", name, number, f"unreadable after this line: {error}")
 
 
 def field_names(source_shard: SourceShard) -> list[str]:
@@ -140,15 +140,15 @@ DECODER = json.JSONDecoder(object_pairs_hook=_object_of)
 def _object_or_problem(row: Any) -> dict[str, Any] | Problem:
     if isinstance(row, dict):
         return row
-    return Reason.not_an_object, f"expected a JSON object, found {type(row).__name__}"
+    return "not_an_object", f"expected a JSON object, found {type(row).__name__}"
 
 
 def _json_problem(error: ValueError | RecursionError) -> Problem:
     """Return what is wrong; RecursionError is of brackets thousands deep, other ValueErrors of numbers as long."""
     if isinstance(error, json.JSONDecodeError):
         begins = error.doc[:EXCERPT].strip()
-        return Reason.invalid_json, f"not valid JSON: {error.msg} at column {error.colno} of {begins!r}"
-    return Reason.invalid_json, f"not valid JSON: {error}"
+        return "invalid_json", f"not valid JSON: {error.msg} at column {error.colno} of {begins!r}"
+    return "invalid_json", f"not valid JSON: {error}"
 
 
 def json_object(line: str) -> dict[str, Any] | Problem:
@@ -174,7 +174,7 @@ def _json_array(source_shard: SourceShard, _: object) -> Read:
             for number, row in enumerate(_array_values(file), start=1):
                 yield number, _object_or_problem(row)
     except UnicodeDecodeError:
-        yield number + 1, (Reason.not_utf8, "not UTF-8; convert the file")
+        yield number + 1, ("not_utf8", "not UTF-8; convert the file")
     except (ValueError, RecursionError) as error:
         yield number + 1, _json_problem(error)
 
@@ -227,12 +227,15 @@ def _table_rows(source_shard: SourceShard, _: object) -> Read:
                 f"{name}:{header_line}: the header has two columns named {again!r}; expected different names"
             )
         if header and not header[0] and not source_shard.start:  # pandas writes its index so
-            log.warning(f"{name}: the first column has no name, so it is taken for row numbers and not read")
+            _warn_once(f"{name}: the first column has no name, so it is taken for row numbers and not read")
     for number, row in _cells(source_shard, has_quotes):
         if not isinstance(row, list):
             yield number, row
         else:
             yield number, None if number <= header_line and not source_shard.start else _row_of(header, row)
+
+
+_warn_once = lru_cache(log.warning)  # a file is read first to see what it holds
 
 
 def _first_cells(table: SourceShard, has_quotes: bool) -> tuple[int, list[str]]:
@@ -245,11 +248,11 @@ def _row_of(header: Sequence[str], cells: list[str]) -> dict[str, Any] | Problem
     if len(cells) > len(header) and not any(cells[len(header) :]):
         cells = cells[: len(header)]
     if len(cells) != len(header):
-        return Reason.wrong_columns, f"{len(cells)} columns, the header has {len(header)}"
+        return "wrong_columns", f"{len(cells)} columns, the header has {len(header)}"
     pairs = list(zip(header, cells, strict=True))
     if unnamed := [cell for column, cell in pairs[1:] if cell and not column]:  # the first may be pandas' index
         held = f"a column without a name holds {unnamed[0][:EXCERPT]!r}"
-        return Reason.wrong_columns, f"{held}; expected a name in the header"
+        return "wrong_columns", f"{held}; expected a name in the header"
     return {column: cell for column, cell in pairs if column}
 
 
@@ -286,9 +289,9 @@ def _next_cells(reader: Any) -> list[str] | Problem | None:
         "".join(cells or ()).encode()
     except csv.Error as error:
         form = "TSV" if reader.dialect.delimiter == TABS else "CSV"
-        return Reason.invalid_tsv, f"not valid {form} ({error}); expected a row on each line, quotes doubled"
+        return "invalid_tsv", f"not valid {form} ({error}); expected a row on each line, quotes doubled"
     except UnicodeEncodeError:
-        return Reason.not_utf8, "not UTF-8; convert the file"
+        return "not_utf8", "not UTF-8; convert the file"
     return cells or None
 
 
@@ -310,7 +313,7 @@ def _parquet_rows(source_shard: SourceShard, columns: Collection[str] | None) ->
                     number += 1
                     yield number, row
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # the last two of values beyond their type
-        yield number, (Reason.damaged_file, _damage(error))
+        yield number, ("damaged_file", _damage(error))
 
 
 def _column_names(name: str) -> list[str]:

@@ -12,7 +12,6 @@ import logging
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -53,28 +52,6 @@ UNREADABLE = (EOFError, OSError, zlib.error, pa.ArrowInvalid)  # what reading a 
 NAME_SHOWN = 40  # characters of a field's name in a message: a table without a header has a text there
 
 
-class Reason(StrEnum):
-    not_utf8 = "not_utf8"
-    invalid_json = "invalid_json"
-    not_an_object = "not_an_object"
-    invalid_tsv = "invalid_tsv"
-    wrong_columns = "wrong_columns"
-    damaged_file = "damaged_file"
-    no_main_text = "no_main_text"
-    unreadable_file = "unreadable_file"
-    text_missing = "text_missing"
-    text_not_a_string = "text_not_a_string"
-    text_empty = "text_empty"
-    empty_file = "empty_file"
-    half_surrogate = "half_surrogate"
-    nul_character = "nul_character"
-    too_long = "too_long"
-    id_not_a_string = "id_not_a_string"
-    id_empty = "id_empty"
-    domain_not_a_string = "domain_not_a_string"
-    duplicate_id = "duplicate_id"
-
-
 def readable_name(name: str) -> str:
     """Return a file's name as text: bytes of other encodings are spelt out, such as `\\xe9`."""
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
@@ -84,13 +61,13 @@ def readable_name(name: str) -> str:
 class Rejected:
     """One row or file that was not taken. `line` counts from 1; 0 stands for the whole file."""
 
-    reason: Reason
+    reason: str  # one word, by which cases are counted, such as not_utf8
     file: str
     line: int
     detail: str
 
     def __str__(self) -> str:
-        return f"{readable_name(self.file)}{f':{self.line}' if self.line else ''}: {self.detail} ({self.reason.value})"
+        return f"{readable_name(self.file)}{f':{self.line}' if self.line else ''}: {self.detail} ({self.reason})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,17 +215,17 @@ def read_lines(source_shard: SourceShard) -> Iterator[tuple[int, str | Rejected]
                 if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
                     _skip_line(file)
                     detail = f"the line is longer than {MAX_LINE_BYTES} bytes"
-                    yield number, Rejected(Reason.too_long, name, number, detail)
+                    yield number, Rejected("too_long", name, number, detail)
                     continue
                 try:
                     text = line.decode("utf-8-sig")  # Windows begins files with a byte order mark
                 except UnicodeDecodeError as error:
-                    at = other_format(Path(name)) or f"at byte {error.start} of the line"
-                    yield number, Rejected(Reason.not_utf8, name, number, f"not UTF-8: {at}; convert the file")
+                    detail = f"not UTF-8 at byte {error.start} of the line; convert the file"
+                    yield number, Rejected("not_utf8", name, number, detail)
                     continue
                 yield number, text
     except UNREADABLE as error:
-        yield number, Rejected(Reason.damaged_file, name, number, f"unreadable after this line: {error}")
+        yield number, Rejected("damaged_file", name, number, f"unreadable after this line: {error}")
 
 
 def _skip_line(file: BinaryIO) -> None:

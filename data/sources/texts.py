@@ -21,7 +21,6 @@ from replug.data.sources.records import (
     UNREADABLE,
     FieldMap,
     Item,
-    Reason,
     Rejected,
     Row,
     SourceShard,
@@ -82,13 +81,13 @@ def _text_of_row(row: dict[str, Any], fields: FieldMap, name: str, line: int) ->
     problem: Problem | None = None
     if text is None:
         detail = f"field '{fields.text}' (data.fields) is missing; the fields: {names_in(row)}"
-        problem = Reason.text_missing, detail
+        problem = "text_missing", detail
     elif not isinstance(text, str):
-        problem = Reason.text_not_a_string, f"field '{fields.text}' must be a string, found {type(text).__name__}"
+        problem = "text_not_a_string", f"field '{fields.text}' must be a string, found {type(text).__name__}"
     elif identifier == "":
-        problem = Reason.id_empty, f"field '{fields.id}' (data.fields) is empty"
-    problem = problem or _name_problem(identifier, fields.id, Reason.id_not_a_string)
-    problem = problem or _name_problem(domain, fields.domain, Reason.domain_not_a_string)
+        problem = "id_empty", f"field '{fields.id}' (data.fields) is empty"
+    problem = problem or _name_problem(identifier, fields.id, "id_not_a_string")
+    problem = problem or _name_problem(domain, fields.domain, "domain_not_a_string")
     if problem:
         return Rejected(problem[0], name, line, problem[1])
     domain = "all" if domain in (None, "") else str(domain)
@@ -96,12 +95,12 @@ def _text_of_row(row: dict[str, Any], fields: FieldMap, name: str, line: int) ->
     return _checked(made, fields, name, line)
 
 
-def _name_problem(value: Any, field: str, reason: Reason) -> Problem | None:
+def _name_problem(value: Any, field: str, reason: str) -> Problem | None:
     """Return what is wrong with an id or a domain, None where it is fine."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, str | int)):
         return reason, f"field '{field}' must be a string or an integer, found {type(value).__name__}"
     if isinstance(value, str) and len(value) > MAX_NAME_CHARACTERS:
-        return Reason.too_long, f"field '{field}' has {len(value)} characters, more than {MAX_NAME_CHARACTERS}"
+        return "too_long", f"field '{field}' has {len(value)} characters, more than {MAX_NAME_CHARACTERS}"
     return None
 
 
@@ -112,20 +111,20 @@ def _unnamed(text: str, domain: str) -> SourceText:
 
 def _checked(text: SourceText, fields: FieldMap, name: str, line: int) -> SourceText | Rejected:
     if not text.text.strip():
-        return Rejected(Reason.text_empty, name, line, "the text is empty")
+        return Rejected("text_empty", name, line, "the text is empty")
     if len(text.text) > fields.max_characters:
         return _too_long(name, line, len(text.text))
     if "\0" in text.text:
-        return Rejected(Reason.nul_character, name, line, "holds a NUL character: is it a text?")
+        return Rejected("nul_character", name, line, "holds a NUL character: is it a text?")
     try:
         f"{text.id}{text.domain}{text.text}".encode()
     except UnicodeEncodeError:
-        return Rejected(Reason.half_surrogate, name, line, "holds half a surrogate pair")
+        return Rejected("half_surrogate", name, line, "holds half a surrogate pair")
     return text
 
 
 def _too_long(name: str, line: int, num_characters: int) -> Rejected:
-    return Rejected(Reason.too_long, name, line, f"{num_characters} characters, more than a text may have")
+    return Rejected("too_long", name, line, f"{num_characters} characters, more than a text may have")
 
 
 def _joined_texts(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at: str) -> Iterator[Item]:
@@ -187,17 +186,17 @@ def _whole(name: str, root: str, fields: FieldMap, pages: MainTexts | None = Non
         with open_file(Path(name)) as file:
             content = file.read(most + 1)
         if len(content) > most:
-            return Rejected(Reason.too_long, name, 0, f"over {most} bytes, more than a text may have")
+            return Rejected("too_long", name, 0, f"over {most} bytes, more than a text may have")
         text = content.decode().removeprefix("\ufeff") if pages is None else pages(content)
     except UnicodeDecodeError as error:
         at = other_format(Path(name)) or f"at byte {error.start}"
-        return Rejected(Reason.not_utf8, name, 0, f"{at}; convert the file, or leave it out of the source")
+        return Rejected("not_utf8", name, 0, f"{at}; convert the file, or leave it out of the source")
     except UNREADABLE as error:
-        return Rejected(Reason.unreadable_file, name, 0, getattr(error, "strerror", None) or str(error))
+        return Rejected("unreadable_file", name, 0, getattr(error, "strerror", None) or str(error))
     if text is None:
-        return Rejected(Reason.no_main_text, name, 0, "no main text was found in the page")
+        return Rejected("no_main_text", name, 0, "no main text was found in the page")
     if not text.strip():
-        return Rejected(Reason.empty_file, name, 0, "the file is empty")
+        return Rejected("empty_file", name, 0, "the file is empty")
     label, kind = text_id(name, root), format_of(Path(name))
     domain = label.partition("/")[0] if "/" in label else "all"
     if kind in PROSE:

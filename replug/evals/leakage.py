@@ -20,11 +20,18 @@ import numpy as np
 
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.files import read_json, write_json
-from replug.data.prepare.disjoint import LEAST_COMMON, common_from
 from replug.data.progress import Progress
 from replug.data.records import Document
 from replug.data.store import Corpus
-from replug.data.words import compared_words, content_hash, hash64, ngram_hashes, without_common
+from replug.data.words import (
+    LEAST_COMMON,
+    common_from,
+    compared_words,
+    content_hash,
+    hash64,
+    ngram_hashes,
+    without_common,
+)
 from replug.evals.loop import Item, Task
 
 MOST_WORDS, LEAST_WORDS = 13, 8  # of an n-gram

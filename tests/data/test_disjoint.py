@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from replug.data.prepare.disjoint import overlaps_of_examples, overlaps_of_shard, write_overlap_filter
+from replug.data.prepare.assembly import overlaps_of_examples, overlaps_of_shard, write_overlap_filter
 from replug.data.records import Document, Example
 from replug.data.shards import write_documents, write_examples
 

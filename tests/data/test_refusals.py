@@ -62,7 +62,7 @@ CORPUS = {
     "half a gzip file": ("a.json.gz", gzip.compress(ARRAY)[:-12], r"a\.json\.gz: unreadable"),
     "a program": ("a.jsonl", b"\x7fELF\x02\x01\x01" + bytes(90), r"a\.jsonl is, .* binary"),
     "another name": ("a.jsonl", b'{"id": "1", "contents": "x"}\n', r"a\.jsonl:1 .*'text' is missing; .* contents"),
-    "null as id": ("a.jsonl", b'{"id": null, "text": "x"}\n', r"a\.jsonl:1: field 'id' is null"),
+    "null as id": ("a.jsonl", b'{"id": null, "text": "x"}\n', r"a\.jsonl:1: field 'id' is null or empty"),
     "a missing file": ("gone.jsonl", None, r"gone\.jsonl does not exist"),
 }
 EXAMPLES = {
