@@ -83,24 +83,17 @@ def prepare_raw(
     lengths = config.context_tokens, config.document_tokens or config.context_tokens
     rules = Rules(plan.fields, shares, seed, *lengths, tokenizers)
     with preparing(out, inputs) as work:
-        margin = MARGIN
-        while True:
-            cut, domains, overlaps, shards = _make_splits(work, rules, plan, config, margin, pool, own)
-            texts = {split: sum(count.values()) for split, count in domains.items()}
-            counts = {"documents": sum(report["rows"] for report in shards), **texts}
-            if not cut.fall_short(counts):
-                break
-            margin *= WIDER  # most of what was kept repeated or overlapped the rest
-            log.info(f"too few are left of what was kept; cutting again and keeping {margin} for each requested")
-            work.forget()
+        cut, domains, overlaps, shards = _make_splits(work, rules, plan, config, pool, own)
+        counts = _counts(domains, shards)
         _require_some(str(config.source), cut, counts)
-        names = [f"{split}.arrow" for split in texts]
+        paths = [work.documents / f"{report['number']:05d}.arrow" for report in shards]
+        proof = {"disjoint": _proof(work, paths, counts, overlaps, seed, pool)} if domains else {}
+        names = [f"{split}.arrow" for split in domains]
         names += [name for name in ("rejected.jsonl", f"documents/{TOKEN_RULES}") if (out / name).is_file()]
         files, documents = {name: file_sum(out / name) for name in names}, Counter[str]()
         for report in shards:
             documents.update(report["domains"])
             files |= {f"documents/{name}": known for name, known in report["files"].items()}
-        paths = [work.documents / f"{report['number']:05d}.arrow" for report in shards]
         pieces = {split: dict(sorted(cut.domains[split].items())) for split in counts}
         content = {
             "counts": counts,
@@ -108,10 +101,13 @@ def prepare_raw(
             "source": {"texts": cut.texts, "tokens": cut.tokens, "pieces": pieces, "cut_further": cut.cut_further},
             "dropped": dict(sorted(cut.dropped.items())),
             "rejected": dict(sorted(cut.rejected.items())),
-            **({"disjoint": _proof(work, paths, counts, overlaps, seed, pool)} if texts else {}),
+            **proof,
         }
         unread = {"left_aside": list(plan.left_aside), "unread_fields": plan.unread_fields}
         work.finish(files, {**content, **{name: names for name, names in unread.items() if names}})
+
+
+Domains = dict[str, dict[str, int]]  # numbers of texts by split and domain
 
 
 def _make_splits(
@@ -119,29 +115,42 @@ def _make_splits(
     rules: Rules,
     plan: SourcePlan,
     config: DataConfig,
-    margin: int,
     pool: LocalPool,
     own: Mapping[str, list[Example]] | None,
-) -> tuple[Cut, dict[str, dict[str, int]], Overlaps, list[ShardReport]]:
-    """Return the cut source, numbers of texts by split and domain, what texts of two splits share, and the shards."""
+) -> tuple[Cut, Domains, Overlaps, list[ShardReport]]:
+    """Cut the source and write its splits, again with more kept pieces where too few are left.
+
+    Returns the cut source, the numbers of its texts, what texts of two splits share, and the shards of documents.
+    """
     requested = {"documents": config.num_documents}
     if own is None:
         requested |= {"queries": config.num_queries, "heldout": config.num_heldout}
         requested |= {"dev": config.num_dev} if config.num_dev else {}
-    cut = Cut(plan.shards, requested, margin)
-    cut_source(work, rules, cut, pool, config.max_rejected_share)
-    if own is None:
-        ngram, splits = config.ngram_overlap, [split for split in TEXT_SPLITS if split in requested]
-        choose = partial(choose_examples, work, rules, cut)
-        domains, overlaps = write_texts(work, splits, choose, rules.seed, ngram, shared_ngrams(work, cut, ngram))
-    else:
-        domains, overlaps = write_texts(work, own, lambda split, _: own[split], rules.seed)
-    if cut.fall_short({split: sum(count.values()) for split, count in domains.items()}):
-        return cut, domains, overlaps, []  # no shards, of which there may be thousands
-    shards = write_shards(work, rules, cut, pool)
-    for report in shards:
-        cut.dropped.update(report["dropped"])
-    return cut, domains, overlaps, shards
+    margin = MARGIN
+    while True:
+        cut = Cut(plan.shards, requested, margin)
+        cut_source(work, rules, cut, pool, config.max_rejected_share)
+        if own is None:
+            ngram, splits = config.ngram_overlap, [split for split in TEXT_SPLITS if split in requested]
+            choose = partial(choose_examples, work, rules, cut)
+            domains, overlaps = write_texts(work, splits, choose, rules.seed, ngram, shared_ngrams(work, cut, ngram))
+        else:
+            domains, overlaps = write_texts(work, own, lambda split, _: own[split], rules.seed)
+        are_enough = not cut.fall_short(_counts(domains))
+        shards = write_shards(work, rules, cut, pool) if are_enough else []  # of which there may be thousands, in vain
+        if are_enough and not cut.fall_short(_counts(domains, shards)):
+            for report in shards:
+                cut.dropped.update(report["dropped"])
+            return cut, domains, overlaps, shards
+        margin *= WIDER  # most of what was kept repeated or overlapped the rest
+        log.info(f"too few are left of what was kept; cutting again and keeping {margin} for each requested")
+        work.forget()
+
+
+def _counts(domains: Domains, shards: Sequence[ShardReport] | None = None) -> dict[str, int]:
+    """Return the numbers of texts by split, after that of documents where shards are given."""
+    texts = {split: sum(count.values()) for split, count in domains.items()}
+    return texts if shards is None else {"documents": sum(report["rows"] for report in shards), **texts}
 
 
 def _require_some(source: str, cut: Cut, counts: Mapping[str, int]) -> None:

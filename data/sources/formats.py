@@ -151,20 +151,15 @@ def _json_problem(error: ValueError | RecursionError) -> Problem:
     return "invalid_json", f"not valid JSON: {error}"
 
 
-def json_object(line: str) -> dict[str, Any] | Problem:
-    """Return the object of a line of JSON, or why it is none."""
-    try:
-        return _object_or_problem(DECODER.decode(line))
-    except (ValueError, RecursionError) as error:
-        return _json_problem(error)
-
-
 def _json_lines(source_shard: SourceShard, _: object) -> Read:
     for number, line in read_lines(source_shard):
-        if isinstance(line, str):
-            yield number, json_object(line) if line.strip() else None
-        else:
+        if isinstance(line, Rejected):
             yield number, line
+            continue
+        try:
+            yield number, _object_or_problem(DECODER.decode(line)) if line.strip() else None
+        except (ValueError, RecursionError) as error:
+            yield number, _json_problem(error)
 
 
 def _json_array(source_shard: SourceShard, _: object) -> Read:
