@@ -212,7 +212,8 @@ def _plan_files(source: str, paths: list[Path], fields: FieldMap) -> tuple[Itera
     if 0 < len(data) >= len(read) and _num_bytes(read) <= _num_bytes(data):  # data beside its card
         found = names_in(field_names(SourceShard(form_of(data[0]), (str(data[0]),))))
         raise UserError(
-            f"data.source: {data[0]} has rows with {found} and none with '{fields.text}': data.fields={{NAME: text}}"
+            f"data.source: {data[0]} has no rows with '{fields.text}' (found: {found}); expected one on each line or "
+            "in each object of an array: data.fields={NAME: text} names another field"
         )
     root, kept = Path(_root(source)), set(read)
     is_file = Path(source).expanduser().is_file()
