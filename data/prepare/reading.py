@@ -2,10 +2,10 @@
 
 A rerun continues from the finished parts of the folder:
 
-OUT/work/source_shards/00000/report.json  a source shard that is cut, beside its runs
-OUT/work/shards/00000.json                a shard of the corpus that is written
-OUT/work/duplicates.npy                   ids of texts that occur twice, and the version that is kept
-OUT/work/overlap_filter/                  hashes of queries and held-out texts
+OUT/work/cut/00000/report.json  a source shard that is cut, beside its runs
+OUT/work/written/00000.json     a shard of the corpus that is written
+OUT/work/duplicates.npy         ids of texts that occur twice, and the version that is kept
+OUT/work/overlap_filter/        hashes of queries and held-out texts
 
 Of texts with one id one keeps it, which follows from its words and not its place. The registers of texts are sorted, so
 that a range of hashes is read from all of them at once and memory does not grow with the source.
@@ -53,7 +53,7 @@ class WorkFolder:
 
     def __init__(self, out: Path) -> None:
         self.out, self.path, self.documents = out, out / "work", out / "documents"
-        self.shards, self.source_shards = self.path / "shards", self.path / "source_shards"
+        self.shards, self.source_shards = self.path / "written", self.path / "cut"
         self.duplicates, self.overlap_filter = self.path / "duplicates.npy", self.path / "overlap_filter"
 
     def forget(self) -> None:
