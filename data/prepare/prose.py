@@ -2,7 +2,7 @@
 
 Short sections are joined, long ones cut into even pieces. Where half a piece has no border it ends at a token's, as
 program code on one line does. Underlined headings are reStructuredText's and Markdown's, `#` is Markdown's; what other
-markup has for them is Markdown when it comes here (`data.sources.markup`).
+markup has for them is Markdown when it comes here (`data.sources.texts`).
 """
 
 import re

@@ -1,7 +1,7 @@
 """Leakage: the examples that the corpus holds. Retrieval that finds them copies, and predicts nothing.
 
 An example is in the corpus where a document comes from its source, equals one of its texts (white space and case
-aside), or shares as many words in a row with one, as preparing a set has it (`data.prepare.disjoint`). N-grams have 13
+aside), or shares as many words in a row with one, as preparing a set has it (`data.prepare.assembly`). N-grams have 13
 words (Brown et al. 2020); a text of fewer words, down to 8, is compared whole. Words in a row that half of the corpus's
 sources hold, such as a footer, are no leak. The task says which texts are compared: an example with its continuation, a
 question, its choices, its answers.
