@@ -103,12 +103,7 @@ def field_names(source_shard: SourceShard) -> list[str]:
 def count_rows_of(path: Path) -> int:
     """Count the rows of a file. Lines of JSON are not parsed. Raises UserError for a file that is damaged."""
     shard = SourceShard(form_of(path), (str(path),))
-    if shard.kind == "parquet":
-        try:
-            return int(pq.read_metadata(path).num_rows)
-        except (pa.ArrowException, OSError) as error:
-            raise UserError(f"{path}: {_damage(error)}") from error
-    rows: Iterator[tuple[int, Any]] = read_lines(shard) if shard.kind == "jsonl" else read_shard(shard)
+    rows: Iterator[tuple[int, Any]] = read_lines(shard) if shard.kind == "jsonl" else read_shard(shard, columns=())
     count = 0
     for number, row in rows:
         if isinstance(row, Rejected):

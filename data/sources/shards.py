@@ -274,30 +274,28 @@ def _plan_rows(path: Path, shard_bytes: int | None) -> Iterable[SourceShard]:
 
     Raises UserError for a file whose first bytes are those of a format without rows.
     """
-    kind = form_of(path)
-    if kind == "parquet":
-        return _row_groups(str(path), shard_bytes)
-    if shard_bytes is None or kind not in ("jsonl", TABS) or packing_of(path):
-        return [SourceShard(kind, (str(path),))]
+    whole = SourceShard(form_of(path), (str(path),))
+    if shard_bytes is None or whole.kind not in ("parquet", "jsonl", TABS) or packing_of(path):
+        return [whole]
+    if whole.kind == "parquet":
+        return _row_groups(whole, shard_bytes)
     size = path.stat().st_size
     starts = range(0, max(size, 1), shard_bytes)
-    return [SourceShard(kind, (str(path),), start, min(start + shard_bytes, size)) for start in starts]
+    return [replace(whole, start=start, stop=min(start + shard_bytes, size)) for start in starts]
 
 
-def _row_groups(path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
+def _row_groups(whole: SourceShard, shard_bytes: int) -> Iterator[SourceShard]:
     """Yield source shards of some of a Parquet file's row groups."""
     try:
-        metadata = None if shard_bytes is None else pq.read_metadata(path)
+        metadata = pq.read_metadata(whole.names[0])
     except (pa.ArrowException, OSError):  # reading the source shard says what is wrong with it
-        metadata = None
-    if metadata is None or shard_bytes is None:
-        yield SourceShard("parquet", (path,))
+        yield whole
         return
     first, size = 0, 0
     for group in range(metadata.num_row_groups):
         size += metadata.row_group(group).total_byte_size
         if size >= shard_bytes or group == metadata.num_row_groups - 1:
-            yield SourceShard("parquet", (path,), first, group + 1)
+            yield replace(whole, start=first, stop=group + 1)
             first, size = group + 1, 0
 
 

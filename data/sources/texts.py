@@ -16,7 +16,7 @@ from typing import Any
 
 from replug.config.errors import require_extra
 from replug.data.sources.built_in_texts import read_package_texts, stand_in_texts
-from replug.data.sources.formats import READERS, Problem, read_shard
+from replug.data.sources.formats import READERS, read_shard
 from replug.data.sources.records import (
     UNREADABLE,
     FieldMap,
@@ -77,31 +77,26 @@ def is_built_in(source: str) -> bool:
 
 
 def _text_of_row(row: dict[str, Any], fields: FieldMap, name: str, line: int) -> SourceText | Rejected:
+    def rejected(reason: str, detail: str) -> Rejected:
+        return Rejected(reason, name, line, detail)
+
     text, identifier, domain = (nested(row, path) for path in (fields.text, fields.id, fields.domain))
-    problem: Problem | None = None
     if text is None:
         detail = f"field '{fields.text}' (data.fields) is missing; the fields: {names_in(row)}"
-        problem = "text_missing", detail
-    elif not isinstance(text, str):
-        problem = "text_not_a_string", f"field '{fields.text}' must be a string, found {type(text).__name__}"
-    elif identifier == "":
-        problem = "id_empty", f"field '{fields.id}' (data.fields) is empty"
-    problem = problem or _name_problem(identifier, fields.id, "id_not_a_string")
-    problem = problem or _name_problem(domain, fields.domain, "domain_not_a_string")
-    if problem:
-        return Rejected(problem[0], name, line, problem[1])
+        return rejected("text_missing", detail)
+    if not isinstance(text, str):
+        return rejected("text_not_a_string", f"field '{fields.text}' must be a string, found {type(text).__name__}")
+    if identifier == "":
+        return rejected("id_empty", f"field '{fields.id}' (data.fields) is empty")
+    named = ((identifier, fields.id, "id_not_a_string"), (domain, fields.domain, "domain_not_a_string"))
+    for value, field, reason in named:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, str | int)):
+            return rejected(reason, f"field '{field}' must be a string or an integer, found {type(value).__name__}")
+        if isinstance(value, str) and len(value) > MAX_NAME_CHARACTERS:
+            return rejected("too_long", f"field '{field}' has {len(value)} characters, more than {MAX_NAME_CHARACTERS}")
     domain = "all" if domain in (None, "") else str(domain)
-    made = _unnamed(str(text), domain) if identifier is None else SourceText(str(identifier), str(text), domain)
+    made = _unnamed(text, domain) if identifier is None else SourceText(str(identifier), text, domain)
     return _checked(made, fields, name, line)
-
-
-def _name_problem(value: Any, field: str, reason: str) -> Problem | None:
-    """Return what is wrong with an id or a domain, None where it is fine."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, str | int)):
-        return reason, f"field '{field}' must be a string or an integer, found {type(value).__name__}"
-    if isinstance(value, str) and len(value) > MAX_NAME_CHARACTERS:
-        return "too_long", f"field '{field}' has {len(value)} characters, more than {MAX_NAME_CHARACTERS}"
-    return None
 
 
 def _unnamed(text: str, domain: str) -> SourceText:
