@@ -15,19 +15,13 @@ from replug.data.rows import read_documents, read_examples
 from replug.data.sources.records import FieldMap, Rejected, SourceText
 from replug.data.sources.shards import plan_source, read_source_shard
 from replug.data.store import PreparedSet
-from tests.support.preparing import contents, prepare, rows_of, write_jsonl
+from tests.support.preparing import contents, parquet, prepare, rows_of, write_files, write_jsonl
 
 GOOD = rows_of(60)
 LINES = [json.dumps(row).encode() for row in GOOD]
 ARRAY = json.dumps(GOOD[:2]).encode()
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
 TWICE = pa.table([pa.array(["1"]), pa.array(["2"]), pa.array(["one"])], names=["id", "id", "text"])
-
-
-def parquet(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    return sink.getvalue().to_pybytes()
 
 
 def read_source(source: Path, **fields: object) -> list[SourceText | Rejected]:
@@ -56,7 +50,7 @@ CORPUS = {
     "TSV without rows": ("a.tsv", b"id\ttext\n", "holds no documents"),
     "half a Parquet file": (
         "a.parquet",
-        parquet(pa.Table.from_pylist(GOOD))[:-9],
+        parquet(GOOD)[:-9],
         "a.parquet: no whole Parquet",
     ),
     "half a gzip file": ("a.json.gz", gzip.compress(ARRAY)[:-12], r"a\.json\.gz: unreadable"),
@@ -105,8 +99,7 @@ def test_examples_that_lack_what_the_lm_predicts_are_refused(what: str, tmp_path
 @pytest.mark.parametrize("what", SOURCES)
 def test_a_source_that_cannot_be_read_is_refused_with_the_files_name(what: str, tmp_path: Path) -> None:
     files, says = SOURCES[what]
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
+    write_files(tmp_path, files)
     with pytest.raises(UserError, match=says):
         read_source(tmp_path)
 
