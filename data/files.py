@@ -139,15 +139,9 @@ SHARED = (
 
 def shared_file_system(path: Path) -> str | None:
     """Return the type of the file system that `path` will lie on, such as nfs4. None means this machine's own."""
-    kind = file_system(path)
-    return kind if kind.startswith(SHARED) else None
-
-
-def file_system(path: Path) -> str:
-    """Return the type of the mount nearest above a path, there or not; of several there the last hides others."""
     real, nearest, kind = path.resolve(), Path("/"), ""
-    for mount in psutil.disk_partitions(all=True):
+    for mount in psutil.disk_partitions(all=True):  # the nearest above the path; of several there the last hides others
         place = Path(mount.mountpoint)
         if real.is_relative_to(place) and len(place.parts) >= len(nearest.parts):
             nearest, kind = place, mount.fstype
-    return kind
+    return kind if kind.startswith(SHARED) else None

@@ -88,14 +88,12 @@ class Stages:
 
     def _report_standstill(self, is_over: threading.Event) -> None:
         """Log how long the stage has finished nothing, until it is over."""
-        advances, still, wait = self.num_advances, 0.0, STANDSTILL
-        while not is_over.wait(wait):
-            if self.num_advances == advances:
-                still += wait
+        advances, still = self.num_advances, 0.0
+        while not is_over.wait(still or STANDSTILL):  # twice as long each further time
+            still = 0.0 if self.num_advances != advances else still + (still or STANDSTILL)
+            advances = self.num_advances
+            if still:
                 log.info(f"{self.title}: nothing was finished for {format_duration(still)}; other programs may be busy")
-                wait = still
-            else:
-                advances, still, wait = self.num_advances, 0.0, STANDSTILL
 
     @property
     def title(self) -> str:
@@ -143,11 +141,13 @@ class Progress:
                 if now - self._stages.last_line >= MOST_BETWEEN:
                     self._show(self._line(None, note), now)
                 return
-        elapsed = now - self._start
-        pace = self._pace(now)
+        elapsed, pace = now - self._start, self._pace(now)
         between = max(FIRST_LINE, min(MOST_BETWEEN, elapsed / 4)) if _rewrite is None else REWRITE
         if self.is_done:
-            self._end(elapsed, note)
+            if self._stages is None and elapsed >= 1:
+                took = format_duration(elapsed)
+                log.info(" · ".join([f"{self.what}: {self.done}/{self.total}", f"took {took}", *filter(None, [note])]))
+            erase()
         elif elapsed >= 1 and now - self._last >= between:
             self._show(self._line(pace, note), now)
 
@@ -170,20 +170,11 @@ class Progress:
             self._stages.measure(kind, (pace or whole) / units)
         return pace
 
-    def _end(self, elapsed: float, note: str) -> None:
-        if self._stages is None and elapsed >= 1:
-            log.info(f"{self.what}: {self.done}/{self.total} · took {format_duration(elapsed)}{_noted(note)}")
-        erase()
-
     def _line(self, pace: float | None, note: str) -> str:
-        title = "" if self._stages is None else f"{self._stages.title}: "
-        counted = f"{title}{self.what}{'' if title else ':'} {self.done}/{self.total}"
-        if pace is None:
-            return f"{counted}{_noted(note)}"
-        own = pace * (self.total - self.done)
-        left = f"{format_duration(own)} left" if self._stages is None else self._stages.left(own)
-        return f"{counted} · {left}{_noted(note)}"
-
-
-def _noted(note: str) -> str:
-    return f" · {note}" if note else ""
+        parts = [f"{self.what}: {self.done}/{self.total}"]
+        if self._stages is not None:
+            parts = [f"{self._stages.title}: {self.what} {self.done}/{self.total}"]
+        if pace is not None:
+            own = pace * (self.total - self.done)
+            parts.append(f"{format_duration(own)} left" if self._stages is None else self._stages.left(own))
+        return " · ".join([*parts, *filter(None, [note])])

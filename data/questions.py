@@ -7,7 +7,6 @@ construction. The questions read as no person writes them: they teach and test a
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import regex
 
@@ -95,25 +94,17 @@ PAIRS_IN_A_THAI_WORD = 3
 LONGEST_ANSWER = 6  # words
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question, the answers that a passage may hold, and the id of the document that it was made from."""
+def questions_of(document: Document, num: int, seed: int) -> list[tuple[str, str]]:
+    """Return at most `num` questions about a document, each of another sentence, with the answers that it holds.
 
-    id: str
-    question: str
-    answers: tuple[str, ...]
-    gold: str
-    source: str
-
-
-def questions_of(document: Document, num: int, seed: int) -> list[Question]:
-    """Return at most `num` questions about a document, each of another sentence; the same for the same seed."""
+    They are the same for the same seed.
+    """
     random_ = random.Random(f"{seed}/{document.id}")
     title, body = _title(document.text)
     language = _language(document.text)
     sentences = list(_sentences(body, language))
     random_.shuffle(sentences)
-    questions = list[Question]()
+    questions = list[tuple[str, str]]()
     for sentence in sentences:
         if len(questions) == num:
             break
@@ -123,9 +114,7 @@ def questions_of(document: Document, num: int, seed: int) -> list[Question]:
             continue
         answer, kind = random_.choice(spans)
         if has_answer(document.text, [answer]):
-            text = _question(plain, answer, kind, title, language)
-            identifier = f"{document.id}-q{len(questions)}"
-            questions.append(Question(identifier, text, (answer,), document.id, document.source))
+            questions.append((_question(plain, answer, kind, title, language), answer))
     return questions
 
 

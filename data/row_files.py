@@ -13,7 +13,7 @@ import logging
 import math
 from ast import literal_eval
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
@@ -25,8 +25,7 @@ from replug.config.errors import UserError
 from replug.data.files import file_sha256, replace_file
 from replug.data.sources import shards
 from replug.data.sources.formats import SEPARATORS, TABS, count_rows_of, form_of, plan_hub, read_shard
-from replug.data.sources.lines import format_of, read_lines
-from replug.data.sources.records import Rejected, SourceShard, nested
+from replug.data.sources.records import Rejected, SourceShard, format_of, nested, read_lines
 
 log = logging.getLogger(__name__)
 
@@ -47,29 +46,19 @@ def read_rows(source: str | Path, fields: Mapping[str, str] | None = None, part:
     `part` is what is read of a folder of BEIR. Raises UserError for a row or file that is damaged, with its place.
     """
     files = row_files(source, part)
-    with _without_key():
-        whole = (SourceShard(form_of(path), (str(path),)) for path in files or ())
-        before = 0  # rows of the shards of a dataset that were read
-        for shard in plan_hub(str(source)) if files is None else whole:
-            number, by_line = 0, shard.kind == "jsonl" or shard.kind in (TABS, *SEPARATORS)
-            for number, row in read_shard(shard):
-                place = before + number
-                where = shard.names[0] + (f":{place}" if by_line else f", row {place}") * bool(place)
-                if isinstance(row, Rejected):
-                    raise UserError(f"{where}: {row.detail}")
-                if row is not None:
-                    row = _checked(row, shard.kind, where)
-                    yield where, _renamed(row, fields) if fields else row
-            before += number if files is None else 0
-
-
-@contextmanager
-def _without_key() -> Iterator[None]:
-    """Leave data.source out of what reading a source refuses: these rows are another key's."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(str(error).removeprefix("data.source: ")) from error
+    whole = (SourceShard(form_of(path), (str(path),)) for path in files or ())
+    before = 0  # rows of the shards of a dataset that were read
+    for shard in plan_hub(str(source)) if files is None else whole:
+        number, by_line = 0, shard.kind == "jsonl" or shard.kind in (TABS, *SEPARATORS)
+        for number, row in read_shard(shard):
+            place = before + number
+            where = shard.names[0] + (f":{place}" if by_line else f", row {place}") * bool(place)
+            if isinstance(row, Rejected):
+                raise UserError(f"{where}: {row.detail}")
+            if row is not None:
+                row = _checked(row, shard.kind, where)
+                yield where, _renamed(row, fields) if fields else row
+        before += number if files is None else 0
 
 
 def _checked(row: dict[str, Any], kind: str, where: str) -> dict[str, Any]:
@@ -94,8 +83,10 @@ def row_files(source: str | Path, part: str = CORPUS) -> list[Path] | None:
     """Return the files whose rows are read, in order; None for a dataset of the hub."""
     if (folder := beir_folder(source)) is not None:
         return [sorted(folder.glob(f"{CORPUS if part == CORPUS else QUERIES}.jsonl*"))[0]]
-    with _without_key():
+    try:
         paths = shards.files_of(str(source))
+    except UserError as error:  # these rows are another key's
+        raise UserError(str(error).removeprefix("data.source: ")) from error
     if paths is None or len(paths) == 1 or Path(source).expanduser().is_file():
         return paths
     read = [path for path in paths if format_of(path) in FILES_OF_ROWS]
@@ -238,5 +229,5 @@ def _cells(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
         if isinstance(line, Rejected):
             raise UserError(f"{path}:{number}: {line.detail}")
         if line.strip():
-            text = line.decode("utf-8-sig", errors="replace").rstrip("\r\n")
+            text = line.rstrip("\r\n")
             yield number, [cell.strip() for cell in (text.split("\t") if "\t" in text else text.split())]

@@ -71,14 +71,15 @@ def read_documents(source: str | Path, fields: Mapping[str, str] | None = None) 
             names.update(dict.fromkeys(row))
         hashes.append(hash(doc_id))
         title, value = _optional(row, "title", where), row.get("text")
-        has_text = not isinstance(value, str) or bool(value.strip())  # or `_text` says what is wrong with it
-        if not has_text and not (title or "").strip():
+        parts = [title] if title else []
+        if not isinstance(value, str) or value.strip():
+            parts.append(_text(row, "text", where))
+        if not "".join(parts).strip():
             empty, first_empty = empty + 1, first_empty or f"{where} (id {doc_id})"
             continue
-        text = [_text(row, "text", where)] if has_text else []
         yield Document(
             id=doc_id,
-            text="\n".join([title, *text] if title else text),
+            text="\n".join(parts),
             domain=_optional(row, "domain", where) or "all",
             source=_optional(row, "source", where) or doc_id,
             embedded_title=_optional(row, "embedded_title", where) or "",
@@ -196,17 +197,14 @@ def require_new(identifier: str, seen: set[str], where: str) -> None:
 
 
 def _identifier(row: dict[str, Any], where: str) -> str:
-    value = row.get("id")
-    if value is None:
+    if not (identifier := _optional(row, "id", where)):
         raise UserError(f"{where}: field 'id' is {_absent(row, 'id')}")
-    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise UserError(f"{where}: field 'id' must be a string or an integer, found {value!r}")
-    return str(value)
+    return identifier
 
 
 def _absent(row: dict[str, Any], name: str) -> str:
     if name in row:
-        return "null; expected a value"
+        return "null or empty; expected a value"
     return f"missing; the fields here are {names_in(row)}: give data.fields.NAME={name}, or rename one"
 
 
@@ -225,7 +223,7 @@ def _text(row: dict[str, Any], name: str, where: str) -> str:
 def _optional(row: dict[str, Any], name: str, where: str) -> str | None:
     value = row.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, str | int)):
-        raise UserError(f"{where}: field '{name}' must be a string, found {type(value).__name__}")
+        raise UserError(f"{where}: field '{name}' must be a string or an integer, found {type(value).__name__}")
     return None if value is None else str(value)
 
 

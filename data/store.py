@@ -29,11 +29,8 @@ from replug.data.files import read_json, reading, write_json
 from replug.data.records import Document, Example
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
-    EXAMPLE_SCHEMA,
     FIX,
     FOUND,
-    OWN_COLUMNS,
-    OWN_DOCUMENT_COLUMNS,
     ROWS_PER_BATCH,
     STORE,
     TOKEN_RULES,
@@ -62,7 +59,7 @@ class CorpusStore:
             raise UserError(f"{folder} holds no documents; expected the shards that `replug prepare` writes")
         self._shards, self._files = shards, prepared_folder(folder.parent)
         self._files.require(f"{folder.name}/{TOKEN_RULES}")
-        tables = [_open_table(path, DOCUMENT_SCHEMA, OWN_DOCUMENT_COLUMNS.names) for path in shards]
+        tables = [_open_table(path) for path in shards]
         count = sum(map(len, tables))
         written = self._files.manifest()["counts"]["documents"] if self._files.is_finished else count
         if written != count:  # a flipped bit may end a shard early
@@ -279,7 +276,7 @@ class ExampleStore:
 
     def __init__(self, path: Path) -> None:
         prepared_folder(path.parent).require(path.name, meaning=WITHOUT_PROOF)
-        self._table = _open_table(path, EXAMPLE_SCHEMA, OWN_COLUMNS.names)
+        self._table = _open_table(path)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -323,16 +320,13 @@ def _open_array(path: Path) -> np.ndarray:
         raise UserError(f"{path} is damaged ({error}); {FIX}") from error
 
 
-def _open_table(path: Path, schema: pa.Schema, more: Sequence[str] = ()) -> Dataset:
+def _open_table(path: Path) -> Dataset:
     try:
-        table = Dataset.from_file(str(path))
+        return Dataset.from_file(str(path))
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:  # the system's; Arrow's own have no number
             raise
         raise UserError(f"{path} is damaged, it is no Arrow file ({error}); prepare it again") from error
-    if table.column_names != [*schema.names, *(name for name in more if name in table.column_names)]:
-        raise UserError(f"{path} is damaged, its columns are {', '.join(table.column_names)}; prepare it again")
-    return table
 
 
 class Corpus:
@@ -353,12 +347,12 @@ class Corpus:
     @property
     def corpus_sha256(self) -> str:
         """Return a hash over the documents' texts and fields."""
-        shards = [
-            name
-            for name in self.manifest["files"]
+        shards = {
+            name.removeprefix("documents/"): known["sha256"]
+            for name, known in self.manifest["files"].items()
             if name.startswith("documents/") and name.endswith((".arrow", STORE))
-        ]
-        return combined_sha256({Path(name).name: self.manifest["files"][name]["sha256"] for name in shards})
+        }
+        return combined_sha256(shards)
 
 
 class PreparedSet(Corpus):

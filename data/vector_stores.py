@@ -15,11 +15,11 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import numpy as np
 
@@ -69,20 +69,39 @@ class CandidateSource(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
 class StoreAddress:
     """The parts of a store's URL: where it is, the collection or table, the names of fields, what is left.
 
     `only` is a field and the value that documents have there; None means all documents.
     """
 
-    url: str
-    parts: SplitResult
-    name: str
-    fields: dict[str, str]
-    only: tuple[str, str] | None
-    uses_tls: bool | None
-    others: dict[str, str]
+    def __init__(self, url: str) -> None:
+        """Take a URL apart. Raises UserError for what is missing, unknown or secret."""
+        self.url, self.parts = url, urlsplit(url)
+        parts = self.parts
+        if parts.password or "password" in parts.query:
+            secret = "PGPASSWORD" if parts.scheme in POSTGRESQL else "QDRANT_API_KEY"
+            raise UserError(f"data.corpus: the URL of the store holds a password; expected it in ${secret}")
+        given = dict(parse_qsl(parts.query, keep_blank_values=True))
+        key = "collection" if parts.scheme == "qdrant" else "table"
+        name = given.pop(key, "")
+        if not name:
+            raise UserError(f"data.corpus: {url} names no {key}; expected {url.partition('?')[0]}?{key}=NAME")
+        fields = {field: given.pop(field, default) for field, default in FIELDS.items()}
+        field, has_value, value = given.pop("only", "").partition("=")
+        if "only" in parts.query and not (field and has_value):
+            raise UserError(f"data.corpus: {url} has only={field}; expected only=FIELD=VALUE, such as only=tenant=acme")
+        tls = given.pop("tls", None) if parts.scheme == "qdrant" else None
+        if tls not in (None, "true", "false"):
+            raise UserError(f"data.corpus: {url} has tls={tls}; expected true or false")
+        if given and parts.scheme not in POSTGRESQL:
+            expected = ", ".join((key, *FIELDS, "only", *(["tls"] if key == "collection" else [])))
+            raise UserError(f"data.corpus: {url} has the unknown parameter {min(given)!r}; expected {expected}")
+        if not parts.hostname and parts.scheme not in POSTGRESQL and not Path(parts.path).is_dir():  # libraries make it
+            raise UserError(f"data.corpus: {url}: the folder {parts.path} does not exist")
+        self.name, self.fields, self.others = name, fields, given
+        self.only = (field, value) if field else None
+        self.uses_tls = None if tls is None else tls == "true"
 
     def document(self, id: Any, fields: dict[str, Any], vector: Any) -> StoredDocument:
         """Return a document of the store. Raises UserError where it has no text or vector."""
@@ -120,36 +139,9 @@ class StoreAddress:
             raise self.problem(error) from error
 
 
-def store_address(url: str) -> StoreAddress:
-    """Take the URL of a store apart. Raises UserError for what is missing, unknown or secret."""
-    parts = urlsplit(url)
-    if parts.password or "password" in parts.query:
-        secret = "PGPASSWORD" if parts.scheme in POSTGRESQL else "QDRANT_API_KEY"
-        raise UserError(f"data.corpus: the URL of the store holds a password; expected it in ${secret}")
-    given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    key = "collection" if parts.scheme == "qdrant" else "table"
-    name = given.pop(key, "")
-    if not name:
-        raise UserError(f"data.corpus: {url} names no {key}; expected {url.partition('?')[0]}?{key}=NAME")
-    fields = {field: given.pop(field, default) for field, default in FIELDS.items()}
-    field, has_value, value = given.pop("only", "").partition("=")
-    if "only" in parts.query and not (field and has_value):
-        raise UserError(f"data.corpus: {url} has only={field}; expected only=FIELD=VALUE, such as only=tenant=acme")
-    tls = given.pop("tls", None) if parts.scheme == "qdrant" else None
-    if tls not in (None, "true", "false"):
-        raise UserError(f"data.corpus: {url} has tls={tls}; expected true or false")
-    if given and parts.scheme not in POSTGRESQL:
-        expected = ", ".join((key, *FIELDS, "only", *(["tls"] if key == "collection" else [])))
-        raise UserError(f"data.corpus: {url} has the unknown parameter {min(given)!r}; expected {expected}")
-    if not parts.hostname and parts.scheme not in POSTGRESQL and not Path(parts.path).is_dir():  # libraries make it
-        raise UserError(f"data.corpus: {url}: the folder {parts.path} does not exist")
-    only = (field, value) if field else None
-    return StoreAddress(url, parts, name, fields, only, None if tls is None else tls == "true", given)
-
-
 def open_source(url: str) -> CandidateSource:
     """Open a store by its URL. Raises UserError if it is missing, empty, or cannot be searched."""
-    address = store_address(url)
+    address = StoreAddress(url)
     source: CandidateSource = KINDS[address.parts.scheme](address)
     if not len(source):
         raise address.problem("it holds no documents")
@@ -398,7 +390,7 @@ class Lance:
         only = address.only[0] if address.only else ""
         columns = {name: name if name in schema.names else name.partition(".")[0] for name in (*fields.values(), only)}
         top = {field: columns[name] for field, name in fields.items()}  # columns, of which some hold others
-        replace(address, fields=top, only=(columns[only], "")).require_columns(schema.names)
+        address.require_columns([*schema.names, *(name for name, outer in columns.items() if outer in schema.names)])
         self.dim = getattr(schema.field(fields["vector"]).type, "list_size", 0)
         self._columns = list(dict.fromkeys(filter(None, top.values())))
         self._only = f"cast({only} as string) = {_quoted(address.only[1])}" if address.only else None

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import re
 import zlib
+from collections.abc import Iterable
 
 import numpy as np
 import regex
@@ -121,3 +122,21 @@ def is_known(hashes: np.ndarray, known: np.ndarray) -> np.ndarray:
         return np.zeros(len(hashes), bool)
     places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
     return known[places] == hashes
+
+
+LEAST_COMMON = 5  # sources
+
+
+def common_ngrams(hashes_by_source: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the n-grams, sorted hashes, that half of the sources hold: headers, footers and licences are no leak.
+
+    Each array is of one source. Of fewer than five sources nothing is common.
+    """
+    unique = [np.unique(hashes) for hashes in hashes_by_source]
+    hashes, counts = np.unique(np.concatenate([np.empty(0, np.uint64), *unique]), return_counts=True)
+    return hashes[counts >= common_from(len(unique))]
+
+
+def common_from(num_sources: int) -> int:
+    """Return the number of sources that must hold an n-gram to make it common."""
+    return max(LEAST_COMMON, -(-num_sources // 2))

@@ -30,7 +30,7 @@ from replug.config.schema import Config
 from replug.data.answers import has_answer
 from replug.data.files import replace_file
 from replug.data.folder import Folder
-from replug.data.questions import Question, questions_of
+from replug.data.questions import questions_of
 from replug.data.records import Document
 from replug.data.row_files import rows_sha256
 from replug.data.rows import ASKED, one_line, question_prompt, question_rows
@@ -236,7 +236,7 @@ def _from_documents(
             split = _split_of(name, config.seed)
             if len(made.get(split, ())) < most.get(split, 0) and name not in excluded:
                 num = max(per_document[split], PER_DOCUMENT if split == "train" else 1)
-                made[split] += [(_opened(of), document) for of in questions_of(document, num, config.seed)]
+                made[split] += [(of, document) for of in _opened(document, num, config.seed)]
     if write is None:
         return {split: [question for question, _ in of[: most[split]]] for split, of in made.items()}
     others = corpus.texts(order[:SEARCHED])
@@ -254,8 +254,12 @@ def _split_of(name: str, seed: int) -> str:
     return {0: "heldout", 1: "dev"}.get(hash64(f"questions/{seed}/{name}") % SHARE, "train")
 
 
-def _opened(of: Question) -> OpenQuestion:
-    return OpenQuestion(Item(of.id, of.question, "all", (of.gold,), of.source), of.answers)
+def _opened(document: Document, num: int, seed: int) -> list[OpenQuestion]:
+    gold, source = (document.id,), document.source
+    return [
+        OpenQuestion(Item(f"{document.id}-q{number}", question, "all", gold, source), (answer,))
+        for number, (question, answer) in enumerate(questions_of(document, num, seed))
+    ]
 
 
 def _write_rows(path: Path, questions: Sequence[OpenQuestion]) -> None:

@@ -1,39 +1,40 @@
-"""From sorted runs of pieces to the files of a set: the second half of preparing.
+"""From sorted runs of pieces to the files of a set, and the proof that its splits share no text.
 
 Held-out texts are chosen first, then development texts and queries that overlap none before them, then documents that
 overlap no text: what is measured is worth most, and of documents there are most. Each split is the pieces of smallest
 keys, in their order.
+
+No source document serves two splits, and no text of one split equals a text of another (by content hash, white space
+and case aside). All workers map what a split must not overlap, in sorted files of hashes of 8 bytes:
+
+    FILTER/keys.u64      every example's whole text and its continuation alone
+    FILTER/sources.u64   what they were cut from
+    FILTER/ngrams.u64    their n-grams of words, if compared, without the ones that most sources share
 """
 
+import itertools
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from replug.data.files import write_json
-from replug.data.folder import FileSum, file_sum
-from replug.data.prepare.cutting import SCHEMAS, iterate, load_rules, read_range
-from replug.data.prepare.disjoint import (
-    NOTHING,
-    OverlapFilter,
-    common_ngrams,
-    prove_examples,
-    write_overlap_filter,
-)
-from replug.data.prepare.reading import Cut
-from replug.data.prepare.work import LocalPool, WorkFolder, is_intact
+from replug.config.errors import UserError
+from replug.data.files import replace_file, write_json, writing
+from replug.data.folder import file_sum
+from replug.data.prepare.cutting import Rules, iterate, read_range
+from replug.data.prepare.reading import Cut, LocalPool, WorkFolder, is_intact
 from replug.data.progress import Progress
 from replug.data.records import Document, Example
-from replug.data.sampling import SPLITS, TEXT_SPLITS, key_ranges
+from replug.data.sampling import SPLITS, key_ranges, piece_key
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
-    TOKEN_RULES,
     in_batches,
     read_documents_of,
     read_examples_of,
@@ -44,35 +45,139 @@ from replug.data.shards import (
     write_token_rules,
 )
 from replug.data.tokenizing import TokenIds, ids_of_texts, load_plain
-from replug.data.words import hash64, ngram_hashes
+from replug.data.words import common_ngrams, content_hash, hash64, ngram_hashes, overlaps, without_common
 
 log = logging.getLogger(__name__)
 
 ROWS_AT_A_TIME = 1000
+PIECES_PER_SHARD = 1 << 14
 # Where n-grams that most sources share are looked for: whole sources, in the first ranges of keys.
 SAMPLED_SOURCES, SAMPLED_RANGES, SAMPLED_NGRAMS = 256, 64, 1 << 24
 PIECE_NAMES = {"documents": "document", "queries": "query", "heldout": "held-out text", "dev": "development text"}
 
+PARTITIONS = 16
+ARRAYS_IN_MEMORY = 1 << 14  # of an example each
+NOTHING = np.empty(0, np.uint64)
 
-@dataclass(frozen=True, slots=True)
-class ShardReport:
-    """The outcome of a range of keys: `kept` pieces, of which the shard holds `rows`."""
+Overlaps = tuple[list[str], list[str]]  # what two splits share: sources, and texts or words
 
-    number: int
-    kept: int
-    rows: int
-    dropped: dict[str, int]
-    domains: dict[str, int]
-    files: dict[str, FileSum]
+# Of a range of keys: its number, how many pieces were `kept`, of which the shard holds `rows`, the numbers `dropped`
+# and by `domains`, the sums of its `files`, and whose token ids they are (`tokens_by`).
+ShardReport = dict[str, Any]
 
 
-def write_shard(work: WorkFolder, number: int, keys: tuple[int, int], limit: int | None = None) -> ShardReport:
+class OverlapFilter:
+    """The sorted hashes of a folder, mapped; `n` words make an n-gram, None where they are not compared."""
+
+    def __init__(self, folder: Path) -> None:
+        self.n = int((folder / "n").read_text()) or None
+        paths = (folder / f"{name}.u64" for name in ("keys", "sources", "ngrams"))
+        maps = (np.memmap(path, np.uint64, "r") if path.stat().st_size else NOTHING for path in paths)
+        self.keys, self.sources, self.ngrams = maps
+
+    def knows_text(self, *keys: int) -> bool:
+        return overlaps(np.array(keys, np.uint64), self.keys)
+
+    def knows_ngram(self, text: str) -> bool:
+        return self.n is not None and overlaps(ngram_hashes(text, self.n), self.ngrams)
+
+
+def write_overlap_filter(
+    folder: Path, examples: Callable[[], Iterable[Example]], n: int | None, seed: int, common: np.ndarray = NOTHING
+) -> OverlapFilter:
+    """Write the hashes of examples, without n-grams that overlap `common` ones (sorted).
+
+    Memory does not grow with the number of examples, which are read once for each file.
+    """
+
+    def ngrams() -> Iterator[np.ndarray]:
+        if n is not None:
+            for example in examples():
+                yield without_common(ngram_hashes(example.context + example.continuation, n), n, common)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_sorted(folder / "keys.u64", (np.array(example_keys(of, seed), np.uint64) for of in examples()))
+    sources = (example.source for example in examples())
+    write_sorted(folder / "sources.u64", (np.array([hash64(of)], np.uint64) for of in sources if of))  # the user's own
+    write_sorted(folder / "ngrams.u64", ngrams())
+    replace_file(folder / "n", str(n or 0).encode())
+    return OverlapFilter(folder)
+
+
+def example_keys(example: Example, seed: int = 0) -> tuple[int, int]:
+    """Return the keys of a whole text and of its continuation alone, which no document may equal."""
+    tail = piece_key(content_hash(example.continuation, seed))
+    return piece_key(content_hash(example.context + example.continuation, seed)), tail
+
+
+def write_sorted(path: Path, hashes: Iterable[np.ndarray]) -> None:
+    """Write hashes into one sorted file without repetitions, a sixteenth of them in memory at a time."""
+    parts = [path.with_suffix(f".part{number:02d}") for number in range(PARTITIONS)]
+    with writing(path), ExitStack() as opened:
+        files = [opened.enter_context(part.open("wb")) for part in parts]
+        for batch in in_batches(hashes, ARRAYS_IN_MEMORY):
+            held = np.concatenate(batch)
+            for number, file in enumerate(files):
+                file.write(held[held >> np.uint64(60) == number].tobytes())
+    with writing(path), path.open("wb") as file:
+        for part in parts:
+            np.unique(np.fromfile(part, np.uint64)).tofile(file)
+            part.unlink()
+
+
+def overlaps_of_examples(path: Path, before: OverlapFilter, seed: int, name: str) -> Overlaps:
+    """Return shared sources and equal texts of a split and of those before it. `name` is that of one of its texts."""
+    texts = (
+        # texts of two splits may have one continuation, such as yes
+        (f"{name} {of.id}", of.source or "", example_keys(of, seed)[0], of.context + of.continuation)
+        for of in read_examples_of(path)
+    )
+    return _overlaps(before, texts)
+
+
+def overlaps_of_shard(shard: Path, filter_folder: Path, seed: int) -> Overlaps:
+    """Return shared sources and equal texts of the documents in a file and of the filter's queries and other texts."""
+    texts = (
+        (f"document {doc.id}", doc.source, piece_key(content_hash(doc.text, seed)), doc.text)
+        for doc in read_documents_of(shard)
+    )
+    return _overlaps(OverlapFilter(filter_folder), texts)
+
+
+def _overlaps(known: "OverlapFilter", texts: Iterable[tuple[str, str, int, str]]) -> Overlaps:
+    """Compare texts, each with its name, source and key."""
+    shared, equal = [], []
+    for name, source, key, text in texts:
+        if source and overlaps(np.array([hash64(source)], np.uint64), known.sources):
+            shared.append(f"{name} and a text of another split both come from source {source}")
+        if known.knows_text(key):
+            equal.append(f"{name} equals a text of another split or its continuation")
+        if known.knows_ngram(text):
+            equal.append(f"{name} shares {known.n} words with a text of another split")
+    return shared, equal
+
+
+def require_disjoint(shared_sources: list[str], equal_texts: list[str]) -> None:
+    """Raise UserError naming the first overlaps."""
+    if overlaps := [*shared_sources, *equal_texts]:
+        raise UserError(
+            f"corpus, queries and held-out texts overlap in {len(overlaps)} places, so the result would be a leak: "
+            f"{'; '.join(overlaps[:3])}{'; ...' if len(overlaps) > 3 else ''}. Remove them from one split"
+        )
+
+
+# Shards and texts -----------------------------------------------------------------------------------------------------
+
+
+def write_shard(
+    work: WorkFolder, rules: Rules, number: int, keys: tuple[int, int], limit: int | None = None
+) -> ShardReport:
     """Write the documents of a range of keys, at most `limit`, with their token ids; marked when whole."""
-    dropped, token_ids = Counter[str](), load_rules(work).tokenizers.token_ids
-    overlap_filter = OverlapFilter.load(work.overlap_filter)
+    dropped, token_ids = Counter[str](), rules.tokenizers.token_ids
+    known = OverlapFilter(work.overlap_filter)
     chosen = [
         Document(row["id"], row["text"], row["domain"], row["source"])
-        for row in chosen_pieces(work, "documents", keys, overlap_filter, dropped)
+        for row in chosen_pieces(work, rules, "documents", keys, known, dropped)
     ]
     kept, chosen = len(chosen), chosen[:limit]
     path = work.documents / f"{number:05d}.arrow"
@@ -81,10 +186,16 @@ def write_shard(work: WorkFolder, number: int, keys: tuple[int, int], limit: int
     if token_ids is not None:
         write_ids_of_shard(path, token_ids)
         files += token_paths(path)
-    domains = Counter(doc.domain for doc in chosen)
-    sums = {file.name: file_sum(file) for file in files}
-    report = ShardReport(number, kept, len(chosen), dict(dropped), dict(sorted(domains.items())), sums)
-    write_json(work.shard_mark(number), asdict(report))
+    report = {
+        "number": number,
+        "kept": kept,
+        "rows": len(chosen),
+        "dropped": dropped,
+        "domains": Counter(doc.domain for doc in chosen),
+        "files": {file.name: file_sum(file) for file in files},
+        "tokens_by": token_ids and token_ids.fingerprint,
+    }
+    write_json(work.shards / f"{number:05d}.json", report)
     return report
 
 
@@ -96,24 +207,25 @@ def write_ids_of_shard(shard: Path, rule: TokenIds) -> None:
     write_token_ids(shard, ids, rule.dtype)
 
 
-def choose_examples(
-    work: WorkFolder, cut: Cut, split: str, dropped: Counter, overlap_filter: OverlapFilter
-) -> Iterator[Example]:
+_loaded_tokenizer = lru_cache(1)(load_plain)  # not those of `cutting`, which do not truncate
+
+
+def choose_examples(work: WorkFolder, rules: Rules, cut: Cut, split: str, known: OverlapFilter) -> Iterator[Example]:
     """Yield the first texts of a split, as many as are requested, in the order of their keys."""
     count, requested = 0, cut.requested[split]
     for keys in _ranges(cut, split):
-        for row in chosen_pieces(work, split, keys, overlap_filter, dropped):
+        for row in chosen_pieces(work, rules, split, keys, known, cut.dropped):
             if count == requested:
                 return
             count += 1
-            yield Example(row["id"], row["context"], row["continuation"], row["domain"], row["source"])
+            yield Example(row["id"], row["text"], row["continuation"], row["domain"], row["source"])
 
 
 def chosen_pieces(
-    work: WorkFolder, split: str, keys: tuple[int, int], overlap_filter: OverlapFilter, dropped: Counter
+    work: WorkFolder, rules: Rules, split: str, keys: tuple[int, int], known: OverlapFilter, dropped: Counter
 ) -> Iterator[dict]:
     """Yield the pieces of a range in order; count and drop what repeats another or is in the overlap filter."""
-    table = read_range(work.runs(split), SCHEMAS[split], *keys)
+    table = read_range(work.runs(split), *keys)
     table = table.filter(is_kept_version(table, np.load(work.duplicates, mmap_mode="r", allow_pickle=False)))
     what = PIECE_NAMES[split]
     last, last_id = b"", ""
@@ -122,10 +234,11 @@ def chosen_pieces(
             dropped[f"repeated {what}"] += row["id"] != last_id  # the same id: a text that came twice, counted there
             continue
         last, last_id = row["digest"], row["id"]
-        if overlap_filter.knows_text(row["key"], *([row["tail"]] if "tail" in row else [])):
+        tail = [piece_key(content_hash(row["continuation"], rules.seed))] if row["continuation"] else []
+        if known.knows_text(row["key"], *tail):
             dropped[f"{what} equal to another split's text"] += 1
-        elif overlap_filter.knows_ngram(row["text"] if split == "documents" else row["context"] + row["continuation"]):
-            dropped[f"{what} that shares {overlap_filter.n} words with another split's text"] += 1
+        elif known.knows_ngram(row["text"] + row["continuation"]):
+            dropped[f"{what} that shares {known.n} words with another split's text"] += 1
         else:
             yield row
 
@@ -141,67 +254,35 @@ def is_kept_version(table: pa.Table, duplicates: np.ndarray) -> pa.Array:
     return pa.array(~loses)
 
 
-PIECES_PER_SHARD = 1 << 14
-
-_loaded_tokenizer = lru_cache(1)(load_plain)  # not those of `cutting`, which do not truncate
-
-
-def forget_other_ids(work: WorkFolder, token_ids: TokenIds | None) -> None:
-    """Have shards written again that an earlier run wrote with the token ids of another retriever."""
-    path, fingerprint = work.documents / TOKEN_RULES, token_ids.fingerprint if token_ids else None
-    try:
-        before = json.loads(path.read_text())["fingerprint"]
-    except (OSError, ValueError):
-        before = None
-    if before == fingerprint and path.is_file() == (fingerprint is not None):
-        return
-    for mark in work.path.glob("shards/*.json"):
-        mark.unlink()
-    if fingerprint is None:
-        path.unlink(missing_ok=True)
-    else:
-        write_token_rules(work.documents, fingerprint)
-
-
-Texts = Mapping[str, Callable[[OverlapFilter], Iterable[Example]]]  # by split, without what the filter knows
-
-
 def write_texts(
-    work: WorkFolder, texts: Texts, seed: int, ngram: int | None = None, common: np.ndarray = NOTHING
-) -> tuple[dict[str, dict[str, int]], tuple[list[str], list[str]]]:
+    work: WorkFolder,
+    splits: Iterable[str],
+    choose: Callable[[str, OverlapFilter], Iterable[Example]],
+    seed: int,
+    ngram: int | None = None,
+    common: np.ndarray = NOTHING,
+) -> tuple[dict[str, dict[str, int]], Overlaps]:
     """Write splits of texts in order, each after the filter of those before, and the filter that documents must pass.
 
-    Returns the numbers of texts of each split by domain, and what the proof shows: shared sources and equal texts.
+    Returns the numbers of texts of each split by domain, and what the splits share.
     """
-    overlap_filter = write_overlap_filter(work.overlap_filter, (), None, seed)
-    proof: tuple[list[str], list[str]] = ([], [])
+    known = write_overlap_filter(work.overlap_filter, list, None, seed)
+    overlaps: Overlaps = ([], [])
     paths: dict[str, Path] = {}
-    for split, choose in texts.items():
-        examples, path = choose(overlap_filter), work.out / f"{split}.arrow"
+
+    def written() -> Iterator[Example]:
+        return itertools.chain.from_iterable(map(read_examples_of, paths.values()))
+
+    for split in splits:
+        examples, path = choose(split, known), work.out / f"{split}.arrow"
         own = {name for of in examples for name in of.own_columns} if isinstance(examples, list) else ()
         write_examples(path, examples, own)
-        overlaps = prove_examples(read_examples_of(path), overlap_filter, seed, PIECE_NAMES[split])
-        for known, more in zip(proof, overlaps, strict=True):
-            known += more
+        for found, more in zip(overlaps, overlaps_of_examples(path, known, seed, PIECE_NAMES[split]), strict=True):
+            found += more
         paths[split] = path
-        written = (example for before in paths.values() for example in read_examples_of(before))
-        overlap_filter = write_overlap_filter(work.overlap_filter, written, ngram, seed, common)
+        known = write_overlap_filter(work.overlap_filter, written, ngram, seed, common)
     domains = {split: Counter(example.domain for example in read_examples_of(path)) for split, path in paths.items()}
-    return {split: dict(sorted(domains[split].items())) for split in SPLITS if split in domains}, proof
-
-
-def chosen_texts(work: WorkFolder, cut: Cut, dropped: Counter) -> Texts:
-    """Return the splits of texts that are requested of a cut source, in the order in which they are chosen."""
-    splits = [split for split in TEXT_SPLITS if split in cut.requested]
-    return {split: partial(choose_examples, work, cut, split, dropped) for split in splits}
-
-
-def own_texts(examples: Mapping[str, list[Example]]) -> Texts:
-    """Return the user's own texts. None is dropped, and no document for words that it shares with one.
-
-    A question may quote the document that answers it.
-    """
-    return {split: lambda _, of=of: of for split, of in examples.items()}  # type: ignore[misc]
+    return {split: dict(sorted(domains[split].items())) for split in SPLITS if split in domains}, overlaps
 
 
 def shared_ngrams(work: WorkFolder, cut: Cut, n: int | None) -> np.ndarray:
@@ -213,10 +294,10 @@ def shared_ngrams(work: WorkFolder, cut: Cut, n: int | None) -> np.ndarray:
     num = 0
     for split in cut.requested:
         for keys in _ranges(cut, split)[:SAMPLED_RANGES]:
-            table = read_range(work.runs(split), SCHEMAS[split], *keys)
+            table = read_range(work.runs(split), *keys)
             rows = [i for i, of in enumerate(table.column("source").to_pylist()) if hash64(of) <= cutoff]
             for row in iterate(table.take(pa.array(rows, pa.int64()))):
-                hashes = ngram_hashes(row["text"] if split == "documents" else row["context"] + row["continuation"], n)
+                hashes = ngram_hashes(row["text"] + row["continuation"], n)
                 num += len(hashes)
                 if num <= SAMPLED_NGRAMS:
                     by_source.setdefault(row["source"], []).append(hashes)
@@ -226,34 +307,54 @@ def shared_ngrams(work: WorkFolder, cut: Cut, n: int | None) -> np.ndarray:
     return common
 
 
-def write_shards(work: WorkFolder, cut: Cut, pool: LocalPool) -> list[ShardReport]:
+def write_shards(work: WorkFolder, rules: Rules, cut: Cut, pool: LocalPool) -> list[ShardReport]:
     """Write shards in the order of their keys until there are enough documents; cut the last to that number."""
     ranges, requested = _ranges(cut, "documents"), cut.requested["documents"]
-    reports = [ShardReport(**json.loads(mark.read_text())) for mark in sorted(work.path.glob("shards/*.json"))]
-    done = {report.number: report for report in reports if is_intact(work.documents, report.files)}
-    candidates = max(cut.counts["documents"].candidates(), 1)
-    needed = len(ranges) if requested is None else -(-requested * len(ranges) // candidates)
-    progress = Progress("writing shards of documents", min(len(ranges), needed), len(done))
+    token_ids = rules.tokenizers.token_ids
+    work.shards.mkdir(exist_ok=True)
+    reports = [json.loads(mark.read_text()) for mark in sorted(work.shards.glob("*.json"))]
+    done: dict[int, ShardReport] = {
+        report["number"]: report
+        for report in reports  # an earlier run may have written the token ids of another retriever
+        if report["tokens_by"] == (token_ids and token_ids.fingerprint) and is_intact(work.documents, report["files"])
+    }
+
+    def are_enough() -> bool:
+        """Return whether the shards before the first that is missing hold enough."""
+        first = itertools.takewhile(done.__contains__, itertools.count())
+        return requested is not None and sum(done[number]["kept"] for number in first) >= requested
 
     def jobs() -> Iterator[tuple]:
         for number, keys in enumerate(ranges):
-            if _enough(done, requested):
+            if are_enough():
                 return
             if number not in done:
-                yield work, number, keys
+                yield work, rules, number, keys
 
+    progress = Progress("writing shards of documents", len(ranges), len(done))
     for report in pool.run(write_shard, jobs()):
-        done[report.number] = report
-        kept = sum(report.kept for report in done.values())
+        done[report["number"]] = report
+        kept = sum(of["kept"] for of in done.values())
         if requested is not None and kept:  # a share of the pieces is dropped: the rest is taken to be alike
             expected = -(-requested * len(done) // kept)
-            progress.total = min(len(ranges), max(len(done) + (not _enough(done, requested)), expected))
+            progress.total = min(len(ranges), max(len(done) + (not are_enough()), expected))
         progress.advance(note=f"{kept:,} documents")
-    shards = _trimmed(work, done, ranges, requested)
-    names = {name for report in shards for name in report.files} | {TOKEN_RULES}
+    shards: list[ShardReport] = []
+    left = sum(report["kept"] for report in done.values()) if requested is None else requested
+    for number in sorted(done):
+        rows = min(done[number]["kept"], left)
+        if rows == 0:
+            (work.shards / f"{number:05d}.json").unlink()  # its files go with all that are not needed
+        else:
+            is_whole = rows == done[number]["rows"]
+            shards.append(done[number] if is_whole else write_shard(work, rules, number, ranges[number], rows))
+        left -= rows
+    names = {name for report in shards for name in report["files"]}
     for path in work.documents.iterdir():
         if path.name not in names:  # an interrupted run wrote and did not mark it, or it is not needed
             path.unlink()
+    if token_ids is not None:
+        write_token_rules(work.documents, token_ids.fingerprint)
     return shards
 
 
@@ -261,31 +362,3 @@ def _ranges(cut: Cut, split: str) -> list[tuple[int, int]]:
     """Return ranges of keys, each with the pieces of about one shard."""
     counts = cut.counts[split]
     return key_ranges(counts.end(), counts.candidates(), PIECES_PER_SHARD)
-
-
-def _enough(done: dict[int, ShardReport], requested: int | None) -> bool:
-    """Return whether the shards before the first that is missing hold enough."""
-    number, kept = 0, 0
-    while number in done:
-        kept += done[number].kept
-        number += 1
-    return requested is not None and kept >= requested
-
-
-def _trimmed(
-    work: WorkFolder, done: dict[int, ShardReport], ranges: list[tuple[int, int]], requested: int | None
-) -> list[ShardReport]:
-    """Return the shards that are needed, the last of them cut. The others lose their marks."""
-    left = sum(report.kept for report in done.values()) if requested is None else requested
-    shards: list[ShardReport] = []
-    for number in sorted(done):
-        report = done[number]
-        rows = min(report.kept, left)
-        if rows == 0:
-            work.shard_mark(number).unlink()  # its files go with all that are not needed
-            continue
-        if rows != report.rows:
-            report = write_shard(work, number, ranges[number], rows)
-        shards.append(report)
-        left -= rows
-    return shards

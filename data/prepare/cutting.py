@@ -19,60 +19,48 @@ import pyarrow as pa
 from replug.data.files import write_json, writing
 from replug.data.folder import FileSum, file_sum
 from replug.data.prepare.prose import Prose, points_elsewhere
-from replug.data.prepare.work import WorkFolder
 from replug.data.sampling import SPLITS, Shares, buckets, piece_key, split_of
-from replug.data.sources.records import EXAMPLES, FieldMap, Reason, Rejected, SourceShard, SourceText
+from replug.data.sources.records import EXAMPLES, FieldMap, Rejected, SourceShard, SourceText
 from replug.data.sources.texts import read_items
 from replug.data.tokenizing import TokenIds, load_plain, pieces_within, split_text, token_ends
 from replug.data.words import content_hash, hash64
 
-# The columns of runs: of pieces for the corpus, and of pieces for the other splits.
-# `version` is the hash of the whole text that a piece was cut from, `tail` the key of its continuation alone.
-_HEAD = [("key", pa.uint64()), ("digest", pa.binary(16)), ("id", pa.string())]
-_FROM = [("domain", pa.string()), ("source", pa.string()), ("version", pa.uint64())]
-DOCUMENT_PIECES = pa.schema([*_HEAD, ("text", pa.string()), *_FROM])
-TEXT_PIECES = pa.schema(
-    [*_HEAD, ("context", pa.string()), ("continuation", pa.string()), *_FROM, ("tail", pa.uint64())]
+# A row of a run. `version` is the hash of the whole text that a piece was cut from; a piece for the corpus has no
+# continuation. A text may come twice in two domains.
+PIECES = pa.schema(
+    [
+        *(("key", pa.uint64()), ("digest", pa.binary(16)), ("version", pa.uint64())),
+        *((name, pa.string()) for name in ("id", "domain", "source", "text", "continuation")),
+    ]
 )
-SCHEMAS = {split: DOCUMENT_PIECES if split == "documents" else TEXT_PIECES for split in SPLITS}
-ORDER = [("key", "ascending"), ("digest", "ascending"), ("version", "ascending"), ("id", "ascending")]
-ORDER += [("domain", "ascending")]  # a text may come twice in two domains
+ORDER = [(name, "ascending") for name in ("key", "digest", "version", "id", "domain")]
 
 Piece = dict[str, Any]  # a row of these columns
 
 _loaded_tokenizer = lru_cache(2)(load_plain)  # not those of `assembly`, which truncate
 
 
-def write_run(path: Path, pieces: list[Piece], schema: pa.Schema) -> None:
+def write_pieces(path: Path, pieces: list[Piece]) -> None:
     """Sort pieces and write them as one batch: its keys can be searched without reading the texts."""
-    table = pa.Table.from_pylist(pieces, schema=schema).sort_by(ORDER).combine_chunks()
+    table = pa.Table.from_pylist(pieces, schema=PIECES).sort_by(ORDER).combine_chunks()
     with writing(path), pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
 
 
-def read_range(runs: Iterable[Path], schema: pa.Schema, low: int, high: int) -> pa.Table:
+def read_range(runs: Iterable[Path], low: int, high: int) -> pa.Table:
     """Return all pieces with low <= key < high, in the order of their keys, whatever the order of the runs."""
-    parts = [schema.empty_table()]
+    parts = [PIECES.empty_table()]
     for run in runs:
-        part = _slice(run, low, high)
-        if part is not None:
-            parts.append(part)
+        with pa.memory_map(str(run)) as source:  # copied out and closed: there may be thousands of runs
+            batch = pa.ipc.open_file(source).get_batch(0)
+            keys = batch.column("key").to_numpy()
+            start, stop = np.searchsorted(keys, np.uint64(low)), np.searchsorted(keys, np.uint64(high - 1), "right")
+            if start < stop:
+                parts.append(pa.Table.from_batches([batch.take(pa.array(np.arange(start, stop)))]))
     merged = pa.concat_tables(parts).sort_by(ORDER)
     parts.clear()
     pa.default_memory_pool().release_unused()  # else a worker's memory grows from range to range
     return merged
-
-
-def _slice(run: Path, low: int, high: int) -> pa.Table | None:
-    """Copy a range out of the mapped file and close it: there may be thousands of runs."""
-    with pa.memory_map(str(run)) as source:
-        batch = pa.ipc.open_file(source).get_batch(0)
-        keys = batch.column("key").to_numpy()
-        start = int(np.searchsorted(keys, np.uint64(low)))
-        stop = len(keys) if high >= 2**64 else int(np.searchsorted(keys, np.uint64(high)))
-        if start == stop:
-            return None
-        return pa.Table.from_batches([batch.take(pa.array(np.arange(start, stop)))])
 
 
 def iterate(table: pa.Table) -> Iterator[dict]:
@@ -81,8 +69,10 @@ def iterate(table: pa.Table) -> Iterator[dict]:
         yield from batch.to_pylist()
 
 
-# The texts that were read: hash of the id, hash of the words, line, and whether the id was given.
-REGISTRY = np.dtype([("id", np.uint64), ("version", np.uint64), ("line", np.int64), ("named", np.bool_)])
+# The texts that were read: hash of the id, hash of the words, place, and whether the id was given.
+REGISTRY = np.dtype(
+    [("id", np.uint64), ("version", np.uint64), ("source_shard", np.int64), ("line", np.int64), ("named", np.bool_)]
+)
 CHARACTERS_AT_A_TIME = 1 << 19  # texts that are tokenized together
 RUN_CHARACTERS = 6 << 20  # of pieces in memory: a worker never holds more, however much a source shard gives
 
@@ -114,19 +104,6 @@ class Rules:
     tokenizers: Tokenizers
 
 
-def load_rules(work: WorkFolder) -> Rules:
-    return _parse_rules(work.rules.read_text())
-
-
-@lru_cache(1)
-def _parse_rules(text: str) -> Rules:
-    row = json.loads(text)
-    ids = row["tokenizers"]["token_ids"]
-    tokenizers = Tokenizers(**{**row["tokenizers"], "token_ids": TokenIds(**ids) if ids else None})
-    parts = {"fields": FieldMap(**row["fields"]), "shares": Shares(**row["shares"]), "tokenizers": tokenizers}
-    return Rules(**{**row, **parts})
-
-
 def _counters() -> dict[str, Counter]:
     return {split: Counter() for split in SPLITS}
 
@@ -153,21 +130,22 @@ class SourceShardReport:
     @staticmethod
     def read(path: Path) -> "SourceShardReport":
         row = json.loads(path.read_text())
-        row["examples"] = [Rejected(Reason(case.pop("reason")), **case) for case in row["examples"]]
+        row["examples"] = [Rejected(**case) for case in row["examples"]]
         for split, counts in row["counts"].items():
             row["counts"][split] = {int(bucket): count for bucket, count in counts.items()}
         return SourceShardReport(**row)
 
 
-def cut_source_shard(work: WorkFolder, source_shard: SourceShard, limits: dict[str, int]) -> SourceShardReport:
+def cut_source_shard(
+    rules: Rules, folder: Path, source_shard: SourceShard, limits: dict[str, int]
+) -> SourceShardReport:
     """Cut a source shard into runs; pieces in a bucket above their split's limit are left out."""
-    folder = work.source_shard(source_shard.number)
     shutil.rmtree(folder, ignore_errors=True)  # what an interrupted try left
     folder.mkdir(parents=True)
-    cut = _SourceShardCut(load_rules(work), folder, limits, source_shard.number)
+    cut = _SourceShardCut(rules, folder, limits, source_shard.number)
     texts: list[SourceText] = []  # those that serve a split
     size = 0
-    for line, item in read_items(source_shard, cut.rules.fields):
+    for line, item in read_items(source_shard, rules.fields):
         cut.report.lines = max(cut.report.lines, line)
         if isinstance(item, Rejected):
             cut.reject(item)
@@ -187,33 +165,39 @@ class _SourceShardCut:
     """The state of cutting one source shard."""
 
     def __init__(self, rules: Rules, folder: Path, limits: dict[str, int], number: int) -> None:
-        self.rules, self.report = rules, SourceShardReport(number)
-        self._folder, self._limits = folder, limits
-        self._registry: list[tuple[int, int, int, bool]] = []
+        self.report = SourceShardReport(number)
+        self._rules, self._folder, self._limits = rules, folder, limits
+        self._registry: list[tuple[int, int, int, int, bool]] = []
         self._pieces: dict[str, list[Piece]] = {split: [] for split in SPLITS}
         self._characters = self._runs = 0
         self._tokenizer = _loaded_tokenizer(rules.tokenizers.cut)
         self._lm_tokenizer = _loaded_tokenizer(rules.tokenizers.lm) if rules.tokenizers.lm else None
 
     def reject(self, case: Rejected) -> None:
-        self.report.rejected[case.reason.value] += 1
-        if self.report.rejected[case.reason.value] <= EXAMPLES:
+        self.report.rejected[case.reason] += 1
+        if self.report.rejected[case.reason] <= EXAMPLES:
             self.report.examples.append(case)
 
     def register(self, text: SourceText, line: int) -> bool:
         """Count a text. Returns whether it serves a split."""
         self.report.texts += 1
-        self._registry.append((hash64(text.id), hash64(text.text), line, text.named))
-        return split_of(text.id, self.rules.seed, self.rules.shares) is not None
+        self._registry.append((hash64(text.id), hash64(text.text), self.report.number, line, text.named))
+        return split_of(text.id, self._rules.seed, self._rules.shares) is not None
 
     def add(self, texts: Sequence[SourceText]) -> None:
         """Cut texts into pieces of their splits."""
         for text, ends in zip(texts, token_ends(self._tokenizer, [t.text for t in texts]), strict=True):
-            split = split_of(text.id, self.rules.seed, self.rules.shares)
+            split = split_of(text.id, self._rules.seed, self._rules.shares)
             assert split is not None
             self.report.tokens += len(ends)
-            cut = self._documents if split == "documents" else self._examples
-            self._keep(split, list(cut(text, self._parts(text, ends, split))))
+            parts = self._parts(text, ends, split)
+            if split == "documents":
+                pairs = [(part, "") for part in parts]
+            else:
+                pairs = list(zip(parts[::2], parts[1::2], strict=False))
+                if not pairs:
+                    self.report.dropped["text shorter than two examples"] += 1
+            self._keep(split, text, pairs)
         if self._characters > RUN_CHARACTERS:
             self.write_runs()
 
@@ -221,7 +205,7 @@ class _SourceShardCut:
         """Write one run for each split, and the register of the texts that were read."""
         for split, pieces in self._pieces.items():
             if pieces:
-                write_run(self._folder / f"{split}-{self._runs:04d}.arrow", pieces, SCHEMAS[split])
+                write_pieces(self._folder / f"{split}-{self._runs:04d}.arrow", pieces)
                 self._pieces[split] = []
         registry = np.sort(np.array(self._registry, REGISTRY), order=("id", "version", "line"))
         with writing(path := self._folder / f"texts-{self._runs:04d}.npy"):
@@ -233,7 +217,7 @@ class _SourceShardCut:
 
     def _parts(self, text: SourceText, token_ends: Sequence[int], split: str) -> list[str]:
         """Return the documents of a text, or its contexts and continuations in turn."""
-        limit = self.rules.document_tokens if split == "documents" else self.rules.context_tokens
+        limit = self._rules.document_tokens if split == "documents" else self._rules.context_tokens
         if not text.is_prose:
             parts = self._bounded(split, split_text(text.text, token_ends, limit))
             return parts if split == "documents" else parts[:-1]  # the last part is shorter than the rest
@@ -258,45 +242,25 @@ class _SourceShardCut:
         """Cut the pieces that the LM cannot hold, which are few."""
         if self._lm_tokenizer is None:
             return parts
-        limits = self.rules.tokenizers
+        limits = self._rules.tokenizers
         limit = limits.lm_document_tokens if split == "documents" else limits.lm_context_tokens
         bounded = pieces_within(self._lm_tokenizer, parts, limit)
         self.report.cut_further += sum(len(pieces) > 1 for pieces in bounded)
         return [piece for pieces in bounded for piece in pieces]
 
-    def _documents(self, text: SourceText, parts: list[str]) -> Iterator[Piece]:
+    def _keep(self, split: str, text: SourceText, pairs: Sequence[tuple[str, str]]) -> None:
+        """Count the pieces of a text, documents without a continuation, and keep those within the split's limit."""
+        digests = [content_hash("".join(pair), self._rules.seed) for pair in pairs]
+        keys = np.array([piece_key(digest) for digest in digests], np.uint64)
         version = hash64(text.text)
-        for number, part in enumerate(parts):
-            if not part.strip():
-                self.report.dropped["blank document"] += 1
-            else:
-                yield {**self._head(text, version, number, part), "text": part}
-
-    def _examples(self, text: SourceText, parts: list[str]) -> Iterator[Piece]:
-        version = hash64(text.text)
-        if len(parts) < 2:
-            self.report.dropped["text shorter than two examples"] += 1
-        for number, (context, continuation) in enumerate(zip(parts[::2], parts[1::2], strict=False)):
-            if not context.strip() or not continuation.strip():
-                self.report.dropped["blank text"] += 1
+        for number, (pair, digest, bucket) in enumerate(zip(pairs, digests, buckets(keys).tolist(), strict=True)):
+            if not all(part.strip() for part in (pair[:1] if split == "documents" else pair)):
+                self.report.dropped["blank document" if split == "documents" else "blank text"] += 1
                 continue
-            head = self._head(text, version, number, context + continuation)
-            tail = piece_key(content_hash(continuation, self.rules.seed))
-            yield {**head, "context": context, "continuation": continuation, "tail": tail}
-
-    def _head(self, text: SourceText, version: int, number: int, piece: str) -> Piece:
-        """Return the columns that every piece has."""
-        digest = content_hash(piece, self.rules.seed)
-        named = {"id": f"{text.id}#{number}", "domain": text.domain, "source": text.id}
-        return {"key": piece_key(digest), "digest": digest, **named, "version": version}
-
-    def _keep(self, split: str, pieces: list[Piece]) -> None:
-        if not pieces:
-            return
-        places = buckets(np.array([piece["key"] for piece in pieces], np.uint64))
-        self.report.counts[split].update(places.tolist())
-        self.report.domains[split][pieces[0]["domain"]] += len(pieces)
-        kept = [piece for piece, place in zip(pieces, places, strict=True) if place <= self._limits[split]]
-        self._pieces[split] += kept
-        parts = ("text",) if split == "documents" else ("context", "continuation")
-        self._characters += sum(len(piece[part]) for piece in kept for part in parts)
+            self.report.counts[split][bucket] += 1
+            self.report.domains[split][text.domain] += 1
+            if bucket <= self._limits[split]:
+                named = {"id": f"{text.id}#{number}", "domain": text.domain, "source": text.id, "version": version}
+                words = {"text": pair[0], "continuation": pair[1]}
+                self._pieces[split].append({"key": piece_key(digest), "digest": digest, **named, **words})
+                self._characters += len(pair[0]) + len(pair[1])

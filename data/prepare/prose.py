@@ -2,13 +2,13 @@
 
 Short sections are joined, long ones cut into even pieces. Where half a piece has no border it ends at a token's, as
 program code on one line does. Underlined headings are reStructuredText's and Markdown's, `#` is Markdown's; what other
-markup has for them is Markdown when it comes here (`data.sources.markup`).
+markup has for them is Markdown when it comes here (`data.sources.texts`).
 """
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,8 +44,7 @@ WORD = re.compile(r"\w{2,}")
 WORDS_BESIDE_A_LINK = 3  # or fewer: the line only points elsewhere
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """The text from a heading to the next one; `body` is where the heading ends, `path` the headings above and it."""
 
     start: int

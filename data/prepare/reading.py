@@ -1,39 +1,114 @@
 """Reading a source: the workers of a pool cut its source shards, and what all of them gave is added up.
 
+A rerun continues from the finished parts of the folder:
+
+OUT/work/cut/00000/report.json  a source shard that is cut, beside its runs
+OUT/work/written/00000.json     a shard of the corpus that is written
+OUT/work/duplicates.npy         ids of texts that occur twice, and the version that is kept
+OUT/work/overlap_filter/        hashes of queries and held-out texts
+
 Of texts with one id one keeps it, which follows from its words and not its place. The registers of texts are sorted, so
 that a range of hashes is read from all of them at once and memory does not grow with the source.
 """
 
+import itertools
 import json
 import logging
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import shutil
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from replug.config.errors import UserError
+from replug.config.errors import RunError, UserError
 from replug.data.files import replace_file, writing
-from replug.data.prepare.cutting import REGISTRY, SourceShardReport, cut_source_shard
-from replug.data.prepare.work import LocalPool, WorkFolder, is_intact
+from replug.data.folder import FileSum, file_problems, sole_writer
+from replug.data.prepare.cutting import REGISTRY, Rules, SourceShardReport, cut_source_shard
 from replug.data.progress import Progress
 from replug.data.sampling import SPLITS, TEXT_SPLITS, KeyCounts
-from replug.data.sources.records import EXAMPLES, Reason, Rejected, SourceShard, readable_name
+from replug.data.shards import prepared_folder
+from replug.data.sources.records import EXAMPLES, Rejected, SourceShard, readable_name
 
 log = logging.getLogger(__name__)
 
 ENOUGH_ROWS = 10_000  # rows after which the share is judged while the source is still being read
-NOTHING_TO_READ = (Reason.no_main_text, Reason.empty_file)  # pages of links, `__init__.py`: no damage
+NOTHING_TO_READ = ("no_main_text", "empty_file")  # pages of links, `__init__.py`: no damage
 LEAST_TEXTS = 1 << 14  # pieces that are kept of a split of texts: most of a few may repeat one another
 SHOWN = 3  # texts in a warning; rejected.jsonl has more
 Requested = dict[str, int | None]  # requested pieces by split; None means all. Other splits are not made.
+
+
+class WorkFolder:
+    """Paths in a set that is being prepared."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.path, self.documents = out, out / "work", out / "documents"
+        self.shards, self.source_shards = self.path / "written", self.path / "cut"
+        self.duplicates, self.overlap_filter = self.path / "duplicates.npy", self.path / "overlap_filter"
+
+    def forget(self) -> None:
+        """Remove what was cut and which shards are written."""
+        for folder in (self.shards, self.source_shards):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def source_shard(self, number: int) -> Path:
+        return self.source_shards / f"{number:05d}"
+
+    def runs(self, split: str) -> list[Path]:
+        """Return the sorted runs of a split, over all source shards."""
+        return sorted(self.source_shards.glob(f"*/{split}-*.arrow"))
+
+    def finish(self, files: Mapping[str, FileSum], content: Mapping[str, Any]) -> None:
+        """Write the manifest, last of all, and remove the work."""
+        prepared_folder(self.out).finish(files, content)
+        shutil.rmtree(self.path)
+
+
+@contextmanager
+def preparing(out: Path, inputs: Mapping[str, Any], go_on: bool = True) -> Iterator[WorkFolder]:
+    """Claim a folder for a set while the block runs.
+
+    Raises UserError if the folder holds other things or a set of other inputs, or if another process writes it. Unless
+    it is to `go_on`, an unfinished set of the same keys is begun anew, whatever is in their files.
+    """
+    folder, work = prepared_folder(out), WorkFolder(out)
+    may_change = () if go_on or folder.is_finished else inputs
+    folder.check(inputs, may_change)
+    with sole_writer(out):
+        folder.claim(inputs, may_change)
+        if not go_on:
+            for path in (work.path, work.documents):
+                shutil.rmtree(path, ignore_errors=True)
+            for path in out.glob("*.arrow"):
+                path.unlink()
+        for path in (work.path, work.documents):
+            path.mkdir(exist_ok=True)
+        yield work
+
+
+def is_intact(folder: Path, files: Mapping[str, FileSum]) -> bool:
+    """Return whether the files of a finished part are whole; logs the first that is not, since it is made again."""
+    problems = file_problems(folder, files)
+    if problems:
+        log.warning(f"{problems[0]}; making it again")
+    return not problems
 
 
 class Cut:
     """The reports of all source shards, added up as they come in."""
 
     def __init__(self, source_shards: Sequence[SourceShard], requested: Requested, margin: int) -> None:
+        """`margin` pieces are kept for each requested one."""
         self.source_shards, self.requested = source_shards, requested
         self.reports: dict[int, SourceShardReport] = {}  # without their counts of keys, of which only the sums are kept
         self.counts = {
@@ -56,111 +131,98 @@ class Cut:
 
     def limits(self) -> dict[str, int]:
         """Return the buckets of keys above which a piece can no longer be among the requested ones."""
-        return {split: self.counts[split].limit for split in SPLITS}
+        return {split: counts.limit for split, counts in self.counts.items()}
 
-    def left_out(self, split: str) -> bool:
-        """Return whether pieces of a split were not kept, for want of a chance to be among the requested ones."""
-        return self.counts[split].candidates() < self.counts[split].total()
+    def fall_short(self, counts: Mapping[str, int]) -> bool:
+        """Return whether a split has fewer pieces than requested, although not all of its pieces were kept."""
+        return any(
+            count < (self.requested.get(split) or 0) and self.counts[split].candidates() < self.counts[split].total()
+            for split, count in counts.items()
+        )
 
-    def absolute(self, source_shard: int, line: int) -> int:
-        """Return a line of a source shard as the file counts it; 0 stays 0."""
-        names = self.source_shards[source_shard].names
-        while line and source_shard and self.source_shards[source_shard - 1].names == names:
-            source_shard -= 1
-            line += self.reports[source_shard].lines
+    def absolute(self, number: int, line: int) -> int:
+        """Return a line of a source shard as its file counts it; 0 where a source shard before it is not cut yet."""
+        names = self.source_shards[number].names
+        while line and number and self.source_shards[number - 1].names == names:
+            number -= 1
+            if number not in self.reports:
+                return 0
+            line += self.reports[number].lines
         return line
 
-    def examples(self) -> Iterator[Rejected]:
-        """Yield the listed cases in the order of the files; lines are counted as far as the shards before are known."""
-        known = True
-        for source_shard in self.source_shards:
-            known = known and source_shard.number in self.reports
-            if (report := self.reports.get(source_shard.number)) is not None:
-                for case in report.examples:
-                    yield replace(case, line=self.absolute(source_shard.number, case.line)) if known else case
+    def too_many_rejected(self, limit: float) -> bool:
+        """Return whether more than a share of all rows was rejected, beside files that hold nothing to read."""
+        rejected = self.rejected.total() - sum(self.rejected[reason] for reason in NOTHING_TO_READ)
+        return rejected > limit * (self.texts + rejected)
 
 
-def cut_source(
-    work: WorkFolder, source_shards: Sequence[SourceShard], requested: Requested, pool: LocalPool, max_rejected: float
-) -> Cut:
+def cut_source(work: WorkFolder, rules: Rules, cut: Cut, pool: "LocalPool", max_rejected: float) -> None:
     """Cut every source shard, apart from those that an interrupted run cut.
 
     Raises UserError if more than a share `max_rejected` of the source was rejected.
     """
-    cut = Cut(source_shards, requested, work.margin)
-    for number in range(len(source_shards)):
+    for number in range(len(cut.source_shards)):
         folder = work.source_shard(number)
         if (mark := folder / "report.json").is_file():
             report = SourceShardReport.read(mark)
             if is_intact(folder, report.files):  # a damaged one is named and cut again
                 cut.add(report)
-    progress = Progress("cutting the source", len(source_shards), len(cut.reports))
-    todo = [source_shard for source_shard in source_shards if source_shard.number not in cut.reports]
-    jobs = ((work, source_shard, cut.limits()) for source_shard in todo)  # limits as they are by then
+    progress = Progress("cutting the source", len(cut.source_shards), len(cut.reports))
+    todo = [source_shard for source_shard in cut.source_shards if source_shard.number not in cut.reports]
+    jobs = ((rules, work.source_shard(shard.number), shard, cut.limits()) for shard in todo)  # limits as they are then
     for report in pool.run(cut_source_shard, jobs):
         cut.add(report)
         progress.advance(note=f"{cut.texts:,} texts, {cut.tokens:,} tokens")
-        if cut.texts >= ENOUGH_ROWS and _too_many(cut, max_rejected):
+        if cut.texts >= ENOUGH_ROWS and cut.too_many_rejected(max_rejected):
             break
-    _require_few(work, cut, cut.examples(), max_rejected)
+    _require_few(work, cut, (), max_rejected)
     _reject_duplicates(work, cut, max_rejected)
-    return cut
 
 
-def _too_many(cut: Cut, limit: float) -> bool:
-    """Return whether more than a share `limit` of all rows was rejected, beside files that hold nothing to read."""
-    rejected = cut.rejected.total() - sum(cut.rejected[reason] for reason in NOTHING_TO_READ)
-    return rejected > limit * (cut.texts + rejected)
+def _require_few(work: WorkFolder, cut: Cut, more: Iterable[Rejected], max_rejected: float) -> None:
+    """Write `rejected.jsonl`: the first hundred of each reason, in the order of the files.
 
-
-def _require_few(work: WorkFolder, cut: Cut, examples: Iterable[Rejected], max_rejected: float) -> None:
-    """Write `rejected.jsonl`; raises UserError with the first cases where it holds too much."""
+    Raises UserError with the first cases where too much was rejected.
+    """
     if not cut.rejected:
         return
-    path, listed, rejected = work.out / "rejected.jsonl", list(examples), cut.rejected.total()
-    write_rejected(path, listed)
-    if _too_many(cut, max_rejected):
-        first_of: dict[str, Rejected] = {}
-        for case in listed:
-            first_of.setdefault(case.reason.value, case)
+    path, rejected = work.out / "rejected.jsonl", cut.rejected.total()
+    cases = [
+        replace(case, line=cut.absolute(number, case.line))
+        for number in sorted(cut.reports)
+        for case in cut.reports[number].examples
+    ]
+    cases += more
+    by_reason, lines = defaultdict[str, list[Rejected]](list), []
+    for case in cases:
+        by_reason[case.reason].append(case)
+        if len(by_reason[case.reason]) <= EXAMPLES:
+            row = {"reason": case.reason, "file": readable_name(case.file), "line": case.line or None}
+            lines.append(json.dumps({**row, "detail": case.detail}) + "\n")
+    replace_file(path, "".join(lines).encode())
+    if cut.too_many_rejected(max_rejected):
+        first = [str(of_reason[0]) for of_reason in by_reason.values()]
         raise UserError(
             f"{rejected} of {cut.texts + rejected} rows of data.source were rejected, more than "
-            f"data.max_rejected_share={max_rejected:g} allows: {'; '.join(map(str, list(first_of.values())[:3]))}. "
+            f"data.max_rejected_share={max_rejected:g} allows: {'; '.join(first[:3])}. "
             f"Counts: {dict(cut.rejected)}; the first of each are listed in {path}"
         )
-    first = "; ".join([*map(str, listed[:SHOWN]), *(["..."] if listed[SHOWN:] else [])])
-    log.warning(f"{path} lists texts that could not be read ({rejected:,}): {first}")
-
-
-def write_rejected(path: Path, examples: Iterable[Rejected]) -> None:
-    """Write `rejected.jsonl`: the first hundred of each reason, in the order of the files."""
-    listed: Counter[str] = Counter()
-    lines = []
-    for case in examples:
-        listed[case.reason.value] += 1
-        if listed[case.reason.value] <= EXAMPLES:
-            row = {
-                "reason": case.reason.value,
-                "file": readable_name(case.file),
-                "line": case.line or None,
-                "detail": case.detail,
-            }
-            lines.append(json.dumps(row, ensure_ascii=True))
-    replace_file(path, "".join(f"{line}\n" for line in lines).encode())
+    shown = "; ".join([*map(str, cases[:SHOWN]), *(["..."] if cases[SHOWN:] else [])])
+    log.warning(f"{path} lists texts that could not be read ({rejected:,}): {shown}")
 
 
 def _reject_duplicates(work: WorkFolder, cut: Cut, max_rejected: float) -> None:
     """Reject texts with another text's id, and count repeated texts without an id."""
-    folders = [work.source_shard(source_shard.number) for source_shard in cut.source_shards]
-    named, unnamed, places = find_duplicates(folders, cut.texts, work.duplicates)
+    registers = sorted(work.source_shards.glob("*/texts-*.npy"))
+    named, unnamed, places = find_duplicates(registers, cut.texts, work.duplicates)
     if named:
         detail = "another text has this id; data.fields={NAME: id} must name a field that tells all texts apart"
         cases = [
-            Rejected(Reason.duplicate_id, cut.source_shards[number].names[0], cut.absolute(number, line), detail)
+            Rejected("duplicate_id", cut.source_shards[number].names[0], cut.absolute(number, line), detail)
             for number, line in places
         ]
         cut.rejected["duplicate_id"] = named
-        _require_few(work, cut, [*cut.examples(), *cases], max_rejected)
+        _require_few(work, cut, cases, max_rejected)
     if unnamed:
         cut.dropped["repeated text"] = unnamed
 
@@ -169,44 +231,92 @@ KEPT = np.dtype([("id", np.uint64), ("version", np.uint64)])
 TEXTS_AT_A_TIME = 1 << 20
 
 
-def find_duplicates(folders: Sequence[Path], num_texts: int, out: Path) -> tuple[int, int, list[tuple[int, int]]]:
+def find_duplicates(registers: Sequence[Path], num_texts: int, out: Path) -> tuple[int, int, list[tuple[int, int]]]:
     """Write `out`: the version kept of each id that occurs twice.
 
     Returns how many texts came again under an id that was given, how many without one (their words are their id), and
     source shard and line of the first hundred of the former.
     """
-    registers = [(number, path) for number, folder in enumerate(folders) for path in sorted(folder.glob("texts-*.npy"))]
-    number = max(1, -(-num_texts // TEXTS_AT_A_TIME))
-    kept, places, again = [], [], [0, 0]
-    for part in range(number):
-        low, high = 2**64 * part // number, 2**64 * (part + 1) // number
-        rows = _rows_between(registers, low, high)
+    num_parts = max(1, -(-num_texts // TEXTS_AT_A_TIME))
+    kept, places = list[np.ndarray](), list[tuple[int, int]]()
+    num_named = num_unnamed = 0
+    for low, high in itertools.pairwise(2**64 * part // num_parts for part in range(num_parts + 1)):
+        rows = _rows_between(registers, low, high - 1)
         repeated = np.flatnonzero(rows["id"][1:] == rows["id"][:-1]) + 1
         ids = np.unique(rows["id"][repeated])
         first = np.empty(len(ids), KEPT)  # versions: rows are sorted
         first["id"], first["version"] = ids, rows["version"][np.searchsorted(rows["id"], ids)]
         kept.append(first)
-        named = rows["named"][repeated]
-        again[0] += int(named.sum())
-        again[1] += int((~named).sum())
-        places += [(int(row["source_shard"]), int(row["line"])) for row in rows[repeated[named]]]
-        places = sorted(places)[:EXAMPLES]
+        named = rows[repeated[rows["named"][repeated]]]
+        num_named += len(named)
+        num_unnamed += len(repeated) - len(named)
+        places = sorted([*places, *zip(named["source_shard"].tolist(), named["line"].tolist(), strict=True)])[:EXAMPLES]
     with writing(out):
         np.save(out, np.concatenate(kept), allow_pickle=False)
-    return again[0], again[1], places
+    return num_named, num_unnamed, places
 
 
-def _rows_between(registers: list[tuple[int, Path]], low: int, high: int) -> np.ndarray:
-    """Return the rows of all registers with low <= id < high, sorted by id, version, source shard and line."""
-    kind = np.dtype([*REGISTRY.descr, ("source_shard", np.int64)])
-    parts = [np.empty(0, kind)]
-    for source_shard, path in registers:
+def _rows_between(registers: Iterable[Path], first: int, last: int) -> np.ndarray:
+    """Return the rows of all registers with first <= id <= last, sorted by id, version, source shard and line."""
+    parts = [np.empty(0, REGISTRY)]
+    for path in registers:
         register = np.load(path, mmap_mode="r", allow_pickle=False)
-        start = np.searchsorted(register["id"], np.uint64(low))
-        stop = len(register) if high == 2**64 else np.searchsorted(register["id"], np.uint64(high))
-        part = np.empty(stop - start, kind)
-        for name in REGISTRY.names or ():
-            part[name] = register[name][start:stop]
-        part["source_shard"] = source_shard
-        parts.append(part)
+        start = np.searchsorted(register["id"], np.uint64(first))
+        parts.append(np.array(register[start : np.searchsorted(register["id"], np.uint64(last), "right")]))
     return np.sort(np.concatenate(parts), order=("id", "version", "source_shard", "line"))
+
+
+# Processes ----------------------------------------------------------------------------------------------------------
+
+
+class LocalPool:
+    """Runs a function over jobs, in `num_workers` processes that end with the block, or in this one alone."""
+
+    def __init__(self, num_workers: int = 1) -> None:
+        self._num_workers = num_workers
+        self._executor: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> "LocalPool":
+        if self._num_workers > 1:
+            self._executor = ProcessPoolExecutor(self._num_workers, get_context("spawn"), _begin, (os.getpid(),))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def run(self, function: Callable, jobs: Iterable[tuple]) -> Iterator[Any]:
+        """Yield results as they are ready; jobs are drawn one by one, when there is room.
+
+        Raises RunError if a process was killed; what was finished is kept.
+        """
+        if self._executor is None:
+            yield from itertools.starmap(function, jobs)
+            return
+        drawn, running = iter(jobs), set[Future]()
+        try:
+            while True:
+                for job in itertools.islice(drawn, self._num_workers + 1 - len(running)):
+                    running.add(self._executor.submit(function, *job))
+                if not running:
+                    return
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+        except BrokenProcessPool as error:
+            raise RunError(
+                "a process of data.num_workers was killed, perhaps for want of memory; what it had finished is kept: "
+                "run the same command again, with fewer data.num_workers if it comes back"
+            ) from error
+
+
+def _begin(parent: int) -> None:
+    """Give each process one core, and let none stay behind when the parent is killed."""
+
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    os.environ["RAYON_NUM_THREADS"] = "1"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=end_with_parent, daemon=True).start()

@@ -10,45 +10,45 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from replug.config.errors import UserError
 from replug.config.paths import names_store
 from replug.config.schema import DEV_SHARE, DataConfig
-from replug.data.files import write_json
 from replug.data.folder import file_sum, sole_writer
 from replug.data.prepare.assembly import (
+    OverlapFilter,
+    Overlaps,
     ShardReport,
-    chosen_texts,
-    forget_other_ids,
-    own_texts,
+    choose_examples,
+    overlaps_of_shard,
+    require_disjoint,
     shared_ngrams,
     write_ids_of_shard,
     write_shards,
     write_texts,
 )
 from replug.data.prepare.cutting import Rules, Tokenizers
-from replug.data.prepare.disjoint import DisjointProof, OverlapFilter, prove_shard, require_disjoint
-from replug.data.prepare.reading import Cut, cut_source
-from replug.data.prepare.work import LocalPool, WorkFolder, preparing
+from replug.data.prepare.reading import Cut, LocalPool, WorkFolder, cut_source, preparing
 from replug.data.progress import Progress
 from replug.data.records import Example
 from replug.data.row_files import SPLIT_OF_BEIR, rows_sha256
 from replug.data.rows import read_documents, read_examples
-from replug.data.sampling import Shares, shares_of
+from replug.data.sampling import TEXT_SPLITS, Shares, shares_of
 from replug.data.shards import (
+    TOKEN_RULES,
     prepared_folder,
     read_documents_of,
     shard_paths,
     write_documents,
     write_token_rules,
 )
-from replug.data.sources.records import SourceShard
 from replug.data.sources.shards import SourcePlan, plan_texts
 from replug.data.store import Corpus, PreparedSet, write_store
 from replug.data.tokenizing import TokenIds
 
+MARGIN, WIDER = 2, 4  # pieces kept for each requested one, at first; and the factor where that was not enough
 FEW_HELDOUT = 50  # texts, of which only large differences can be shown
 NAMES = {"documents": "documents", "queries": "queries", "heldout": "held-out texts", "dev": "development texts"}
 SPLIT_OF_KEY = {"train": "queries"}  # a split's name on disk, where it is not the key of `data`
@@ -56,28 +56,6 @@ SPLIT_OF_KEY = {"train": "queries"}  # a split's name on disk, where it is not t
 log = logging.getLogger(__name__)
 
 Inputs = dict[str, object]  # the keys, and hashes of files, that a set is made from
-
-
-@dataclass(frozen=True, slots=True)
-class Splits:
-    """The splits that were cut and written."""
-
-    cut: Cut
-    domains: dict[str, dict[str, int]]  # of texts
-    proof: tuple[list[str], list[str]]  # of texts: shared sources, equal texts
-    shards: list[ShardReport]
-    dropped: Counter
-
-    @property
-    def counts(self) -> dict[str, int]:
-        texts = {split: sum(count.values()) for split, count in self.domains.items()}
-        return {"documents": sum(report.rows for report in self.shards), **texts}
-
-
-def _fall_short(cut: Cut, counts: Mapping[str, int]) -> bool:
-    """Return whether a split has fewer pieces than requested, although the source may have more."""
-    wanted = {split: cut.requested.get(split) or 0 for split in counts}
-    return any(counts[split] < number and cut.left_out(split) for split, number in wanted.items())
 
 
 def prepare_raw(
@@ -102,64 +80,83 @@ def prepare_raw(
         shares = Shares(0.0, 0.0, None)
     elif plan.text_ids:
         shares = shares_of(plan.text_ids, seed, shares)
+    lengths = config.context_tokens, config.document_tokens or config.context_tokens
+    rules = Rules(plan.fields, shares, seed, *lengths, tokenizers)
     with preparing(out, inputs) as work:
-        rules = Rules(
-            fields=plan.fields,
-            shares=shares,
-            seed=seed,
-            context_tokens=config.context_tokens,
-            document_tokens=config.document_tokens or config.context_tokens,
-            tokenizers=tokenizers,
-        )
-        write_json(work.rules, asdict(rules))
-        splits = _make_splits(work, config, plan.shards, seed, pool, tokenizers.token_ids, own)
-        while _fall_short(splits.cut, splits.counts):  # most of what was kept repeated or overlapped the rest
-            work.widen()
-            log.info(f"too few are left of what was kept; cutting again and keeping {work.margin} for each requested")
-            splits = _make_splits(work, config, plan.shards, seed, pool, tokenizers.token_ids, own)
-        _require_some(str(config.source), splits)
-        if (heldout := splits.counts.get("heldout", FEW_HELDOUT)) < FEW_HELDOUT:
-            log.warning(f"{heldout} held-out texts show a large difference only; expected {FEW_HELDOUT} or more texts")
-        for split, wanted in splits.cut.requested.items():
-            if wanted is not None and (count := splits.counts[split]) < wanted:
-                log.info(f"data.num_{split} is {wanted:,}, and the source gives {count:,}, which are all taken")
-        paths = [work.documents / f"{report.number:05d}.arrow" for report in splits.shards]
-        proof = _prove(work, paths, splits.counts, splits.proof, seed, pool) if len(splits.counts) > 1 else None
-        _finish(work, plan, splits, proof)
+        cut, domains, overlaps, shards = _make_splits(work, rules, plan, config, pool, own)
+        counts = _counts(domains, shards)
+        _require_some(str(config.source), cut, counts)
+        paths = [work.documents / f"{report['number']:05d}.arrow" for report in shards]
+        proof = {"disjoint": _proof(work, paths, counts, overlaps, seed, pool)} if domains else {}
+        names = [f"{split}.arrow" for split in domains]
+        names += [name for name in ("rejected.jsonl", f"documents/{TOKEN_RULES}") if (out / name).is_file()]
+        files, documents = {name: file_sum(out / name) for name in names}, Counter[str]()
+        for report in shards:
+            documents.update(report["domains"])
+            files |= {f"documents/{name}": known for name, known in report["files"].items()}
+        pieces = {split: dict(sorted(cut.domains[split].items())) for split in counts}
+        content = {
+            "counts": counts,
+            "domains": {"documents": dict(sorted(documents.items())), **domains},
+            "source": {"texts": cut.texts, "tokens": cut.tokens, "pieces": pieces, "cut_further": cut.cut_further},
+            "dropped": dict(sorted(cut.dropped.items())),
+            "rejected": dict(sorted(cut.rejected.items())),
+            **proof,
+        }
+        unread = {"left_aside": list(plan.left_aside), "unread_fields": plan.unread_fields}
+        work.finish(files, {**content, **{name: names for name, names in unread.items() if names}})
+
+
+Domains = dict[str, dict[str, int]]  # numbers of texts by split and domain
 
 
 def _make_splits(
     work: WorkFolder,
+    rules: Rules,
+    plan: SourcePlan,
     config: DataConfig,
-    source_shards: list[SourceShard],
-    seed: int,
     pool: LocalPool,
-    token_ids: TokenIds | None,
     own: Mapping[str, list[Example]] | None,
-) -> Splits:
+) -> tuple[Cut, Domains, Overlaps, list[ShardReport]]:
+    """Cut the source and write its splits, again with more kept pieces where too few are left.
+
+    Returns the cut source, the numbers of its texts, what texts of two splits share, and the shards of documents.
+    """
     requested = {"documents": config.num_documents}
     if own is None:
         requested |= {"queries": config.num_queries, "heldout": config.num_heldout}
         requested |= {"dev": config.num_dev} if config.num_dev else {}
-    cut = cut_source(work, source_shards, requested, pool, config.max_rejected_share)
-    forget_other_ids(work, token_ids)
-    dropped = Counter(cut.dropped)
-    if own is None:
-        common = shared_ngrams(work, cut, config.ngram_overlap)
-        domains, proof = write_texts(work, chosen_texts(work, cut, dropped), seed, config.ngram_overlap, common)
-    else:
-        domains, proof = write_texts(work, own_texts(own), seed)
-    are_enough = not _fall_short(cut, {split: sum(count.values()) for split, count in domains.items()})
-    shards = write_shards(work, cut, pool) if are_enough else []  # of which there may be thousands, in vain
-    for report in shards:
-        dropped.update(report.dropped)
-    return Splits(cut, domains, proof, shards, dropped)
+    margin = MARGIN
+    while True:
+        cut = Cut(plan.shards, requested, margin)
+        cut_source(work, rules, cut, pool, config.max_rejected_share)
+        if own is None:
+            ngram, splits = config.ngram_overlap, [split for split in TEXT_SPLITS if split in requested]
+            choose = partial(choose_examples, work, rules, cut)
+            domains, overlaps = write_texts(work, splits, choose, rules.seed, ngram, shared_ngrams(work, cut, ngram))
+        else:
+            domains, overlaps = write_texts(work, own, lambda split, _: own[split], rules.seed)
+        are_enough = not cut.fall_short(_counts(domains))
+        shards = write_shards(work, rules, cut, pool) if are_enough else []  # of which there may be thousands, in vain
+        if are_enough and not cut.fall_short(_counts(domains, shards)):
+            for report in shards:
+                cut.dropped.update(report["dropped"])
+            return cut, domains, overlaps, shards
+        margin *= WIDER  # most of what was kept repeated or overlapped the rest
+        log.info(f"too few are left of what was kept; cutting again and keeping {margin} for each requested")
+        work.forget()
 
 
-def _require_some(source: str, splits: Splits) -> None:
-    counts = splits.counts
+def _counts(domains: Domains, shards: Sequence[ShardReport] | None = None) -> dict[str, int]:
+    """Return the numbers of texts by split, after that of documents where shards are given."""
+    texts = {split: sum(count.values()) for split, count in domains.items()}
+    return texts if shards is None else {"documents": sum(report["rows"] for report in shards), **texts}
+
+
+def _require_some(source: str, cut: Cut, counts: Mapping[str, int]) -> None:
+    """Log what a source gave. Raises UserError where it gave nothing for a split."""
     summary = ", ".join(f"{count:,} {NAMES[split]}" for split, count in counts.items())
-    most_first = sorted(splits.dropped.items(), key=lambda item: (-item[1], item[0]))
+    most_first = sorted(cut.dropped.items(), key=lambda item: (-item[1], item[0]))
     if reasons := ", ".join(f"{reason}: {count:,}" for reason, count in most_first if count):
         summary += f"; dropped: {reasons}"
     if not all(counts.values()):
@@ -168,54 +165,43 @@ def _require_some(source: str, splits: Splits) -> None:
             "texts, a smaller data.context_tokens, or other shares"
         )
     log.info(f"cut into {summary}")
-    if further := splits.cut.cut_further:
-        log.info(f"{further} pieces held more tokens of the LM than it has room for, and were cut further")
+    if cut.cut_further:
+        log.info(f"{cut.cut_further} pieces held more tokens of the LM than it has room for, and were cut further")
+    if (heldout := counts.get("heldout", FEW_HELDOUT)) < FEW_HELDOUT:
+        log.warning(f"{heldout} held-out texts show a large difference only; expected {FEW_HELDOUT} or more texts")
+    for split, wanted in cut.requested.items():
+        if wanted is not None and counts[split] < wanted:
+            log.info(f"data.num_{split} is {wanted:,}, and the source gives {counts[split]:,}, which are all taken")
 
 
-def _prove(
+def _proof(
     work: WorkFolder,
     paths: Sequence[Path],
     counts: Mapping[str, int],
-    of_texts: tuple[list[str], list[str]],
+    of_texts: Overlaps,
     seed: int,
     pool: LocalPool,
-) -> DisjointProof:
-    """Compare the files of documents as they were written; raises UserError where they overlap texts, or these do."""
+) -> dict[str, object]:
+    """Compare the files of documents as they were written; raises UserError where they overlap texts, or these do.
+
+    Returns what was compared: the counts, and the words of an n-gram that no document shares with a text.
+    """
     sources, texts = map(list, of_texts)
     progress = Progress("proving that no text is in two splits", len(paths))
-    for shared, equal in pool.run(prove_shard, ((path, work.overlap_filter, seed) for path in paths)):
+    for shared, equal in pool.run(overlaps_of_shard, ((path, work.overlap_filter, seed) for path in paths)):
         sources += shared
         texts += equal
         progress.advance()
-    overlaps = tuple(sorted(sources)), tuple(sorted(texts))
-    ngram = OverlapFilter.load(work.overlap_filter).n
-    numbers = (counts["documents"], counts["queries"], counts["heldout"])
-    proof = DisjointProof(*numbers, *overlaps, counts.get("dev", 0), ngram)
-    log.info(str(proof))
-    require_disjoint(proof)
-    return proof
-
-
-def _finish(work: WorkFolder, plan: SourcePlan, splits: Splits, proof: DisjointProof | None) -> None:
-    cut, documents = splits.cut, Counter[str]()
-    names = [f"{split}.arrow" for split in splits.domains]
-    names += [name for name in ("rejected.jsonl", "documents/tokens.json") if (work.out / name).is_file()]
-    files = {name: file_sum(work.out / name) for name in names}
-    for report in splits.shards:
-        documents.update(report.domains)
-        files |= {f"documents/{name}": known for name, known in report.files.items()}
-    domains = {"documents": dict(sorted(documents.items())), **splits.domains}
-    pieces = {split: dict(sorted(cut.domains[split].items())) for split in splits.counts}
-    content = {
-        "counts": splits.counts,
-        "domains": domains,
-        "source": {"texts": cut.texts, "tokens": cut.tokens, "pieces": pieces, "cut_further": cut.cut_further},
-        "dropped": dict(sorted(splits.dropped.items())),
-        "rejected": dict(sorted(cut.rejected.items())),
-        **({"disjoint": asdict(proof)} if proof else {}),
-    }
-    unread = {"left_aside": list(plan.left_aside), "unread_fields": plan.unread_fields}
-    work.finish(files, {**content, **{name: names for name, names in unread.items() if names}})
+    require_disjoint(sorted(sources), sorted(texts))
+    ngram, dev = OverlapFilter(work.overlap_filter).n, counts.get("dev", 0)
+    log.info(
+        f"disjoint: {counts['documents']} documents, {counts['queries']} queries, {counts['heldout']} held-out"
+        + (f", {dev} development texts" if dev else "")
+        + "; 0 shared sources, 0 equal texts"
+        + (f" or {ngram} words in common" if ngram else "")
+    )
+    numbers = {f"num_{split}": counts[split] for split in ("documents", "queries", "heldout")}
+    return {**numbers, "shared_sources": [], "equal_texts": [], "num_dev": dev, "ngram": ngram}
 
 
 # The user's own rows ------------------------------------------------------------------------------------
@@ -237,23 +223,21 @@ def prepare_rows(
         given = {"train": train, "heldout": heldout, **({"dev": dev} if dev else {})}
         examples = _own_examples(given, fields)
         num_documents = import_documents(work.documents, corpus, fields)
-        domains, overlaps = write_texts(work, own_texts(examples), seed=0)
+        domains, overlaps = write_texts(work, examples, lambda split, _: examples[split], seed=0)
         shards = [] if names_store(str(corpus)) else shard_paths(work.documents)
         counts = {"documents": num_documents, **{split: len(rows) for split, rows in examples.items()}}
-        proof = _prove(work, shards, {**counts, "documents": num_documents if shards else 0}, overlaps, 0, pool)
+        proof = _proof(work, shards, {**counts, "documents": num_documents if shards else 0}, overlaps, 0, pool)
         if shards and token_ids is not None:
             for _ in pool.run(write_ids_of_shard, ((shard, token_ids) for shard in shards)):
                 pass
             write_token_rules(work.documents, token_ids.fingerprint)
+        documents = dict(Counter(doc.domain for path in shards for doc in read_documents_of(path)))
         content = {
             "counts": counts,
-            "domains": {
-                "documents": dict(Counter(doc.domain for path in shards for doc in read_documents_of(path))),
-                **domains,
-            },
+            "domains": {"documents": documents, **domains},
             "dropped": {},
             "rejected": {},
-            "disjoint": asdict(proof),
+            "disjoint": proof,
         }
         paths = [*(out / f"{split}.arrow" for split in examples), *sorted(work.documents.iterdir())]
         work.finish({str(path.relative_to(out)): file_sum(path) for path in paths}, content)

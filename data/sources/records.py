@@ -1,41 +1,55 @@
-"""The records that reading a source passes on, and its rejected rows and files, by reason.
+"""The files of a source, their lines, and the records that reading them passes on; rejected rows and files by reason.
 
 Every rejected case is counted, and the first hundred of each reason are listed.
+
+A file's first bytes say how it is packed, whatever it is called, and name the formats that hold no lines. Its suffix
+says what may be in it.
 """
 
+import gzip
+import io
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import pyarrow as pa
 
 log = logging.getLogger(__name__)
 
 EXAMPLES = 100  # listed for each reason
+HEAD_BYTES = 4096  # by which a format is told
+MAX_LINE_BYTES = 64 << 20
+COMPRESSED = (".gz", ".zst", ".bz2")
+SUFFIXES = {
+    "jsonl": (".jsonl", ".ndjson"),
+    "json": (".json",),
+    "tsv": (".tsv",),
+    "parquet": (".parquet",),
+    "text": (".txt", ".text", ".tokens", ".raw"),
+    "markup": (".md", ".markdown", ".mdx", ".rst", ".adoc", ".asciidoc"),
+    "HTML": (".html", ".htm", ".xhtml"),
+    "CSV": (".csv",),
+}
+PACKINGS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}  # by a file's first bytes
+LFS_POINTER, HTML = "a pointer of Git LFS, whose file `git lfs pull` fetches", "HTML"
+OTHER_FORMATS = {
+    b"PAR1": "Parquet",
+    b"ARROW1": "Arrow",
+    b"PK\x03\x04": "Zip",
+    b"%PDF": "PDF",
+    b"SQLite format 3": "SQLite",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+    b"version https://git-lfs": LFS_POINTER,
+    b"<!DOCTYPE html": HTML,
+    b"<!doctype html": HTML,
+    b"<html": HTML,
+}
+UNREADABLE = (EOFError, OSError, zlib.error, pa.ArrowInvalid)  # what reading a damaged file raises
 NAME_SHOWN = 40  # characters of a field's name in a message: a table without a header has a text there
-
-
-class Reason(StrEnum):
-    not_utf8 = "not_utf8"
-    invalid_json = "invalid_json"
-    not_an_object = "not_an_object"
-    invalid_tsv = "invalid_tsv"
-    wrong_columns = "wrong_columns"
-    damaged_file = "damaged_file"
-    no_main_text = "no_main_text"
-    unreadable_file = "unreadable_file"
-    text_missing = "text_missing"
-    text_not_a_string = "text_not_a_string"
-    text_empty = "text_empty"
-    empty_file = "empty_file"
-    half_surrogate = "half_surrogate"
-    nul_character = "nul_character"
-    too_long = "too_long"
-    id_not_a_string = "id_not_a_string"
-    id_empty = "id_empty"
-    domain_not_a_string = "domain_not_a_string"
-    duplicate_id = "duplicate_id"
 
 
 def readable_name(name: str) -> str:
@@ -47,13 +61,13 @@ def readable_name(name: str) -> str:
 class Rejected:
     """One row or file that was not taken. `line` counts from 1; 0 stands for the whole file."""
 
-    reason: Reason
+    reason: str  # one word, by which cases are counted, such as not_utf8
     file: str
     line: int
     detail: str
 
     def __str__(self) -> str:
-        return f"{readable_name(self.file)}{f':{self.line}' if self.line else ''}: {self.detail} ({self.reason.value})"
+        return f"{readable_name(self.file)}{f':{self.line}' if self.line else ''}: {self.detail} ({self.reason})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +146,89 @@ def nested(row: Mapping[str, Any], path: str) -> Any:
     outer, _, inner = path.partition(".")
     within = row.get(outer)
     return nested(within, inner) if isinstance(within, dict) else None
+
+
+# Files ------------------------------------------------------------------------------------------------------
+
+
+def format_of(path: Path) -> str | None:
+    """Return the format of a file by its suffix, of a compressed one by the suffix before; None if it is not known."""
+    suffix = unpacked_suffix(path)
+    return next((kind for kind, suffixes in SUFFIXES.items() if suffix in suffixes), None)
+
+
+def unpacked_suffix(path: Path) -> str:
+    """Return a file's suffix in lower case, of a compressed one the suffix before."""
+    suffix = path.suffix.lower()
+    return Path(path.stem).suffix.lower() if suffix in COMPRESSED else suffix
+
+
+def packing_of(path: Path) -> str | None:
+    """Return how a file is packed, by its first bytes; None if it is not."""
+    with path.open("rb") as file:
+        head = file.read(max(map(len, PACKINGS)))
+    return next((packing for magic, packing in PACKINGS.items() if head.startswith(magic)), None)
+
+
+def open_file(path: Path) -> Any:
+    """Return the bytes of a file, unpacked."""
+    packing = packing_of(path)
+    if packing == "gzip":
+        return gzip.open(path, "rb")
+    if packing:
+        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), packing), 1 << 20)
+    return path.open("rb")
+
+
+def first_bytes(path: Path, num: int = HEAD_BYTES) -> bytes:
+    """Return the first bytes of a file, unpacked; none where reading the file says what is wrong with it."""
+    try:
+        with open_file(path) as file:
+            return file.read(num)
+    except UNREADABLE:
+        return b""
+
+
+def other_format(path: Path) -> str | None:
+    """Return the format of a file without lines of text, by its first bytes; None if it may have lines."""
+    head = first_bytes(path)
+    named = next((name for magic, name in OTHER_FORMATS.items() if head.startswith(magic)), None)
+    return named or ("binary" if b"\0" in head else None)
+
+
+# Lines ------------------------------------------------------------------------------------------------------
+
+
+def read_lines(source_shard: SourceShard) -> Iterator[tuple[int, str | Rejected]]:
+    """Yield the lines that begin within the source shard; lines that are too long are skipped in parts."""
+    name, number = source_shard.names[0], 0
+    try:
+        with open_file(Path(name)) as file:
+            if source_shard.start:
+                file.seek(source_shard.start - 1)
+                _skip_line(file)  # it began before
+            while source_shard.stop is None or file.tell() < source_shard.stop:
+                line = file.readline(MAX_LINE_BYTES)
+                if not line:
+                    return
+                number += 1
+                if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+                    _skip_line(file)
+                    detail = f"the line is longer than {MAX_LINE_BYTES} bytes"
+                    yield number, Rejected("too_long", name, number, detail)
+                    continue
+                try:
+                    text = line.decode("utf-8-sig")  # Windows begins files with a byte order mark
+                except UnicodeDecodeError as error:
+                    detail = f"not UTF-8 at byte {error.start} of the line; convert the file"
+                    yield number, Rejected("not_utf8", name, number, detail)
+                    continue
+                yield number, text
+    except UNREADABLE as error:
+        yield number, Rejected("damaged_file", name, number, f"unreadable after this line: {error}")
+
+
+def _skip_line(file: BinaryIO) -> None:
+    """Read to the end of the line without holding it."""
+    while (part := file.readline(MAX_LINE_BYTES)) and not part.endswith(b"\n"):
+        pass

@@ -1,7 +1,7 @@
 """Source shards of about 16 MB, found without reading the source, that any worker can read alone.
 
-A source shard is a range of bytes of a `.jsonl` or `.tsv` file, a compressed file, some row groups of a Parquet file,
-some files of a tree of texts, one shard of a dataset on the hub, or all of a built-in source.
+A source shard is a range of bytes of JSON Lines or of a table with tabs, another or compressed file, some row groups of
+a Parquet file, some files of a tree of texts, one shard of a dataset on the hub, or all of a built-in source.
 
 A folder, or a pattern with `*`, is read as rows if any of its files holds rows, and those files alone are read, unless
 there is more prose (text, Markdown, reStructuredText, HTML): then each file of prose is a text. Without prose each file
@@ -30,11 +30,29 @@ from replug.config.paths import is_here
 from replug.config.schema import Config, DataConfig
 from replug.data.files import file_sha256
 from replug.data.folder import MANIFEST
-from replug.data.sources.formats import ROWS_AT_A_TIME, TABS, field_names, named_split, plan_hub
-from replug.data.sources.lines import format_of, json_object, other_format, packing_of, read_lines
-from replug.data.sources.markup import require_html
-from replug.data.sources.records import FieldMap, Rejected, SourceShard, SourceText, names_in, nested, say_unread
-from replug.data.sources.texts import PROSE, has_rows, is_built_in, read_items, text_id
+from replug.data.sources.formats import (
+    ROWS_AT_A_TIME,
+    TABS,
+    field_names,
+    form_of,
+    named_split,
+    plan_hub,
+    read_shard,
+)
+from replug.data.sources.records import (
+    FieldMap,
+    Rejected,
+    SourceShard,
+    SourceText,
+    first_bytes,
+    format_of,
+    names_in,
+    nested,
+    other_format,
+    packing_of,
+    say_unread,
+)
+from replug.data.sources.texts import PROSE, has_rows, is_built_in, read_items, require_html, text_id
 
 log = logging.getLogger(__name__)
 decoder = codecs.getincrementaldecoder("utf-8")
@@ -47,9 +65,8 @@ PDF = b"%PDF-"
 LEAST_FILES = 10  # of a tree of texts
 SHOWN = 5  # names of files in a message; the manifest has all
 LINKED = " (a link)"
-NO_TEXTS = ("json", "CSV")  # data, of which a file is never one text
-ROWS = {"jsonl": "JSON Lines", "tsv": "a table with tabs", "parquet": "Parquet"}
-EXPECTED = "a JSONL file, a folder or a dataset's name"
+ROWS, DATA = ("jsonl", "tsv", "parquet"), ("json", "CSV")  # data may hold rows, and is never one text
+EXPECTED = "a file of rows, a folder or a dataset's name"
 FILES_AT_ONCE = 4  # hashed in parallel: a disk gives more than one stream takes
 
 
@@ -137,9 +154,14 @@ def _by_suffix(names: Iterable[str]) -> str:
 def plan_source(source: str, fields: FieldMap) -> SourcePlan:
     """Return the plan of a `data.source`; a file is one shard if texts run over many of its lines.
 
-    Raises UserError for a source without files that can be read, and for a file of another format than its name says.
+    Raises UserError for a source without files that can be read.
     """
-    planned, left_aside = _plan(source, fields, None if fields.new_text_at else SOURCE_SHARD_BYTES)
+    planned: Iterable[SourceShard] = [SourceShard("built_in", (source,))]
+    left_aside: list[str] = []
+    if (paths := files_of(source)) is not None:
+        planned, left_aside = _plan_files(source, paths, fields)
+    elif not is_built_in(source):
+        planned = plan_hub(source)
     shards = [replace(shard, number=number) for number, shard in enumerate(planned)]
     if not shards:
         holds = f"no texts, but {_by_suffix(left_aside)}: extract their text first" if left_aside else "no files"
@@ -165,8 +187,7 @@ def source_fingerprint(source: str, fields: FieldMap) -> str | None:
 
     Several files are hashed at a time.
     """
-    paths = files_of(source)
-    if paths is None:
+    if (paths := files_of(source)) is None:
         return None
     paths, _ = _read_of(source, paths, fields)
     digest = hashlib.sha256()
@@ -182,38 +203,39 @@ def source_bytes(source: str, fields: FieldMap) -> int | None:
     return None if paths is None else _num_bytes(_read_of(source, paths, fields)[0])
 
 
-def _plan(source: str, fields: FieldMap, shard_bytes: int | None) -> tuple[Iterable[SourceShard], list[str]]:
+def _plan_files(source: str, paths: list[Path], fields: FieldMap) -> tuple[Iterable[SourceShard], list[str]]:
     """Return the shards of a source, and the names of files that are left aside."""
-    if is_built_in(source):
-        return [SourceShard("built_in", (source,))], []
-    paths = files_of(source)
-    if paths is None:
-        return plan_hub(source), []
     read, are_rows = _read_of(source, paths, fields)
     if not are_rows and any(format_of(path) == "HTML" for path in read):
         require_html(source)
-    data = [] if are_rows else [path for path in paths if format_of(path) in NO_TEXTS]
-    if 0 < len(data) >= len(read) and _num_bytes(set(read) - set(data)) <= _num_bytes(data):  # data beside its card
-        raise UserError(f"data.source: {data[0]} {rows_problem(data[0], fields)}")
-    if Path(source).expanduser().is_file():
-        return _plan_file(read[0], shard_bytes, are_rows), []
+    data = [] if are_rows else [path for path in paths if format_of(path) in DATA]
+    if 0 < len(data) >= len(read) and _num_bytes(read) <= _num_bytes(data):  # data beside its card
+        found = names_in(field_names(SourceShard(form_of(data[0]), (str(data[0]),))))
+        raise UserError(
+            f"data.source: {data[0]} has no rows with '{fields.text}' (found: {found}); expected one on each line or "
+            "in each object of an array: data.fields={NAME: text} names another field"
+        )
     root, kept = Path(_root(source)), set(read)
-    left_aside = [str(path.relative_to(root)) for path in paths if path not in kept] + _links(source)
+    is_file = Path(source).expanduser().is_file()
+    left_aside = [] if is_file else [str(path.relative_to(root)) for path in paths if path not in kept] + _links(source)
     if are_rows:
-        return (shard for path in read for shard in _plan_file(path, shard_bytes)), left_aside
+        shard_bytes = None if fields.new_text_at else SOURCE_SHARD_BYTES
+        return (shard for path in read for shard in _plan_rows(path, shard_bytes)), left_aside
+    if is_file:
+        return [SourceShard("text", (str(read[0]),))], left_aside
     size = _num_bytes(read) // TREE_SHARDS
     return _plan_tree(read, str(root), min(SOURCE_SHARD_BYTES, max(LEAST_SHARD_BYTES, size))), left_aside
 
 
 def _read_of(source: str, paths: list[Path], fields: FieldMap) -> tuple[list[Path], bool]:
     """Return the files that are read, and whether they hold rows: files of rows come first, then files of text."""
-    rows = [path for path in paths if rows_problem(path, fields) is None]
-    prose = [path for path in set(paths) - set(rows) if format_of(path) in PROSE]
-    if Path(source).expanduser().is_file() or (rows and _num_bytes(rows) >= _num_bytes(prose)):
-        return rows or paths, bool(rows)
-    if prose:
-        return sorted(prose), False
-    return [path for path in paths if format_of(path) not in NO_TEXTS and not _is_binary(path)], False
+    rows = [path for path in paths if _holds_rows(path, fields)]
+    if Path(source).expanduser().is_file():
+        return paths, bool(rows) or format_of(paths[0]) not in PROSE
+    prose = sorted(path for path in set(paths) - set(rows) if format_of(path) in PROSE)
+    if rows and _num_bytes(rows) >= _num_bytes(prose):
+        return rows, True
+    return prose or [path for path in paths if format_of(path) not in DATA and not _is_binary(path)], False
 
 
 def _is_binary(path: Path) -> bool:
@@ -229,69 +251,51 @@ def _is_binary(path: Path) -> bool:
     return b"\0" in head
 
 
-def rows_problem(path: Path, fields: FieldMap) -> str | None:
-    """Return why a file holds no rows, None if it does.
+def _holds_rows(path: Path, fields: FieldMap) -> bool:
+    """Return whether a file holds rows.
 
-    Tables and JSON Lines are judged by their suffix: what is wrong with a row is said where it is read. A `.json` file
-    holds rows if one of its first lines is one, a text or a file without a suffix, such as Spark's, if its first is.
+    Tables with tabs, Parquet and JSON Lines are told by their suffix: what is wrong with a row is said where it is
+    read. Other data holds rows if one of its first rows has a text; a text or a file without a suffix, such as Spark's,
+    if it is JSON and its first row has.
     """
     kind = format_of(path)
-    if kind in ROWS:
-        return None
-    if kind in ("markup", "HTML"):
-        return f"is {kind}"
-    whole = (line for _, line in read_lines(SourceShard("jsonl", (str(path),))) if isinstance(line, bytes))
-    lines = (line for line in whole if line.strip())
-    rows = [json_object(line) for line in itertools.islice(lines, ROWS_AT_A_TIME if kind == "json" else 1)]
-    if any(isinstance(row, dict) and nested(row, fields.text) is not None for row in rows):
-        return None
-    if kind != "json":
-        return f"is {kind or 'of no known format'}; expected JSON Lines, TSV or Parquet"
-    first = rows[0] if rows else {}
-    has = f"has the fields {names_in(first)}" if isinstance(first, dict) else f"is none ({first[1]})"
-    return f"holds no rows: the first {has}; expected on each line an object with '{fields.text}' (data.fields)"
+    if kind in ROWS or kind in ("markup", "HTML"):
+        return kind in ROWS
+    is_json = first_bytes(path).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
+    if not is_json and (kind not in DATA or other_format(path)):
+        return False
+    rows = (row for _, row in read_shard(SourceShard(form_of(path), (str(path),))) if row is not None)
+    first = itertools.islice(rows, ROWS_AT_A_TIME if kind in DATA else 1)
+    return any(isinstance(row, dict) and nested(row, fields.text) is not None for row in first)
 
 
-def _plan_file(path: Path, shard_bytes: int | None, is_rows: bool = True) -> Iterable[SourceShard]:
-    """Return the source shards of a file, about `shard_bytes` each. None means one, since texts run over many rows.
+def _plan_rows(path: Path, shard_bytes: int | None) -> Iterable[SourceShard]:
+    """Return the source shards of a file of rows, about `shard_bytes` each; None means one, for texts of many rows.
 
-    Raises UserError for a file whose first bytes are those of another format.
+    Raises UserError for a file whose first bytes are those of a format without rows.
     """
-    kind = format_of(path)
-    if kind in PROSE and not is_rows:
-        return [SourceShard("text", (str(path),))]
-    kind = kind if kind in ROWS else "jsonl"
-    if (other := other_format(path)) and other.lower() != kind:
-        raise UserError(f"data.source: {path} is, by its first bytes, {other}; expected {ROWS[kind]}")
-    if kind == "parquet":
-        return _row_groups(str(path), shard_bytes)
-    return _byte_ranges(TABS if kind == "tsv" else "jsonl", str(path), shard_bytes)
+    whole = SourceShard(form_of(path), (str(path),))
+    if shard_bytes is None or whole.kind not in ("parquet", "jsonl", TABS) or packing_of(path):
+        return [whole]
+    if whole.kind == "parquet":
+        return _row_groups(whole, shard_bytes)
+    size = path.stat().st_size
+    starts = range(0, max(size, 1), shard_bytes)
+    return [replace(whole, start=start, stop=min(start + shard_bytes, size)) for start in starts]
 
 
-def _byte_ranges(kind: str, path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
-    """Yield ranges of a file that cover it; all of it in one if it is compressed, or no size is given."""
-    size = Path(path).stat().st_size
-    if shard_bytes is None or packing_of(Path(path)):
-        yield SourceShard(kind, (path,))
-        return
-    for start in range(0, max(size, 1), shard_bytes):
-        yield SourceShard(kind, (path,), start, min(start + shard_bytes, size))
-
-
-def _row_groups(path: str, shard_bytes: int | None) -> Iterator[SourceShard]:
+def _row_groups(whole: SourceShard, shard_bytes: int) -> Iterator[SourceShard]:
     """Yield source shards of some of a Parquet file's row groups."""
     try:
-        metadata = None if shard_bytes is None else pq.read_metadata(path)
+        metadata = pq.read_metadata(whole.names[0])
     except (pa.ArrowException, OSError):  # reading the source shard says what is wrong with it
-        metadata = None
-    if metadata is None or shard_bytes is None:
-        yield SourceShard("parquet", (path,))
+        yield whole
         return
     first, size = 0, 0
     for group in range(metadata.num_row_groups):
         size += metadata.row_group(group).total_byte_size
         if size >= shard_bytes or group == metadata.num_row_groups - 1:
-            yield SourceShard("parquet", (path,), first, group + 1)
+            yield replace(whole, start=first, stop=group + 1)
             first, size = group + 1, 0
 
 

@@ -2,32 +2,41 @@
 
 A file of a tree of texts holds one text, or many with `data.new_text_at`. A text is called by its path below the tree's
 root; the first folder of that path is its domain. No more of a file is in memory than one text may have.
+
+Markup is read as Markdown: without comments and front matter, from AsciiDoc and HTML. HTML is read by what `replug ask`
+reads pages with, which comes with the extra `web`: a page here is as hostile.
 """
 
+import bisect
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from replug.config.errors import require_extra
 from replug.data.sources.built_in_texts import read_package_texts, stand_in_texts
 from replug.data.sources.formats import READERS, read_shard
-from replug.data.sources.lines import UNREADABLE, format_of, open_file, other_format, read_lines, unpacked_suffix
-from replug.data.sources.markup import MainTexts, main_texts, plain_markup
 from replug.data.sources.records import (
+    UNREADABLE,
     FieldMap,
     Item,
-    Reason,
     Rejected,
     Row,
     SourceShard,
     SourceText,
+    format_of,
     names_in,
     nested,
+    open_file,
+    other_format,
+    read_lines,
     readable_name,
+    unpacked_suffix,
 )
 from replug.data.words import content_hash
 
+MainTexts = Callable[[bytes], str | None]  # None for a page without a main text, or one that keeps the parser busy
 PACKAGE = "package:"
 PROSE = ("text", "markup", "HTML")
 BYTES_OF_A_CHARACTER = 4  # at most, in UTF-8
@@ -56,7 +65,7 @@ def read_items(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
 
 def has_rows(source_shard: SourceShard) -> bool:
     """Return whether a source shard is read row by row."""
-    return source_shard.kind == "parquet" or source_shard.kind in READERS
+    return source_shard.kind in READERS
 
 
 def is_built_in(source: str) -> bool:
@@ -68,31 +77,26 @@ def is_built_in(source: str) -> bool:
 
 
 def _text_of_row(row: dict[str, Any], fields: FieldMap, name: str, line: int) -> SourceText | Rejected:
+    def rejected(reason: str, detail: str) -> Rejected:
+        return Rejected(reason, name, line, detail)
+
     text, identifier, domain = (nested(row, path) for path in (fields.text, fields.id, fields.domain))
     if text is None:
         detail = f"field '{fields.text}' (data.fields) is missing; the fields: {names_in(row)}"
-        return Rejected(Reason.text_missing, name, line, detail)
+        return rejected("text_missing", detail)
     if not isinstance(text, str):
-        detail = f"field '{fields.text}' must be a string, found {type(text).__name__}"
-        return Rejected(Reason.text_not_a_string, name, line, detail)
-    if problem := _name_problem(identifier, fields.id, Reason.id_not_a_string, "a string or an integer"):
-        return Rejected(problem[0], name, line, problem[1])
-    if problem := _name_problem(domain, fields.domain, Reason.domain_not_a_string, "a string"):
-        return Rejected(problem[0], name, line, problem[1])
+        return rejected("text_not_a_string", f"field '{fields.text}' must be a string, found {type(text).__name__}")
+    if identifier == "":
+        return rejected("id_empty", f"field '{fields.id}' (data.fields) is empty")
+    named = ((identifier, fields.id, "id_not_a_string"), (domain, fields.domain, "domain_not_a_string"))
+    for value, field, reason in named:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, str | int)):
+            return rejected(reason, f"field '{field}' must be a string or an integer, found {type(value).__name__}")
+        if isinstance(value, str) and len(value) > MAX_NAME_CHARACTERS:
+            return rejected("too_long", f"field '{field}' has {len(value)} characters, more than {MAX_NAME_CHARACTERS}")
     domain = "all" if domain in (None, "") else str(domain)
     made = _unnamed(text, domain) if identifier is None else SourceText(str(identifier), text, domain)
     return _checked(made, fields, name, line)
-
-
-def _name_problem(value: Any, field: str, reason: Reason, expected: str) -> tuple[Reason, str] | None:
-    """Return what is wrong with an id or a domain, None where it is fine."""
-    if value == "" and reason is Reason.id_not_a_string:
-        return Reason.id_empty, f"field '{field}' (data.fields) is empty"
-    if value is not None and (isinstance(value, bool) or not isinstance(value, str | int)):
-        return reason, f"field '{field}' must be {expected}, found {type(value).__name__}"
-    if isinstance(value, str) and len(value) > MAX_NAME_CHARACTERS:
-        return Reason.too_long, f"field '{field}' has {len(value)} characters, more than {MAX_NAME_CHARACTERS}"
-    return None
 
 
 def _unnamed(text: str, domain: str) -> SourceText:
@@ -102,20 +106,20 @@ def _unnamed(text: str, domain: str) -> SourceText:
 
 def _checked(text: SourceText, fields: FieldMap, name: str, line: int) -> SourceText | Rejected:
     if not text.text.strip():
-        return Rejected(Reason.text_empty, name, line, "the text is empty")
+        return Rejected("text_empty", name, line, "the text is empty")
     if len(text.text) > fields.max_characters:
         return _too_long(name, line, len(text.text))
     if "\0" in text.text:
-        return Rejected(Reason.nul_character, name, line, "holds a NUL character: is it a text?")
+        return Rejected("nul_character", name, line, "holds a NUL character: is it a text?")
     try:
         f"{text.id}{text.domain}{text.text}".encode()
     except UnicodeEncodeError:
-        return Rejected(Reason.half_surrogate, name, line, "holds half a surrogate pair")
+        return Rejected("half_surrogate", name, line, "holds half a surrogate pair")
     return text
 
 
 def _too_long(name: str, line: int, num_characters: int) -> Rejected:
-    return Rejected(Reason.too_long, name, line, f"{num_characters} characters, more than a text may have")
+    return Rejected("too_long", name, line, f"{num_characters} characters, more than a text may have")
 
 
 def _joined_texts(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at: str) -> Iterator[Item]:
@@ -163,17 +167,11 @@ def _read_files(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
             is_page = format_of(Path(name)) == "HTML"
             if fields.new_text_at and not is_page:
                 limits = FieldMap(max_characters=fields.max_characters)
-                yield from _joined_texts(_lines_of(name), limits, name, fields.new_text_at)
+                lines = read_lines(SourceShard("text", (name,)))
+                rows: Iterator[Row] = ((at, {"text": of} if isinstance(of, str) else of) for at, of in lines)
+                yield from _joined_texts(rows, limits, name, fields.new_text_at)
             else:
                 yield 0, _whole(name, source_shard.root, fields, pages if is_page else None)
-
-
-def _lines_of(name: str) -> Iterator[Row]:
-    for number, line in read_lines(SourceShard("text", (name,))):
-        try:
-            yield number, line if isinstance(line, Rejected) else {"text": line.decode("utf-8-sig")}
-        except UnicodeDecodeError as error:
-            yield number, _not_utf8(name, number, error)
 
 
 def _whole(name: str, root: str, fields: FieldMap, pages: MainTexts | None = None) -> SourceText | Rejected:
@@ -183,16 +181,17 @@ def _whole(name: str, root: str, fields: FieldMap, pages: MainTexts | None = Non
         with open_file(Path(name)) as file:
             content = file.read(most + 1)
         if len(content) > most:
-            return Rejected(Reason.too_long, name, 0, f"over {most} bytes, more than a text may have")
+            return Rejected("too_long", name, 0, f"over {most} bytes, more than a text may have")
         text = content.decode().removeprefix("\ufeff") if pages is None else pages(content)
     except UnicodeDecodeError as error:
-        return _not_utf8(name, 0, error)
+        at = other_format(Path(name)) or f"at byte {error.start}"
+        return Rejected("not_utf8", name, 0, f"{at}; convert the file, or leave it out of the source")
     except UNREADABLE as error:
-        return Rejected(Reason.unreadable_file, name, 0, getattr(error, "strerror", None) or str(error))
+        return Rejected("unreadable_file", name, 0, getattr(error, "strerror", None) or str(error))
     if text is None:
-        return Rejected(Reason.no_main_text, name, 0, "no main text was found in the page")
+        return Rejected("no_main_text", name, 0, "no main text was found in the page")
     if not text.strip():
-        return Rejected(Reason.empty_file, name, 0, "the file is empty")
+        return Rejected("empty_file", name, 0, "the file is empty")
     label, kind = text_id(name, root), format_of(Path(name))
     domain = label.partition("/")[0] if "/" in label else "all"
     if kind in PROSE:
@@ -201,11 +200,114 @@ def _whole(name: str, root: str, fields: FieldMap, pages: MainTexts | None = Non
     return _checked(SourceText(label, text, domain, is_prose=kind in PROSE), fields, name, 0)
 
 
-def _not_utf8(name: str, line: int, error: UnicodeDecodeError) -> Rejected:
-    at = other_format(Path(name)) or f"at byte {error.start}{' of the line' if line else ''}"
-    return Rejected(Reason.not_utf8, name, line, f"{at}; convert the file, or leave it out of the source")
-
-
 def text_id(name: str, root: str) -> str:
     """Return what a file of a tree of texts is called: its path below the root, without bytes that are not UTF-8."""
     return readable_name(str(Path(name).relative_to(root)) if root else Path(name).name)
+
+
+# Markup -------------------------------------------------------------------------------------------------------------
+
+FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\s*\n", re.DOTALL)
+FRONT_TITLE = re.compile(r"^title:[ \t]*[\"']?(.*?)[\"']?[ \t]*$", re.MULTILINE)
+
+PLAIN = (".txt", ".text")
+ASCIIDOC = (".adoc", ".asciidoc")  # suffixes
+# Marks of AsciiDoc alone, for texts without its suffix: attributes of blocks, directives, tables, own links.
+ASCIIDOC_MARK = re.compile(
+    r"^(?:\[(?:source|listing|verse|quote|horizontal|NOTE|TIP|IMPORTANT|WARNING|CAUTION|(?:cols|options)=)[^\]\n]*\]|\[\[[\w-]+\]\]|"
+    r"(?:include|ifdef|ifndef|ifeval|endif)::\S*\[.*\]|\|===)[ \t]*$|\blinkgit:[\w-]+\[\d\]",
+    re.MULTILINE,
+)
+ASCIIDOC_HEADING = re.compile(r"(={1,6})[ \t]+(\S.*?)(?:[ \t]+=+)?[ \t]*\Z")
+ASCIIDOC_UNDERLINES, NEARLY = "=-~^+", 2  # marks of the levels, and how much longer or shorter than its title a line is
+ASCIIDOC_BLOCK = re.compile(r"(?:([-.+/=*_])\1{3,}|--|`{3,}.*)[ \t]*\Z")
+VERBATIM = "-.+`/"  # blocks of code, output, passed-through text and comments; the others hold prose
+ASCIIDOC_UNREAD = re.compile(
+    r"\[\[?[^\[\]]*\]?\][ \t]*\Z|:!?[\w-]+!?:(?:[ \t].*)?\Z|//|\+[ \t]*\Z|\|===[ \t]*\Z|\w+::\S*\[.*\][ \t]*\Z"
+)
+ASCIIDOC_LINK = re.compile(
+    r"(?:link|xref|mailto|linkgit):([^\s\[\]]{1,500})\[([^\]\n]{0,500})\]|<<[^,<>\n]{1,200},([^<>\n]{1,500})>>"
+)
+
+
+def plain_markup(text: str, suffix: str) -> str:
+    """Return a text as Markdown without comments and front matter; its title becomes the first heading.
+
+    AsciiDoc is told by the file's suffix or, in a `.txt`, by its own marks (Git's manuals are such).
+    """
+    if suffix in ASCIIDOC or (suffix in PLAIN and ASCIIDOC_MARK.search(text)):
+        return asciidoc_as_markdown(text)
+    if suffix in PLAIN:
+        return text
+    text = _without_comments(text)
+    if (front := FRONT_MATTER.match(text)) is None:
+        return text
+    title = FRONT_TITLE.search(front[1])
+    return (f"# {title[1]}\n\n" if title and title[1] else "") + text[front.end() :]
+
+
+def asciidoc_as_markdown(text: str) -> str:
+    """Return AsciiDoc with Markdown's headings and blocks of code, without attributes, directives and comments."""
+    lines, kept, place = text.split("\n"), list[str](), 0
+    places: dict[str, list[int]] = {}  # of each line that may end a block
+    for number, line in enumerate(lines):
+        if ASCIIDOC_BLOCK.match(line):
+            places.setdefault(line.rstrip(), []).append(number)
+    while place < len(lines):
+        line = lines[place].rstrip()
+        following = lines[place + 1].rstrip() if place + 1 < len(lines) else ""
+        place += 1
+        if heading := ASCIIDOC_HEADING.match(line):
+            kept.append(f"{'#' * len(heading[1])} {heading[2]}")
+        elif level := _underlined_level(line, following):
+            kept.append(f"{'#' * level} {line}")
+            place += 1
+        elif ASCIIDOC_BLOCK.match(line):
+            closing = places.get("```" if line.startswith("```") else line, [])
+            end = bisect.bisect_left(closing, place)
+            if line == "--" or line[0] not in VERBATIM or end == len(closing):
+                continue  # it stands round prose, or opens nothing
+            kept += ["```", *lines[place : closing[end]], "```"] if line[0] != "/" else []
+            place = closing[end] + 1
+        elif not ASCIIDOC_UNREAD.match(line):
+            kept.append(ASCIIDOC_LINK.sub(lambda link: link[2] or link[3] or link[1] or "", line))
+    return "\n".join(kept)
+
+
+def _underlined_level(title: str, underline: str) -> int:
+    """Return the level of a title with a line below it, 0 for what is none: it is as long as its line, or nearly."""
+    is_line = len(underline) > 1 and underline[0] in ASCIIDOC_UNDERLINES and set(underline) == {underline[0]}
+    is_title = is_line and title[:1].isalnum() and abs(len(title) - len(underline)) <= NEARLY
+    return ASCIIDOC_UNDERLINES.index(underline[0]) + 1 if is_title else 0
+
+
+def _without_comments(text: str) -> str:
+    """Search once, whatever the text: an expression would search to the end for every comment that has none."""
+    kept, place = [], 0
+    while (start := text.find("<!--", place)) >= 0 and (end := text.find("-->", start)) >= 0:
+        kept.append(text[place:start])
+        place = end + len("-->")
+    return "".join([*kept, text[place:]])
+
+
+def require_html(source: str) -> None:
+    """Raise UserError where a module that reads HTML is missing."""
+    modules = ("trafilatura", "lxml_html_clean", "charset_normalizer", "httpcore", "protego")
+    require_extra("web", *modules, what=f"data.source: {source} has HTML files, and reading them")
+
+
+@contextmanager
+def main_texts() -> Iterator[MainTexts]:
+    """Start the process that reads pages; it ends with the block."""
+    from replug.web.extraction import Extractor, FetchFailed, decode_page
+
+    with closing(Extractor(with_headings=True)) as extractor:
+
+        def read(body: bytes) -> str | None:
+            try:
+                text, title = extractor.extract(decode_page(body, "")[0])
+            except FetchFailed:
+                return None
+            return text if text.startswith("#") or not title else f"# {title}\n\n{text}"
+
+        yield read

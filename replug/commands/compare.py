@@ -88,7 +88,7 @@ def _model(path: str) -> str:
 def _documents(questions: str, documents: str | None) -> dict[str, Any]:
     """Return the keys of documents: rows as they are, or texts, which are cut into documents."""
     from replug.data.row_files import FILES_OF_ROWS, beir_folder
-    from replug.data.sources.lines import format_of
+    from replug.data.sources.records import format_of
     from replug.data.sources.shards import files_of
 
     if documents is None and beir_folder(questions) is None:

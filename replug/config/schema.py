@@ -46,7 +46,9 @@ class DataConfig:
         "file of rows (question, answers, optional gold). Default: none.",
     )
     # Raw texts, which `replug prepare` cuts into documents and examples.
-    source: str | None = key(None, "Raw texts to prepare: file, folder, glob, package:NAME or hub dataset.")
+    source: str | None = key(
+        None, "Raw texts: file, folder, glob (JSON, CSV, TSV, Parquet, text), package:NAME or hub dataset."
+    )
     out: str | None = key(None, "Folder of the prepared set. Default: RUN_DIR/data.")
     prepared: str | None = key(None, "Folder that `replug prepare` wrote; replaces the keys above.")
     new_text_at: str | None = key(None, "Pattern of a text's first line, if texts span several rows or lines.")

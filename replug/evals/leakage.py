@@ -1,7 +1,7 @@
 """Leakage: the examples that the corpus holds. Retrieval that finds them copies, and predicts nothing.
 
 An example is in the corpus where a document comes from its source, equals one of its texts (white space and case
-aside), or shares as many words in a row with one, as preparing a set has it (`data.prepare.disjoint`). N-grams have 13
+aside), or shares as many words in a row with one, as preparing a set has it (`data.prepare.assembly`). N-grams have 13
 words (Brown et al. 2020); a text of fewer words, down to 8, is compared whole. Words in a row that half of the corpus's
 sources hold, such as a footer, are no leak. The task says which texts are compared: an example with its continuation, a
 question, its choices, its answers.
@@ -20,11 +20,18 @@ import numpy as np
 
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.files import read_json, write_json
-from replug.data.prepare.disjoint import LEAST_COMMON, common_from
 from replug.data.progress import Progress
 from replug.data.records import Document
 from replug.data.store import Corpus
-from replug.data.words import compared_words, content_hash, hash64, ngram_hashes, without_common
+from replug.data.words import (
+    LEAST_COMMON,
+    common_from,
+    compared_words,
+    content_hash,
+    hash64,
+    ngram_hashes,
+    without_common,
+)
 from replug.evals.loop import Item, Task
 
 MOST_WORDS, LEAST_WORDS = 13, 8  # of an n-gram

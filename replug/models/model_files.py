@@ -40,7 +40,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from replug.config.errors import UserError
-from replug.data.sources.lines import HTML, LFS_POINTER, other_format
+from replug.data.sources.records import HTML, LFS_POINTER, other_format
 from replug.models.batching import weights_of_layers
 from replug.models.black_box_lm import BlackBoxLM
 from replug.models.lora import INSIDE_PEFT

@@ -13,8 +13,8 @@ from replug.config.paths import check_paths
 from replug.config.schema import Config, DataConfig
 from replug.data.folder import Folder, run_work, sole_writer
 from replug.data.prepare.cutting import Tokenizers
+from replug.data.prepare.reading import LocalPool
 from replug.data.prepare.sets import Inputs, import_corpus, prepare_raw, prepare_rows, row_inputs
-from replug.data.prepare.work import LocalPool
 from replug.data.shards import OWN_CORPUS, prepared_folder
 from replug.data.sources.records import FieldMap
 from replug.data.sources.shards import source_fingerprint

@@ -17,8 +17,8 @@ from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.paths import check_names, check_paths
 from replug.config.schema import Config
+from replug.data.prepare.reading import LocalPool
 from replug.data.prepare.sets import prepare_rows
-from replug.data.prepare.work import LocalPool
 from replug.data.store import PreparedSet
 from replug.models.encoder import Encoder
 from replug.models.preparing import prepared_set

@@ -2,13 +2,7 @@
 
 import pytest
 
-from replug.data.answers import (
-    contains_answer,
-    exact_match,
-    has_answer,
-    normalize_answer,
-    token_f1,
-)
+from replug.data.answers import contains_answer, exact_match, has_answer, normalize_answer, token_f1
 
 
 @pytest.mark.parametrize(

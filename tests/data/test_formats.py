@@ -3,10 +3,7 @@
 import gzip
 import json
 import shutil
-from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from replug.config.errors import UserError
@@ -16,16 +13,11 @@ from replug.data.rows import count_documents, example_rows, read_documents, read
 from replug.data.sources import formats, shards
 from replug.data.words import content_hash
 from replug.evals.questions import read_questions
+from tests.support.preparing import parquet, write_files
 
 ROWS = [{"id": "a", "text": 'The Rhine, "Rhein",\nflows'}, {"id": "b", "text": "through Basel; ünd"}]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 CSV = 'id,text\na,"The Rhine, ""Rhein"",\nflows"\nb,through Basel; ünd\n'.encode()
-
-
-def parquet(rows: list[dict]) -> bytes:
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(rows), sink)
-    return sink.getvalue().to_pybytes()
 
 
 FORMATS = {
@@ -40,18 +32,10 @@ FORMATS = {
 }
 
 
-def write(root: Path, files: dict[str, bytes]) -> Path:
-    for name, content in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(content)
-    first = next(iter(files))
-    return root / first.partition("/")[0]
-
-
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_format_is_told_by_its_first_bytes_and_gives_the_same_rows(form, tmp_path, monkeypatch):
     monkeypatch.setattr(formats, "READ_CHARACTERS", 7)
-    source = write(tmp_path, FORMATS[form])
+    source = write_files(tmp_path, FORMATS[form]) / next(iter(FORMATS[form])).partition("/")[0]
     assert [row for _, row in read_rows(source)] == ROWS
     assert count_rows(source) == 2
 
@@ -86,7 +70,7 @@ def hub(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     real = shards.files_of
     monkeypatch.setattr(shards, "files_of", lambda source: None if source.startswith("corpus:") else real(source))
-    write(tmp_path, {"corpus/train.jsonl": LINES, "corpus/test.jsonl": LINES[: LINES.index(b"\n") + 1]})
+    write_files(tmp_path, {"corpus/train.jsonl": LINES, "corpus/test.jsonl": LINES[: LINES.index(b"\n") + 1]})
 
 
 def test_a_dataset_of_the_hub_is_streamed_by_its_split(hub):
@@ -107,7 +91,7 @@ BEIR = {
 
 
 def test_a_beir_folder_is_documents_and_the_queries_of_a_split(tmp_path):
-    folder = write(tmp_path, BEIR)
+    folder = write_files(tmp_path, BEIR) / "beir"
     assert [(doc.id, doc.text) for doc in read_documents(folder)] == [("d1", "Rhine\nIt flows."), ("d2", "x")]
     [(_, row)] = example_rows(folder, split=TRAIN)
     assert (row["id"], row["query"], row["continuation"], row["gold"]) == ("q2", "who?", " who?", ["d2"])

@@ -18,7 +18,7 @@ import replug.data.prepare.reading
 import replug.data.sources.shards
 from replug.config.errors import RunError
 from replug.data.folder import read_mark
-from replug.data.prepare.work import LocalPool
+from replug.data.prepare.reading import LocalPool
 from tests.support.preparing import contents, ids_on, prepare, prepare_apart, rows_of, texts_of, write_jsonl
 from tests.support.processes import PROCESSES
 
@@ -190,7 +190,7 @@ def test_a_killed_worker_is_one_clear_line_and_the_rerun_goes_on(small, tmp_path
         patch.setattr(replug.data.prepare.reading.Progress, "advance", kill_one)
         with LocalPool(2) as pool, pytest.raises(RunError, match=r"a process of data\.num_workers was killed"):
             prepare(tmp_path / "set", source, pool, max_rejected_share=1.0)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("set/work/source_shards/*/report.json")}
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("set/work/cut/*/report.json")}
     assert len(before) >= 3
     prepare(tmp_path / "set", source, max_rejected_share=1.0)
     assert contents(tmp_path / "set") == expected
@@ -205,7 +205,7 @@ def test_what_of_an_unfinished_run_is_missing_or_damaged_is_made_again(name, dam
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(replug.data.prepare.reading, "_reject_duplicates", Mock(side_effect=KeyboardInterrupt))
         prepare(tmp_path / "set", source)
-    path = tmp_path / "set/work/source_shards/00003" / name
+    path = tmp_path / "set/work/cut/00003" / name
     content = path.read_bytes()
     path.write_bytes(content[:-9] if damage == "cut" else content[:90] + bytes([content[90] ^ 1]) + content[91:])
     if damage == "missing":

@@ -5,18 +5,16 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from replug.config.errors import UserError
 from replug.data.prepare.prose import Prose, _scan, points_elsewhere
 from replug.data.sampling import Shares, shares_of, split_of
-from replug.data.sources.markup import plain_markup
 from replug.data.sources.records import FieldMap, Rejected
 from replug.data.sources.shards import plan_source
-from replug.data.sources.texts import read_items
-from tests.support.preparing import prepare
+from replug.data.sources.texts import plain_markup, read_items
+from tests.support.preparing import prepare, write_files
 
 GUIDE = """# Guide
 
@@ -130,20 +128,13 @@ def test_front_matter_and_comments_are_left_out_and_its_title_is_a_heading():
 # Folders -----------------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, files: dict[str, bytes]) -> Path:
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    return folder
-
-
 def test_prose_is_read_and_what_else_a_folder_of_documentation_holds_is_counted(tmp_path, caplog):
     caplog.set_level("INFO", "replug")
     files = {f"{number}.md": b"# A\n\nSome text." for number in range(3)}
     others = {"conf.py": b"x = 1", "a/logo.png": b"\x89PNG\0", "data.jsonl": b'{"text": "row"}\n', "b.json": b"{}"}
     tools = {".git/x.md": b"no", "node_modules/y.md": b"no", "deep/__pycache__/z.txt": b"no"}
     plan = plan_source(
-        str(write(tmp_path, files | others | tools | {"z.txt.gz": gzip.compress(b"packed")})), FieldMap()
+        str(write_files(tmp_path, files | others | tools | {"z.txt.gz": gzip.compress(b"packed")})), FieldMap()
     )
     assert plan.text_ids == ["0.md", "1.md", "2.md", "z.txt.gz"]
     plan.say("data.source")
@@ -156,7 +147,7 @@ def test_html_without_the_extra_is_refused_with_the_line_that_installs_it(tmp_pa
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trafilatura" else find(name))
     with pytest.raises(UserError, match=r"HTML files, and reading them needs trafilatura: pip install 'replug.web."):
-        plan_source(str(write(tmp_path, {"a.html": b"<html></html>"})), FieldMap())
+        plan_source(str(write_files(tmp_path, {"a.html": b"<html></html>"})), FieldMap())
 
 
 MANUAL = """= git-help(1)
@@ -261,7 +252,7 @@ def test_html_is_read_as_its_main_text_code_in_a_line_opens_no_block_and_a_page_
     pytest.importorskip("trafilatura", reason="the extra `web` is not installed")
     words = "The name is actually the section and the key separated by a dot. " * 4
     page = CODE.replace("{words}", words)
-    source = write(tmp_path, {"a.html": page.encode(), "b.html": b"<html><body></body></html>"})
+    source = write_files(tmp_path, {"a.html": page.encode(), "b.html": b"<html><body></body></html>"})
     [shard] = plan_source(str(source), FieldMap()).shards
     good, bad = (item for _, item in read_items(shard, FieldMap()))
     headings = [title for *_, title in _scan(good.text)[0]]
@@ -281,7 +272,7 @@ def test_each_split_has_its_part_of_few_files(number: int):
 
 
 def test_a_folder_too_small_is_refused_with_its_number_of_files(tmp_path):
-    write(tmp_path / "few", {f"{i}.md": GUIDE.encode() for i in range(9)})
+    write_files(tmp_path / "few", {f"{i}.md": GUIDE.encode() for i in range(9)})
     with pytest.raises(UserError, match=r"few holds 9 texts, and each is of one split alone .* at least 10 files"):
         prepare(tmp_path / "set", tmp_path / "few")
     assert not (tmp_path / "set").exists()
@@ -307,17 +298,17 @@ def pages(number: int, copies: Sequence[int] = ()) -> dict[str, bytes]:
 def test_a_footer_of_all_pages_is_no_leak_and_a_copied_page_is(tmp_path, caplog):
     caplog.set_level("INFO", "replug")
     keys = {"num_documents": None, "num_queries": None, "num_heldout": None, "num_dev": 100, "ngram_overlap": 13}
-    made = prepare(tmp_path / "set", write(tmp_path / "one", pages(60)), context_tokens=100, **keys)
+    made = prepare(tmp_path / "set", write_files(tmp_path / "one", pages(60)), context_tokens=100, **keys)
     assert made.manifest["dropped"] == {} or not sum(made.manifest["dropped"].values())
     assert "runs of 13 words stand in half of the source documents: they count as no overlap" in caplog.text
-    copied = write(tmp_path / "two", pages(60, copies=range(1, 20)))
+    copied = write_files(tmp_path / "two", pages(60, copies=range(1, 20)))
     dropped = prepare(tmp_path / "other", copied, context_tokens=100, **keys).manifest["dropped"]
     assert sum(count for reason, count in dropped.items() if "13 words" in reason) > 5
 
 
 def test_empty_files_are_passed_over_and_names_of_other_encodings_are_read(tmp_path, caplog):
     files = pages(12) | {f"part{n}/empty.md": b"" for n in range(9)}
-    source = write(tmp_path / "docs", files)
+    source = write_files(tmp_path / "docs", files)
     (source / os.fsdecode(b"caf\xe9.md")).write_bytes(pages(1)["page0.md"].replace(b"W0", b"Cafe"))
     made = prepare(tmp_path / "set", source, num_documents=None, max_rejected_share=0.0)
     assert made.manifest["rejected"] == {"empty_file": 9}

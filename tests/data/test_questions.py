@@ -79,15 +79,14 @@ BY_LANGUAGE = {
 @pytest.mark.parametrize("language", BY_LANGUAGE)
 def test_a_span_is_taken_out_and_the_language_of_the_document_asks_for_it(language: str) -> None:
     text, question, answer = BY_LANGUAGE[language]
-    (made,) = questions_of(Document("d7", text, "text", "page"), 2, seed=0)
-    assert (made.question, made.answers, made.gold, made.source) == (question, (answer,), "d7", "page")
+    assert questions_of(Document("d7", text, "text", "page"), 2, seed=0) == [(question, answer)]
 
 
 def test_a_break_within_a_sentence_and_an_abbreviation_do_not_end_it() -> None:
     text = "The observatory on the hill above the old town was designed by\nthe brother of Dr. Hansteen and is open.\n"
-    (made,) = questions_of(Document("d", text, "text", "d"), 2, seed=0)
-    assert made.answers[0] in ("Hansteen", "Dr. Hansteen")
-    assert made.question.startswith("who or what The observatory on the hill above the old town was designed by the")
+    ((made, answer),) = questions_of(Document("d", text, "text", "d"), 2, seed=0)
+    assert answer in ("Hansteen", "Dr. Hansteen")
+    assert made.startswith("who or what The observatory on the hill above the old town was designed by the")
 
 
 CODE = """import gzip
@@ -124,9 +123,8 @@ def test_nothing_is_made_of_code_tables_and_lists(text: str) -> None:
 
 def test_a_markdown_page_asks_for_the_terms_in_its_prose() -> None:
     text = f"{PAGE}\nThe reader opens each file of the folder that the option `rows.path` names.\n"
-    (made,) = questions_of(Document("d", text, "text", "d"), 5, seed=0)
-    assert made.answers == ("rows.path",)
-    assert made.question == "who or what Reading: The reader opens each file of the folder that the option names"
+    question = "who or what Reading: The reader opens each file of the folder that the option names"
+    assert questions_of(Document("d", text, "text", "d"), 5, seed=0) == [(question, "rows.path")]
 
 
 @pytest.mark.parametrize("language", ["en", "de", "ar", "th", "zh"])
@@ -134,10 +132,8 @@ def test_real_passages_give_questions_whose_answer_they_hold_and_the_same_ones_a
     with gzip.open(shared(f"xquad/{language}_passages.jsonl.gz"), "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file][:60]
     documents = [Document(row["id"], row["text"], "text", row["source"]) for row in rows]
-    made = [question for document in documents for question in questions_of(document, 2, seed=1)]
-    texts = {document.id: document.text for document in documents}
-    assert len({question.id for question in made}) == len(made) >= 60
-    assert all(has_answer(texts[question.gold], question.answers) for question in made)
-    assert all(question.answers[0] not in question.question for question in made)
-    assert made == [question for document in documents for question in questions_of(document, 2, seed=1)]
-    assert made != [question for document in documents for question in questions_of(document, 2, seed=2)]
+    made = [(document.text, *of) for document in documents for of in questions_of(document, 2, seed=1)]
+    assert len(made) >= 60
+    assert all(has_answer(text, [answer]) and answer not in question for text, question, answer in made)
+    assert made == [(document.text, *of) for document in documents for of in questions_of(document, 2, seed=1)]
+    assert made != [(document.text, *of) for document in documents for of in questions_of(document, 2, seed=2)]

@@ -1,51 +1,45 @@
-"""Refused data, by key: each refusal names the file, its line or row, and the field or format that is wrong."""
+"""Data that cannot be taken: refused, or counted by reason and listed, with the file and its line or row."""
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import replug.data.sources.records
+import replug.data.sources.shards
 from replug.config.errors import UserError
 from replug.data.rows import read_documents, read_examples
-from replug.data.sources import lines
-from replug.data.sources.records import FieldMap
+from replug.data.sources.records import FieldMap, Rejected, SourceText
 from replug.data.sources.shards import plan_source, read_source_shard
+from replug.data.store import PreparedSet
+from tests.support.preparing import contents, parquet, prepare, rows_of, write_files, write_jsonl
 
-ROWS = [{"id": "a", "text": 'The Rhine, "Rhein",\nflows'}, {"id": "b", "text": "through Basel; ünd"}]
-ROW = b'{"id": "a", "text": "The Rhine flows through Basel."}\n'
-CSV = 'id,text\na,"The Rhine, ""Rhein"",\nflows"\nb,through Basel; ünd\n'.encode()
+GOOD = rows_of(60)
+LINES = [json.dumps(row).encode() for row in GOOD]
+ARRAY = json.dumps(GOOD[:2]).encode()
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
-PAGE = b"<!doctype html><p>404, not found</p>"
 TWICE = pa.table([pa.array(["1"]), pa.array(["2"]), pa.array(["one"])], names=["id", "id", "text"])
 
 
-def parquet(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    return sink.getvalue().to_pybytes()
-
-
-def read_source(source: Path) -> None:
-    for shard in plan_source(str(source), FieldMap()).shards:
-        for _, item in read_source_shard(shard, FieldMap()):
-            assert not hasattr(item, "reason"), str(item)
+def read_source(source: Path, **fields: object) -> list[SourceText | Rejected]:
+    keys = FieldMap(**fields)
+    return [item for shard in plan_source(str(source), keys).shards for _, item in read_source_shard(shard, keys)]
 
 
 def question(*rows: dict) -> bytes:
     return "".join(json.dumps({"question": "which river", **row}) + "\n" for row in rows).encode()
 
 
-TABLE = pa.Table.from_pylist(ROWS)
-OBJECT, ARRAY = json.dumps(ROWS[0], indent=1).encode(), json.dumps(ROWS).encode()
+# The user's own rows, and files of raw texts ------------------------------------------------------------------
+
+
 CORPUS = {
     "an array cut short": ("a.json", b'[{"id": 1, "text": "x"}, {"id": 2', r"a\.json, row 2: not valid JSON"),
     "an array of texts": ("a.json", b'["x"]', r"a\.json, row 1: .* found str"),
     "a field twice in an array": ("a.json", b'[{"a": 1, "a": 2}]', r"row 1: .* two fields named 'a'"),
-    "a field twice": ("a.jsonl", b'{"id": 1, "text": "x", "text": "y"}\n', r"a\.jsonl:1: .* two fields named 'text'"),
     "half a pair": ("a.jsonl", b'{"id": 1, "text": "x \\ud83d"}\n', r"a\.jsonl:1: field 'text' holds half a surrogate"),
     "CSV with a row too short": ("a.csv", b"id,text\n1,x\n\n2\n", r"a\.csv:4: 1 columns, the header has 2"),
     "CSV with an open quote": ("a.csv", b'id,text\n1,"x\n', r"a\.csv:2: not valid CSV"),
@@ -54,11 +48,15 @@ CORPUS = {
     "a column without a name": ("a.csv", b"id,text,\n1,x,Rhine.\n", r"a\.csv:2: .* holds 'Rhine\.'"),
     "TSV without a text": ("a.tsv", b"id\tpassage\n1\tx\n", r"a\.tsv:2 \(id 1\): field 'text' .* id, passage"),
     "TSV without rows": ("a.tsv", b"id\ttext\n", "holds no documents"),
-    "half a Parquet file": ("a.parquet", parquet(TABLE)[:-9], r"a\.parquet: no whole Parquet file"),
+    "half a Parquet file": (
+        "a.parquet",
+        parquet(GOOD)[:-9],
+        "a.parquet: no whole Parquet",
+    ),
     "half a gzip file": ("a.json.gz", gzip.compress(ARRAY)[:-12], r"a\.json\.gz: unreadable"),
     "a program": ("a.jsonl", b"\x7fELF\x02\x01\x01" + bytes(90), r"a\.jsonl is, .* binary"),
     "another name": ("a.jsonl", b'{"id": "1", "contents": "x"}\n', r"a\.jsonl:1 .*'text' is missing; .* contents"),
-    "null as id": ("a.jsonl", b'{"id": null, "text": "x"}\n', r"a\.jsonl:1: field 'id' is null"),
+    "null as id": ("a.jsonl", b'{"id": null, "text": "x"}\n', r"a\.jsonl:1: field 'id' is null or empty"),
     "a missing file": ("gone.jsonl", None, r"gone\.jsonl does not exist"),
 }
 EXAMPLES = {
@@ -71,19 +69,12 @@ EXAMPLES = {
     "a context without an answer": (question({"context": "A passage."}), "'continuation' .* question, context"),
 }
 SOURCES = {
-    "an array": ({"a.jsonl": ARRAY}, r"a\.jsonl:1: .* found list"),
-    "a table with commas": ({"a.jsonl": CSV}, r"a\.jsonl:1: not valid JSON"),
-    "Zip": ({"a.jsonl": b"PK\x03\x04" + bytes(90)}, r"a\.jsonl is, .* Zip"),
-    "tables with commas": (
-        {"a.csv": b"id,text\n1,one\n", "b.csv": b"id,text\n"},
-        r"a\.csv is CSV; expected JSON Lines",
+    "rows with another field": (
+        {"a.json": b'{"contents": "one"}\n'},
+        r"a\.json has no rows with 'text' .found: contents",
     ),
-    "an array in a folder": ({"a.json": b'[\n{"text": "one"}]'}, r"a\.json holds no rows: the first is none"),
-    "a table beside its card": ({"README.md": b"# A", "a.csv": b"id,text\n1,one\n"}, r"a\.csv is CSV"),
-    "rows with another field": ({"a.json": b'{"contents": "one"}\n'}, r"a\.json .* contents; .* 'text' .data\.fields"),
-    "Parquet called JSONL": ({"a.jsonl": parquet(TABLE)}, r"a\.jsonl is, by its first bytes, Parquet"),
     "a pointer": ({"README.md": b"a", "a.parquet": LFS}, r"a\.parquet is, .* Git LFS, .*git lfs pull"),
-    "UTF-16": ({"a.tsv": "id\ttext\n".encode("utf-16")}, r"a\.tsv is, .* UTF-16; expected a table with tabs"),
+    "UTF-16": ({"a.tsv": "id\ttext\n".encode("utf-16")}, r"a\.tsv is, .* UTF-16; expected JSON Lines"),
     "a column of Parquet twice": ({"a.parquet": parquet(TWICE)}, r"a\.parquet has two columns named 'id'"),
 }
 
@@ -108,19 +99,18 @@ def test_examples_that_lack_what_the_lm_predicts_are_refused(what: str, tmp_path
 @pytest.mark.parametrize("what", SOURCES)
 def test_a_source_that_cannot_be_read_is_refused_with_the_files_name(what: str, tmp_path: Path) -> None:
     files, says = SOURCES[what]
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises((UserError, AssertionError), match=says):
+    write_files(tmp_path, files)
+    with pytest.raises(UserError, match=says):
         read_source(tmp_path)
 
 
-@pytest.mark.parametrize("read", [lambda path: list(read_documents(path)), read_source])
-def test_a_line_has_a_bound(read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 100)
+def test_a_line_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replug.data.sources.records, "MAX_LINE_BYTES", 100)
     path = tmp_path / "docs.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"id": 1, "text": "short"}\n' + b'{"id": 2, "text": "' + b"x" * 10**6 + b'"}\n'))
-    with pytest.raises((UserError, AssertionError), match=r"docs\.jsonl\.gz:2: the line is longer than 100 bytes"):
-        read(path)
+    with pytest.raises(UserError, match=r"docs\.jsonl\.gz:2: the line is longer than 100 bytes"):
+        list(read_documents(path))
+    assert [(item.reason, item.line) for item in read_source(path) if isinstance(item, Rejected)] == [("too_long", 2)]
 
 
 @pytest.mark.parametrize(
@@ -134,5 +124,173 @@ def test_a_line_has_a_bound(read: Callable[[Path], object], tmp_path: Path, monk
 )
 def test_ids_of_any_type_are_taken_or_rejected_and_never_a_traceback(ids: pa.Array, tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ids, "text": ["one", "two", "three"]}), tmp_path / "a.parquet")
-    [shard] = plan_source(str(tmp_path / "a.parquet"), FieldMap()).shards
-    assert list(read_source_shard(shard, FieldMap()))
+    assert read_source(tmp_path / "a.parquet")
+
+
+# One line of raw texts ----------------------------------------------------------------------------------------
+
+
+def listed(out: Path) -> list[tuple[str, str, int | None]]:
+    """Reason, file name and line of the cases in rejected.jsonl."""
+    rows = [json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines()]
+    return [(row["reason"], Path(row["file"]).name, row["line"]) for row in rows]
+
+
+def prepare_all(tmp_path: Path, source: object, **keys: object) -> PreparedSet:
+    return prepare(tmp_path / "set", source, max_rejected_share=1.0, **keys)
+
+
+def with_bad(*bad: bytes) -> bytes:
+    """Good lines, with bad ones from line 11 on."""
+    return b"\n".join([*LINES[:10], *bad, *LINES[10:]]) + b"\n"
+
+
+def as_json(**fields: object) -> bytes:
+    return json.dumps({"id": "bad", "text": "some words", **fields}).encode()
+
+
+BAD_LINES = {
+    "broken JSON": (b'{"text": "a" "b"}', "invalid_json"),
+    "brackets thousands deep": (b"[" * 100_000, "invalid_json"),
+    "a field twice": (b'{"id": "bad", "text": "some words", "text": "others"}', "invalid_json"),
+    "a list": (b'["some", "words"]', "not_an_object"),
+    "latin-1": ('{"id": "bad", "text": "caf\xe9"}'.encode("latin-1"), "not_utf8"),
+    "half a surrogate pair in the text": (b'{"id": "bad", "text": "words \\ud83d"}', "half_surrogate"),
+    "no text": (b'{"id": "bad"}', "text_missing"),
+    "empty text": (as_json(text=""), "text_empty"),
+    "a number as text": (as_json(text=7), "text_not_a_string"),
+    "a NUL character": (as_json(text="a\0b"), "nul_character"),
+    "a text that is too long": (as_json(text="word " * (4 << 20)), "too_long"),
+    "a list as id": (as_json(id=["a"]), "id_not_a_string"),
+    "an empty id": (as_json(id=""), "id_empty"),
+    "a list as domain": (as_json(domain=["a"]), "domain_not_a_string"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_LINES)
+def test_a_bad_line_is_rejected_with_its_place_and_the_others_are_taken(what, tmp_path):
+    line, reason = BAD_LINES[what]
+    (tmp_path / "raw.jsonl").write_bytes(with_bad(line))
+    items = read_source(tmp_path / "raw.jsonl")
+    [case] = [item for item in items if isinstance(item, Rejected)]
+    assert (case.reason, Path(case.file).name, case.line, len(items)) == (reason, "raw.jsonl", 11, len(GOOD) + 1)
+
+
+FINE = {
+    "a byte order mark": b"\xef\xbb\xbf" + with_bad(),
+    "line ends of Windows": with_bad().replace(b"\n", b"\r\n"),
+    "blank lines": with_bad(b"", b"  ", b"\t").replace(b"\n", b"\n\n"),
+    "no line end at the end": with_bad().rstrip(),
+    "an integer as id": with_bad(as_json(id=0), as_json(id=-5, text="other words"), as_json(id=7**99, text="words")),
+    "null as id and domain": with_bad(as_json(id=None, domain=None)),
+    "a whole surrogate pair": with_bad(b'{"id": "fine", "text": "a \\ud83d\\ude42"}'),
+}
+
+
+@pytest.mark.parametrize("what", FINE)
+def test_what_looks_odd_but_is_fine_is_taken(what, tmp_path):
+    (tmp_path / "raw.jsonl").write_bytes(FINE[what])
+    assert not any(isinstance(item, Rejected) for item in read_source(tmp_path / "raw.jsonl"))
+
+
+@pytest.mark.parametrize(("blank", "shard_bytes"), [(b"", 200), (b"\n" * 40, 1000)])
+def test_lines_are_counted_from_the_beginning_of_the_file_in_whatever_source_shards_it_is_read(
+    blank, shard_bytes, tmp_path, monkeypatch
+):
+    bad = [b"{", b"[1]", blank + b'{"id": "no text"}', b'"a"', b"\xff"]
+    lines = [line for good, line in zip(LINES, [*bad] * 12, strict=True) for line in (good, blank + line, blank)]
+    (tmp_path / "raw.jsonl").write_bytes(b"\n".join(lines) + blank)
+    whole = prepare_all(tmp_path / "whole", tmp_path / "raw.jsonl")
+    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", shard_bytes)
+    parts = prepare_all(tmp_path / "parts", tmp_path / "raw.jsonl")
+    places = listed(whole.folder)
+    assert len(places) == len(LINES)
+    every = (tmp_path / "raw.jsonl").read_bytes().splitlines()
+    assert all(every[line - 1] in {b.strip(b"\n") for b in bad} for _, _, line in places)
+    assert contents(parts.folder) == contents(whole.folder)
+
+
+def test_a_hundred_of_each_reason_are_listed_and_all_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", 3000)
+    (tmp_path / "raw.jsonl").write_bytes(with_bad(*[b"{"] * 250, *[b"[]"] * 130))
+    prepared = prepare_all(tmp_path, tmp_path / "raw.jsonl")
+    assert prepared.manifest["rejected"] == {"invalid_json": 250, "not_an_object": 130}
+    lines = [(reason, line) for reason, _, line in listed(prepared.folder)]
+    assert lines == [("invalid_json", 11 + i) for i in range(100)] + [("not_an_object", 261 + i) for i in range(100)]
+
+
+PACKED = gzip.compress(with_bad(), mtime=0)
+BAD_FILES = {
+    "a gzip file cut short": ("b.jsonl.gz", PACKED[: len(PACKED) // 2], "damaged_file"),
+    "half a Parquet file": ("b.parquet", b"PAR1" + with_bad(), "damaged_file"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_FILES)
+def test_a_damaged_file_is_named_and_the_others_are_taken(what, tmp_path):
+    name, content, reason = BAD_FILES[what]
+    write_jsonl(tmp_path / "raw/a.jsonl", rows_of(60, seed=1))
+    (tmp_path / "raw" / name).write_bytes(content)
+    prepared = prepare_all(tmp_path, tmp_path / "raw")
+    assert prepared.manifest["rejected"] == {reason: 1}
+    ((found, file, line),) = listed(prepared.folder)
+    assert (found, file) == (reason, name)
+    assert line is None or 0 < line <= len(GOOD)
+    assert 60 <= prepared.manifest["source"]["texts"] <= 120
+
+
+TSV = ["id\ttext\ttitle", *(f"{row['id']}\t{row['text']}\tT" for row in GOOD)]
+
+
+@pytest.mark.parametrize(("line", "reason"), [(b"7\twords", "wrong_columns"), (b'7\t"words\tT', "invalid_tsv")])
+@pytest.mark.parametrize("shard_bytes", [500, 1 << 20])
+def test_a_bad_line_of_a_table_is_counted_and_listed_with_its_place(line, reason, shard_bytes, tmp_path, monkeypatch):
+    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", shard_bytes)
+    rows = [row.encode() for row in TSV]
+    (tmp_path / "raw.tsv").write_bytes(b"\n".join([*rows[:30], line, b"", *rows[30:50], line, *rows[50:]]))
+    prepared = prepare_all(tmp_path, tmp_path / "raw.tsv")
+    assert prepared.manifest["rejected"] == {reason: 2}
+    assert listed(prepared.folder) == [(reason, "raw.tsv", 31), (reason, "raw.tsv", 53)]
+    assert prepared.manifest["source"]["texts"] == len(GOOD)
+
+
+BAD_TEXTS = {
+    "a picture": (b"\x89PNG\r\n\x1a\n\0\0", "not_utf8"),
+    "UTF-16": ("some words".encode("utf-16"), "not_utf8"),
+    "a text that is too long": (b"word " * (4 << 20), "too_long"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_TEXTS)
+def test_a_bad_file_in_a_tree_of_texts_is_named_and_the_others_are_taken(what, tmp_path):
+    content, reason = BAD_TEXTS[what]
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/bad.txt").write_bytes(content)
+    (tmp_path / "deep/good.txt").write_text("some words")
+    bad, good = read_source(tmp_path)
+    assert (bad.reason, Path(bad.file).name, bad.line, good.text) == (reason, "bad.txt", 0, "some words")
+
+
+def test_a_source_with_too_many_bad_rows_stops_and_names_the_first_of_each_kind(tmp_path):
+    (tmp_path / "raw.jsonl").write_bytes(with_bad(b"{", b"[]", b"{", b'{"a": 1}', b'"x"'))
+    with pytest.raises(UserError, match=r"5 of 65 rows .* more than data.max_rejected_share=0.01 allows") as error:
+        prepare(tmp_path / "set", tmp_path / "raw.jsonl")
+    for place in ("raw.jsonl:11: not valid JSON", "raw.jsonl:12: expected a JSON object", "raw.jsonl:14: field 'text'"):
+        assert place in str(error.value)
+    assert len(listed(tmp_path / "set")) == 5
+
+
+@pytest.mark.parametrize("name", ["raw.jsonl", "raw.tsv", "raw.parquet"])
+def test_an_empty_file_is_no_traceback(name, tmp_path):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(UserError, match="some of each"):
+        prepare_all(tmp_path, tmp_path / name)
+
+
+def test_a_text_of_many_lines_that_is_too_long_is_one_rejection_and_the_next_is_taken(tmp_path: Path) -> None:
+    for name, form in (("a.jsonl", lambda line: json.dumps({"text": line}) + "\n"), ("a.txt", str)):
+        lines = [" = One\n", *["word " * 9 + "\n"] * 100, " = Two\n", "\n", "words\n"]
+        (tmp_path / name).write_text("".join(map(form, lines)))
+        [long, second] = read_source(tmp_path / name, new_text_at="^ = ", max_characters=1000)
+        assert isinstance(long, Rejected) and (long.reason, long.line) == ("too_long", 1)
+        assert isinstance(second, SourceText) and second.text == " = Two\n\nwords\n"

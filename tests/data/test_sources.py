@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from huggingface_hub.errors import HTTPError
 
@@ -16,7 +15,7 @@ from replug.config.errors import RunError, UserError
 from replug.data.sources import formats, shards
 from replug.data.sources.records import FieldMap
 from replug.data.sources.shards import plan_source, read_source_shard, source_fingerprint
-from tests.support.preparing import contents, prepare, rows_of, write_jsonl
+from tests.support.preparing import contents, parquet, prepare, rows_of, write_files, write_jsonl
 
 
 def read(source: object, fields: FieldMap | None = None) -> list:
@@ -42,16 +41,6 @@ def test_a_packed_text_is_the_text(name, tmp_path):
         assert len(packed) == (2 if fields.new_text_at else 1)
 
 
-def table(rows: list[dict], **options: object) -> bytes:
-    return as_parquet(pa.Table.from_pylist(rows), **options)
-
-
-def as_parquet(content: pa.Table, **options: object) -> bytes:
-    sink = pa.BufferOutputStream()
-    pq.write_table(content, sink, **options)
-    return sink.getvalue().to_pybytes()
-
-
 def tsv(rows: list[dict]) -> bytes:
     """As DPR's psgs_w100.tsv."""
     body = io.StringIO()
@@ -62,32 +51,27 @@ def tsv(rows: list[dict]) -> bytes:
 
 
 FORMS = {
-    "Parquet of many row groups": {"a.parquet": table(ROWS, row_group_size=7)},
+    "Parquet of many row groups": {"a.parquet": parquet(ROWS, row_group_size=7)},
     "all kinds": {
-        "z.parquet": table(ROWS[:50]),
-        "y.tsv": tsv(ROWS[50:90]),
+        "z.parquet": parquet(ROWS[:50]),
+        "y.tsv": tsv(ROWS[50:70]),
+        "w.csv": tsv(ROWS[70:80]).replace(b"\t", b";"),
+        "v.json": json.dumps(ROWS[80:90], indent=1).encode(),
         "x/x.jsonl": "".join(json.dumps(row) + "\n" for row in ROWS[90:]).encode(),
     },
 }
-
-
-def write_form(folder: Path, files: dict[str, bytes]) -> Path:
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    return folder
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_same_set_byte_for_byte(form, tmp_path, monkeypatch):
     plain = prepare(tmp_path / "plain", write_jsonl(tmp_path / "raw.jsonl", ROWS))
     monkeypatch.setattr(shards, "SOURCE_SHARD_BYTES", 1000)
-    other = prepare(tmp_path / "other", write_form(tmp_path / "raw", FORMS[form]))
+    other = prepare(tmp_path / "other", write_files(tmp_path / "raw", FORMS[form]))
     assert contents(other.folder) == contents(plain.folder)
 
 
 def test_a_pattern_of_folders_gives_texts_the_names_they_have_below_its_fixed_part(tmp_path):
-    write_form(tmp_path / "raw", {f"{name}/a.txt": name.encode() for name in ("one", "two")})
+    write_files(tmp_path / "raw", {f"{name}/a.txt": name.encode() for name in ("one", "two")})
     for source in (tmp_path / "raw/*/a.txt", tmp_path / "raw/*/*.txt", tmp_path / "raw"):
         assert [(t.id, t.text, t.domain) for t in read(source)] == [
             ("one/a.txt", "one", "one"),
@@ -119,7 +103,7 @@ def hub(tmp_path, monkeypatch) -> Path:
 
 def test_a_dataset_of_the_hub_gives_the_same_set_as_its_rows_in_a_file(hub, tmp_path):
     for number, rows in enumerate((ROWS[:80], ROWS[80:])):
-        write_form(hub, {f"train-0000{number}-of-00002.parquet": table(rows)})
+        write_files(hub, {f"train-0000{number}-of-00002.parquet": parquet(rows)})
     source_shards = plan_source("corpus", FieldMap()).shards
     assert [(source_shard.kind, source_shard.start) for source_shard in source_shards] == [("hub", 0), ("hub", 1)]
     prepared = prepare(tmp_path / "a", "corpus")
@@ -128,7 +112,7 @@ def test_a_dataset_of_the_hub_gives_the_same_set_as_its_rows_in_a_file(hub, tmp_
 
 
 def test_a_hub_that_breaks_off_is_named_with_the_row(hub, monkeypatch):
-    write_form(hub, {"train.parquet": table(ROWS)})
+    write_files(hub, {"train.parquet": parquet(ROWS)})
     [source_shard] = plan_source("corpus", FieldMap()).shards
 
     class BreaksOff:
@@ -156,7 +140,7 @@ NOT_ROWS = {
     "a card": (SHARDS, {"README.md": b"# A data set\n", "LICENSE": b"MIT"}),
     "what Spark writes": (JSON_LINES, {"_SUCCESS": b"", "part-0.json.gz.crc": b"crc\0"}),
     "JSON that is no lines": (
-        {"a.parquet": table(ROWS)},
+        {"a.parquet": parquet(ROWS)},
         {"dataset_info.json": b'{\n "description": ""\n}', "dataset_infos.json": b'{"default": {"features": {}}}'},
     ),
     "texts": (SHARDS, {f"{name}.txt": b"some words" for name in "abcdefgh"}),
@@ -174,7 +158,7 @@ NOT_ROWS = {
 @pytest.mark.parametrize("case", NOT_ROWS)
 def test_the_rows_of_a_folder_are_read_and_other_files_are_named(case, tmp_path, caplog):
     rows, others = NOT_ROWS[case]
-    write_form(tmp_path / "raw", rows | others | {".cache/a.metadata": b"hidden", ".gitattributes": b"hidden"})
+    write_files(tmp_path / "raw", rows | others | {".cache/a.metadata": b"hidden", ".gitattributes": b"hidden"})
     for source in ("raw", "raw/**/*"):
         plan = plan_source(str(tmp_path / source), FieldMap())
         assert {text.text for text in read(tmp_path / source)} == {row["text"] for row in ROWS}
@@ -186,23 +170,23 @@ def test_the_rows_of_a_folder_are_read_and_other_files_are_named(case, tmp_path,
 
 
 def test_a_tree_of_texts_leaves_data_aside_and_keeps_its_cards(tmp_path):
-    write_form(tmp_path, {"setup.cfg": b"about", "a/x.py": b"import b", "p.json": b"{}", "logo": b"\x89PNG\0"})
+    write_files(tmp_path, {"setup.cfg": b"about", "a/x.py": b"import b", "p.json": b"{}", "logo": b"\x89PNG\0"})
     plan = plan_source(str(tmp_path), FieldMap())
     assert [Path(name).name for shard in plan.shards for name in shard.names] == ["x.py", "setup.cfg"]
     assert plan.left_aside == ("logo", "p.json")
 
 
 def test_a_source_is_known_by_the_files_that_are_read(tmp_path):
-    write_form(tmp_path, SHARDS)
+    write_files(tmp_path, SHARDS)
     known = source_fingerprint(str(tmp_path), FieldMap())
-    write_form(tmp_path, {"README.md": b"a card that somebody added"})
+    write_files(tmp_path, {"README.md": b"a card that somebody added"})
     assert source_fingerprint(str(tmp_path), FieldMap()) == known
-    write_form(tmp_path, {"data/train-2.jsonl": b"{}"})
+    write_files(tmp_path, {"data/train-2.jsonl": b"{}"})
     assert source_fingerprint(str(tmp_path), FieldMap()) != known
 
 
 def test_links_to_files_are_read_those_to_folders_named_and_those_to_nothing_refused(tmp_path):
-    write_form(tmp_path, {"blobs/1": lines_of(ROWS), "other/b.jsonl": lines_of(ROWS)})
+    write_files(tmp_path, {"blobs/1": lines_of(ROWS), "other/b.jsonl": lines_of(ROWS)})
     (tmp_path / "snapshot").mkdir()
     (tmp_path / "snapshot/train.jsonl").symlink_to("../blobs/1")
     (tmp_path / "snapshot/more").symlink_to("../other")

@@ -99,32 +99,21 @@ def made(encoder, rows, tmp_path, monkeypatch) -> PreparedSet:
     return prepare(tmp_path / "set", write_jsonl(tmp_path / "raw.jsonl", rows), token_ids=encoder.token_rule)
 
 
-def test_token_ids_are_those_of_the_encoder_over_all_shards(made, encoder):
-    corpus = made.corpus
-    assert len(shard_paths(made.corpus_path)) > 4
+def test_documents_and_token_ids_come_in_the_order_asked_for_over_all_shards(made, encoder):
+    corpus, shards = made.corpus, shard_paths(made.corpus_path)
+    every = [doc for shard in shards for doc in read_documents_of(shard)]
+    assert len(shards) > 4 and list(corpus.iterate()) == every
     assert corpus.tokens_by == encoder.token_rule.fingerprint
     rows = np.random.default_rng(0).integers(0, len(corpus), 700)
     for chosen in (rows, rows.tolist(), range(len(corpus)), [len(corpus) - 1, 0, 0], []):
-        expected = encoder.token_ids(corpus.texts(chosen))
+        assert corpus.documents(chosen) == [every[row] for row in chosen]
+        assert corpus.texts(chosen) == [every[row].text for row in chosen]
+        assert corpus.sources(chosen) == [every[row].source for row in chosen]
         found = corpus.token_ids(chosen)
-        assert [row.tolist() for row in found] == [row.tolist() for row in expected]
-        assert all(row.dtype == np.uint16 for row in found)
-
-
-def test_texts_sources_and_documents_come_in_the_order_asked_for_over_all_shards(made):
-    every = [doc for shard in shard_paths(made.corpus_path) for doc in read_documents_of(shard)]
-    rows = np.random.default_rng(1).permutation(len(every)).tolist()
-    assert list(made.corpus.iterate()) == every
-    assert made.corpus.documents(rows) == [every[row] for row in rows]
-    assert made.corpus.texts(rows) == [every[row].text for row in rows]
-    assert made.corpus.sources(np.array(rows)) == [every[row].source for row in rows]
-    assert made.corpus.rows_of([every[7].id, every[-1].id, "no such id"]) == {
-        every[7].id: 7,
-        every[-1].id: len(every) - 1,
-    }
-
-
-# Damage -------------------------------------------------------------------------------------------------
+        assert [ids.tolist() for ids in found] == [list(ids) for ids in encoder.token_ids(corpus.texts(chosen))]
+        assert all(ids.dtype == np.uint16 for ids in found)
+    wanted = {every[7].id: 7, every[-1].id: len(every) - 1}
+    assert corpus.rows_of([*wanted, "no such id"]) == wanted
 
 
 def test_another_retriever_over_an_unfinished_set_mixes_no_token_ids(made, encoder, tmp_path, monkeypatch):

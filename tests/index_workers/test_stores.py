@@ -16,7 +16,7 @@ from replug.config.load import load_config
 from replug.config.schema import Config
 from replug.data.prepare.sets import import_corpus
 from replug.data.store import Corpus, StoredCorpus, comparable
-from replug.data.vector_stores import open_source, store_address
+from replug.data.vector_stores import StoreAddress, open_source
 from replug.index_workers.build import publish_snapshot, require_store_of
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
@@ -330,11 +330,11 @@ def test_urls_of_other_stores_are_refused_by_their_scheme_alone(url: str) -> Non
 
 
 def test_a_source_is_the_value_that_the_field_holds() -> None:
-    address = store_address("postgres://h/db?table=a&source=metadata.page")
+    address = StoreAddress("postgres://h/db?table=a&source=metadata.page")
     fields = {"text": "words", "metadata": {"page": 0, "book": {"name": "x"}}}
     assert address.document("7", fields, [1.0]).source == "0"
     assert address.document("7", {"text": "words", "metadata": {"page": ""}}, [1.0]).source == "7"
-    grouped = store_address("postgres://h/db?table=a&source=metadata.book")
+    grouped = StoreAddress("postgres://h/db?table=a&source=metadata.book")
     with pytest.raises(UserError, match="the source of document 7 is dict"):
         grouped.document("7", fields, [1.0])
 

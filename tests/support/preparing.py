@@ -6,13 +6,16 @@ import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 import replug.data.prepare.assembly
 import replug.data.sources.shards
 from replug.config.load import load_config
 from replug.config.schema import DataConfig
 from replug.data.prepare.cutting import Tokenizers
+from replug.data.prepare.reading import LocalPool
 from replug.data.prepare.sets import prepare_raw
-from replug.data.prepare.work import LocalPool
 from replug.data.sampling import Shares, split_of
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import TokenIds, word_tokenizer
@@ -66,6 +69,19 @@ def write_jsonl(path: Path, rows: Iterable[dict]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def parquet(content: list[dict] | pa.Table, **options: object) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(content if isinstance(content, pa.Table) else pa.Table.from_pylist(content), sink, **options)
+    return sink.getvalue().to_pybytes()
 
 
 def ids_on(split: str | None, count: int, shares: Shares = SHARES) -> list[str]:
