@@ -134,10 +134,16 @@ def _cut_evenly(tokenizer: Tokenizer, text: str, limit: int) -> list[str]:
     return [piece for pieces in pieces_within(tokenizer, parts, limit) for piece in pieces]
 
 
-def ids_of_texts(tokenizer: Tokenizer, rule: TokenIds, texts: Sequence[str]) -> list[np.ndarray]:
-    """Return token ids of each text as the retriever reads it."""
+def load_reader(rule: TokenIds) -> Tokenizer:
+    """Return the tokenizer of a rule, which cuts texts at its tokens, for `ids_of_texts`."""
+    tokenizer = load_plain(rule.tokenizer)
+    tokenizer.encode_special_tokens = False
     tokenizer.enable_truncation(rule.max_tokens)
-    tokenizer.encode_special_tokens = False  # as the encoder itself has it
+    return tokenizer
+
+
+def ids_of_texts(tokenizer: Tokenizer, rule: TokenIds, texts: Sequence[str]) -> list[np.ndarray]:
+    """Return token ids of each text as the retriever reads it, by the `load_reader` of its rule."""
 
     def tokenize(parts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in tokenizer.encode_batch_fast(parts)]

@@ -24,9 +24,9 @@ from replug.config.schema import Config, RetrieverConfig
 from replug.data.files import file_sha256, replace_file
 from replug.evals.results import Results, main_metric
 from replug.evals.tables import to_markdown
+from replug.models.encoder import ADAPTER
 from replug.models.encoder_files import MODULES_FILE, SETTINGS_FILE, document_encoder
 from replug.models.ensemble_temperature import PAPER, temperature_in
-from replug.models.lora import ADAPTER
 from replug.models.packaged import MINILM_HUB_NAME, resolve_encoder_path
 from replug.train.evaluation import LANGUAGE_MODELLING, RETRIEVAL
 from replug.train.report import run_blocks
@@ -136,7 +136,7 @@ def _encoders(folder: Path, retriever: RetrieverConfig, name: str) -> dict[str, 
         "checksum": f" (SHA-256 of its `model.safetensors`: `{file_sha256(weights)}`)" if weights else "",
         "document_prompt": None if retriever.document_prompt is None else repr(retriever.document_prompt),
         "drops_normalize": retriever.similarity is Similarity.dot and normalizes and not is_dot,
-        "encoder": f'"{base}", query_path="{name}"' if Path(documents.path).is_absolute() else encoder,
+        "encoder": f'"{base}", query_path="{name}"' if Path(documents["path"]).is_absolute() else encoder,
     }
 
 

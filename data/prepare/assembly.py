@@ -43,7 +43,7 @@ from replug.data.shards import (
     write_token_ids,
     write_token_rules,
 )
-from replug.data.tokenizing import TokenIds, ids_of_texts, load_plain
+from replug.data.tokenizing import TokenIds, ids_of_texts, load_reader
 from replug.data.words import hash64, ngram_hashes
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def write_shard(work: WorkFolder, number: int, keys: tuple[int, int], limit: int
 
 def write_ids_of_shard(shard: Path, rule: TokenIds) -> None:
     """Write token ids beside the texts of a shard that is there."""
-    tokenizer, ids = _loaded_tokenizer(rule.tokenizer), list[np.ndarray]()
+    tokenizer, ids = _loaded_reader(rule), list[np.ndarray]()
     for documents in in_batches(read_documents_of(shard), ROWS_AT_A_TIME):
         ids += ids_of_texts(tokenizer, rule, [doc.embedded_text for doc in documents])
     write_token_ids(shard, ids, rule.dtype)
@@ -143,7 +143,7 @@ def is_kept_version(table: pa.Table, duplicates: np.ndarray) -> pa.Array:
 
 PIECES_PER_SHARD = 1 << 14
 
-_loaded_tokenizer = lru_cache(1)(load_plain)  # not those of `cutting`, which do not truncate
+_loaded_reader = lru_cache(1)(load_reader)
 
 
 def forget_other_ids(work: WorkFolder, token_ids: TokenIds | None) -> None:

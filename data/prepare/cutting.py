@@ -40,7 +40,7 @@ ORDER += [("domain", "ascending")]  # a text may come twice in two domains
 
 Piece = dict[str, Any]  # a row of these columns
 
-_loaded_tokenizer = lru_cache(2)(load_plain)  # not those of `assembly`, which truncate
+_loaded_tokenizer = lru_cache(2)(load_plain)
 
 
 def write_run(path: Path, pieces: list[Piece], schema: pa.Schema) -> None:

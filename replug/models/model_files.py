@@ -43,7 +43,6 @@ from replug.config.errors import UserError
 from replug.data.sources.lines import HTML, LFS_POINTER, other_format
 from replug.models.batching import LMShape
 from replug.models.black_box_lm import BlackBoxLM
-from replug.models.lora import INSIDE_PEFT
 from replug.models.packaged import optional_file
 from replug.models.pair_tokens import require_exact
 
@@ -241,6 +240,7 @@ def require_quantizer(path: str, key: str) -> None:
 
 SHOWN, SHOWN_CHARACTERS = 3, 300
 POOLER = "pooler"  # neither a vector nor a score is made by it, so that it may be there or not
+INSIDE_PEFT = "base_model.model."  # where a PeftModel has the model that it wraps
 MASKS = ("bias", "masked_bias")  # of GPT-2, GPT-J, GPT-Neo, GPT-NeoX
 REPORTED: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # for `require_whole`
 

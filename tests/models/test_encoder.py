@@ -83,7 +83,7 @@ def test_the_same_texts_have_the_same_bits_in_any_order(folder: Path, threads: i
 def test_texts_that_are_tokenized_already_have_the_same_vectors(stand_in: Path) -> None:
     encoder = Encoder(str(stand_in), max_tokens=24)
     ids = encoder.token_ids(TEXTS)
-    expected = encoder.tokenizer(TEXTS, truncation=True, max_length=24)["input_ids"]
+    expected = encoder.model.tokenizer(TEXTS, truncation=True, max_length=24)["input_ids"]
     assert [row.tolist() for row in ids] == expected
     assert {row.dtype for row in ids} == {np.dtype(np.uint16)}
     for tokens_per_batch in (64, 8192):
@@ -110,7 +110,9 @@ def test_the_gradient_is_that_of_the_naive_computation(stand_in: Path) -> None:
     texts = [WORDS[0], " ".join(WORDS[:9])]
     vectors = encoder.encode_with_gradient(encoder.token_ids(texts), tokens_per_batch=1)
     (vectors[0] @ vectors[1]).backward()
-    one, two = (naive(**encoder.tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in texts)
+    one, two = (
+        naive(**encoder.model.tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in texts
+    )
     (one @ two).backward()
     ours = encoder.backbones[0].get_input_embeddings().weight.grad
     torch.testing.assert_close(ours, naive.get_input_embeddings().weight.grad, atol=1e-3, rtol=1e-4)

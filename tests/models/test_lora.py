@@ -9,11 +9,11 @@ import torch
 from transformers import AutoModel, MPNetConfig, MPNetModel
 
 from replug.config.errors import UserError
-from replug.config.schema import LoRAConfig
+from replug.config.schema import LoRAConfig, RetrieverConfig
 from replug.data.folder import checksum_problems
-from replug.models.encoder import Encoder
-from replug.models.lora import ADAPTER, adapter_settings, add_adapters, keep_adapters
+from replug.models.encoder import ADAPTER, Encoder
 from replug.models.packaged import write_stand_in_encoder
+from replug.train.trained_weights import adapter_settings, add_adapters, save_retriever
 
 TEXTS = ["mida furo", "pelo mida", "tana furo mida"]
 
@@ -82,9 +82,8 @@ def test_peft_loads_the_adapter_that_is_kept_beside_the_merged_weights(encoder_f
 
 def test_an_adapter_is_kept_for_a_copy_of_the_merged_weights(encoder_folder, tmp_path):
     adapted(encoder_folder).save(tmp_path / "best")
-    Encoder(str(tmp_path / "best")).save(tmp_path / "tuned")
-    assert not (tmp_path / "tuned" / ADAPTER).exists()
-    keep_adapters(tmp_path / "best", tmp_path / "tuned")
+    best = Encoder(str(tmp_path / "best"))
+    save_retriever(tmp_path / "tuned", best, RetrieverConfig("stand_in"), source=tmp_path / "best")
     assert {path.name for path in (tmp_path / "tuned" / ADAPTER).iterdir()} >= {"adapter_config.json"}
     assert checksum_problems(tmp_path / "tuned") == []
 

@@ -230,8 +230,10 @@ def test_queries_tuned_alone_are_plain_and_name_their_documents(export: Export) 
     if documents is None:
         assert not export.tuned_alone and "encodes documents, unchanged" not in card.text
         return
-    assert export.tuned_alone and documents.path == card.data.base_model == export.config.retriever.path
-    unchanged = rf"`{documents.path}` encodes documents, unchanged \(SHA-256 of its .*: `[0-9a-f]{{64}}`\)"
+    assert export.tuned_alone and documents["path"] == card.data.base_model == export.config.retriever.path
+    unchanged = (
+        rf"`{export.config.retriever.path}` encodes documents, unchanged \(SHA-256 of its .*: `[0-9a-f]{{64}}`\)"
+    )
     assert re.search(unchanged, card.text)
 
 

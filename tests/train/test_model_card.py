@@ -9,10 +9,10 @@ from replug.config.load import load_config
 from replug.config.schema import LoRAConfig
 from replug.models.encoder import Encoder
 from replug.models.ensemble_temperature import EnsembleTemperature, write_temperature
-from replug.models.lora import add_adapters
 from replug.models.packaged import MINILM_HUB_NAME
 from replug.train.model_card import write_model_card
 from replug.train.run_dir import provenance_lines
+from replug.train.trained_weights import add_adapters
 from tests.support.command_line import ROOT
 
 ENVIRONMENT = {
