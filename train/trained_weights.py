@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from replug.config.choices import TrainedSide
-from replug.config.errors import RunError, UserError, require_extra
+from replug.config.errors import UserError, require_extra
 from replug.config.schema import Config, LoRAConfig, RetrieverConfig
 from replug.data.folder import write_checksums
 from replug.data.progress import Progress
@@ -89,11 +89,8 @@ def embedded(documents: Encoder, corpus: CorpusStore, rows: np.ndarray) -> Tenso
 
 def check_training(config: Config, encoder: Encoder) -> None:
     """Raise UserError, before anything heavy starts, for what this encoder cannot be trained as."""
-    for count in config.retriever.dims:
-        if count > encoder.width:
-            raise UserError(
-                f"retriever.dims: {count} is more than the {encoder.width} numbers of the retriever's vectors"
-            )
+    if (most := max(config.retriever.dims, default=0)) > encoder.width:
+        raise UserError(f"retriever.dims: {most} is more than the {encoder.width} numbers of the retriever's vectors")
     if any(isinstance(side, StaticSide) for side in encoder.sides.values()):
         needing_layers = {
             "lora.rank": config.lora.rank,
@@ -174,12 +171,9 @@ def bring_back_untrained(encoder: Encoder, checkpoint: dict[str, Any]) -> None:
         )
     if encoder.untrained_sha256 is None:
         return
-    if (found := checkpoint["state_dict"].keys()) != (expected := _trained_names(encoder)):
-        raise RunError(
-            f"the checkpoint holds {len(found)} weights that learn, expected {len(expected)}: is it another run's?"
-        )
-    own = {PREFIX + name: value for name, value in encoder.state_dict().items()}
-    checkpoint["state_dict"] = {**own, **checkpoint["state_dict"]}
+    own, trained = encoder.state_dict(prefix=PREFIX), _trained_names(encoder)
+    untrained = {name: value for name, value in own.items() if name not in trained}
+    checkpoint["state_dict"] = checkpoint["state_dict"] | untrained  # loading names what it lacks
 
 
 def prepare_encoder(config: Config, encoder: Encoder, corpus: CorpusStore) -> FrozenDocuments | None:

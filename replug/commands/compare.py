@@ -48,6 +48,7 @@ def compare(
     from replug.evals.run import measure
     from replug.evals.tables import print_blocks, reading_line
     from replug.messages import quiet_transformers
+    from replug.models.packaged import resolve_encoder_path
     from replug.train.evaluation import QUESTION, QUESTIONS
     from replug.train.verdict import EXIT_STATUSES, MRR, verdict_of
 
@@ -58,8 +59,8 @@ def compare(
         keys = {
             "out": temporary,
             "methods": f"[{before},{after}]",
-            "retriever.path": _model(base),
-            f"retrievers.{after}": _model(tuned),
+            "retriever.path": resolve_encoder_path(base),
+            f"retrievers.{after}": resolve_encoder_path(tuned),
             "questions.path": questions,
             **_documents(questions, documents),
         }
@@ -76,13 +77,6 @@ def compare(
     print(f"VERDICT: {verdict}, {MRR} {entry['value']:+.4f} (95% interval {low:+.4f} to {high:+.4f})")
     if exit_status:
         raise typer.Exit(EXIT_STATUSES[verdict])
-
-
-def _model(path: str) -> str:
-    """Return the folder of a run's tuned retriever; other models as they are named."""
-    from replug.models.packaged import resolve_encoder_path
-
-    return resolve_encoder_path(path) if Path(path).expanduser().is_dir() else path
 
 
 def _documents(questions: str, documents: str | None) -> dict[str, Any]:

@@ -30,12 +30,6 @@ def export(
         Path | None,
         typer.Option("--index", metavar="FILE", help="Write ids, texts and vectors of the index to a Parquet file."),
     ] = None,
-    license_id: Annotated[
-        str | None,
-        typer.Option(
-            "--license", metavar="ID", help="License of the model, such as apache-2.0. Default: the base model's."
-        ),
-    ] = None,
 ) -> None:
     """Export the tuned retriever as a sentence-transformers model, or its index.
 
@@ -77,7 +71,7 @@ def export(
             documents = None  # it had an encoder for each side, and stays a pair
         save_retriever(partial, encoder, config.retriever, documents, read_from)
         made_by = run.provenance(is_public=True)
-        write_model_card(partial, config, weights, made_by, results, f"./{out.name}", license_id)
+        write_model_card(partial, config, weights, made_by, results, f"./{out.name}")
         partial.rename(out)
     print(f"retriever: {out} (weights of {weights})")
 

@@ -157,7 +157,8 @@ class Encoder(nn.Module):
     def _limit_tokens(self, max_tokens: int, path: str) -> None:
         """Cut documents at `max_tokens`, and queries there at most; it is saved, so that others cut texts alike."""
         queries, documents = self.sides.values()
-        if not 0 < max_tokens <= (most := most_tokens(documents.backbone)):
+        most = most_tokens(documents.backbone)
+        if not 0 < max_tokens <= most:
             raise UserError(f"retriever.max_tokens is {max_tokens}, but {path} holds at most {most} tokens")
         if self.is_pair:
             queries.max_tokens = min(queries.max_tokens, max_tokens)

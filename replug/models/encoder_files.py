@@ -26,7 +26,6 @@ from replug.data.folder import CHECKSUMS, add_checksum, require_checksums
 from replug.models.architecture import trust_given_masks, use_fused_gelu
 from replug.models.model_files import (
     REPORTED,
-    drop_unknown_tokens,
     load_whole,
     loading,
     read_model_config,
@@ -184,7 +183,7 @@ def _plain_modules(path: str) -> list[nn.Module]:
     is_dpr = read_model_config(path, KEY).model_type == "dpr"
     require_tokenizer(path, KEY)
     safe = {"trust_remote_code": False}
-    transformer = WholeTransformer(path, model_kwargs=dict(safe), processor_kwargs=dict(safe), config_kwargs=dict(safe))
+    transformer = WholeTransformer(path, processor_kwargs=dict(safe), config_kwargs=dict(safe))
     return [transformer, Pooling(transformer.get_embedding_dimension(), "cls" if is_dpr else "mean")]
 
 
@@ -237,11 +236,7 @@ def _check_transformer(transformer: nn.Module, path: str) -> None:
         changed.append("modality_config")
     if changed:
         raise UserError(f"{KEY}: {path} sets {changed[0]} of its Transformer, which replug does not follow")
-    if tokenizer is None or not tokenizer.is_fast:
-        raise UserError(f"{KEY}: {path} has no fast tokenizer (tokenizer.json)")
-    num_rows = len(model.get_input_embeddings().weight)
-    require_own_tokenizer(tokenizer, num_rows, path, KEY)
-    drop_unknown_tokens(tokenizer, num_rows)
+    require_own_tokenizer(tokenizer, len(model.get_input_embeddings().weight), path, KEY)
     limit = min(tokenizer.model_max_length or NO_LIMIT, most_tokens(model))
     tokenizer.model_max_length = limit if limit < NO_LIMIT else UNKNOWN_LIMIT
     if getattr(model, "pooler", None) is not None:

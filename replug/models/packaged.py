@@ -113,11 +113,9 @@ def convert_gguf(gguf: Path, cache: Path) -> Path:
     """Convert a GGUF file to a folder of bfloat16 safetensors, once; the folder's name is the file's hash."""
     digest = _sha256(gguf, gguf.stat().st_mtime_ns)
     folder = cache / "models" / f"{gguf.stem}-{digest[:16]}"
-    if folder.exists():
-        require_checksums(folder, f"remove {folder}, and it is converted again")
-        return folder
-    require_extra("gguf", "gguf", "accelerate", what=gguf.name)
-    print(f"converting {gguf.name} to safetensors, once ...", flush=True)
+    if not folder.exists():
+        require_extra("gguf", "gguf", "accelerate", what=gguf.name)
+        print(f"converting {gguf.name} to safetensors, once ...", flush=True)
     return _written_once(folder, partial(_convert, gguf))
 
 
@@ -148,6 +146,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 def _written_once(folder: Path, write: Callable[[Path], None]) -> Path:
     """Return a folder of the cache, written aside and renamed into place; another process's copy is as good."""
     if folder.exists():
+        require_checksums(folder, f"remove {folder}, and it is written again")
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True) as made:

@@ -127,7 +127,7 @@ def export(request: pytest.FixtureRequest, cache: Path) -> Export:
     encoder, documents = tune(config)
     if not (folder := cache / f"models--owner--{request.param}/snapshots" / ("0" * 40)).exists():
         save_retriever(hub_folder(cache, name), encoder, config.retriever, documents)
-        write_model_card(folder, config, "step 3", ["code: some"], RESULTS, name, "mit")
+        write_model_card(folder, config, "step 3", ["code: some"], RESULTS, name)
     tuned, base = both_sides(encoder, documents), both_sides(load_encoder(config.retriever))
     moved = [bool(np.abs(after - before).max() > 1e-2) for after, before in zip(tuned, base, strict=True)]
     return Export(config, name, folder, *tuned, moved)
@@ -248,7 +248,7 @@ def test_a_text_of_a_pair_without_its_task_is_refused_by_every_loader(export: Ex
 @only("both")
 def test_the_hub_reads_figures_base_and_licence_from_the_card(export: Export) -> None:
     data = ModelCard.load(export.folder / "README.md").data
-    assert (data.license, data.model_name) == ("mit", "both")
+    assert (data.license, data.model_name) == ("unknown", "both")
     values = {(result.task_type, result.metric_name): result.metric_value for result in data.eval_results}
     assert values["text-generation", "lsr: bpb, 95% interval 1.5000 to 1.9000"] == 1.7
     assert values["text-generation", "lsr: bpb - replug, 95% interval -0.2000 to -0.0500"] == -0.1

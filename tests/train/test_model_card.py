@@ -56,9 +56,9 @@ def test_a_card_has_front_matter_models_weights_and_the_table(tmp_path: Path, ba
         assert part in card, part
 
 
-def card_of(folder: Path, *overrides: str, license_id: str | None = None) -> ModelCard:
+def card_of(folder: Path, *overrides: str) -> ModelCard:
     config = load_config(ROOT / "configs/debug.yaml", [*overrides])
-    write_model_card(folder, config, "step 3", ["models: some"], license_id=license_id)
+    write_model_card(folder, config, "step 3", ["models: some"])
     return ModelCard.load(folder / "README.md")
 
 
@@ -69,8 +69,6 @@ def test_licence_language_and_dataset_are_the_bases_and_the_hubs(tmp_path: Path)
     (base / "README.md").write_text("---\nlicense: other\nlicense_name: ours\nlanguage: [de, en]\n---\n# Base\n")
     of_base = card_of(tmp_path, f"retriever.path={base}").data
     assert (of_base.license, of_base.license_name, of_base.language) == ("other", "ours", ["de", "en"])
-    given = card_of(tmp_path, f"retriever.path={base}", license_id="mit").data
-    assert (given.license, given.get("license_name"), given.language) == ("mit", None, ["de", "en"])
     assert card_of(tmp_path, "retriever.path=somebody/encoder").data.license == "unknown"
     (base / "README.md").write_text("---\n: [\n---\n")
     assert card_of(tmp_path, f"retriever.path={base}").data.license == "unknown"
