@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +43,7 @@ from replug.data.shards import (
     write_token_ids,
     write_token_rules,
 )
-from replug.data.tokenizing import TokenIds, ids_of_texts, load_reader
+from replug.data.tokenizing import TokenIds, ids_of_texts
 from replug.data.words import hash64, ngram_hashes
 
 log = logging.getLogger(__name__)
@@ -90,9 +90,9 @@ def write_shard(work: WorkFolder, number: int, keys: tuple[int, int], limit: int
 
 def write_ids_of_shard(shard: Path, rule: TokenIds) -> None:
     """Write token ids beside the texts of a shard that is there."""
-    tokenizer, ids = _loaded_reader(rule), list[np.ndarray]()
+    ids: list[np.ndarray] = []
     for documents in in_batches(read_documents_of(shard), ROWS_AT_A_TIME):
-        ids += ids_of_texts(tokenizer, rule, [doc.embedded_text for doc in documents])
+        ids += ids_of_texts(rule, [doc.embedded_text for doc in documents])
     write_token_ids(shard, ids, rule.dtype)
 
 
@@ -142,8 +142,6 @@ def is_kept_version(table: pa.Table, duplicates: np.ndarray) -> pa.Array:
 
 
 PIECES_PER_SHARD = 1 << 14
-
-_loaded_reader = lru_cache(1)(load_reader)
 
 
 def forget_other_ids(work: WorkFolder, token_ids: TokenIds | None) -> None:

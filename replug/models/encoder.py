@@ -170,10 +170,9 @@ class Encoder(nn.Module):
             raise UserError(
                 f"index.dims is {dims}, but vectors of {path} have {self.width} numbers; expected at most those"
             )
-        own = self.model.truncate_dim
-        dims = dims or (own if own and own < self.width else None)
-        dims = None if dims == self.width else dims
-        if own:
+        wanted = dims or self.model.truncate_dim or self.width
+        dims = wanted if wanted < self.width else None
+        if self.model.truncate_dim:
             self.model.truncate_dim = dims
         return dims
 
@@ -271,18 +270,12 @@ class Encoder(nn.Module):
         side = self.sides[task]
         left_out = side.left_out(side.prompt if prompt is None else prompt)
         batches = list(side.batches(ids, tokens_per_batch or ENCODER_TOKENS[side.device_kind]))
-        parts: list[Tensor] = [torch.empty(0)] * len(batches)
 
-        def fill(number: int) -> None:
+        def compute(rows: Sequence[int]) -> Tensor:
             with torch.inference_mode(), torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
-                whole = side.vectors([ids[row] for row in batches[number]], left_out)
-                parts[number] = first_numbers(whole, self.dims, self.similarity)
+                return first_numbers(side.vectors([ids[row] for row in rows], left_out), self.dims, self.similarity)
 
-        if side.device_kind == "cpu":
-            one_per_thread(fill, len(batches))
-        else:
-            for number in range(len(batches)):
-                fill(number)
+        parts = one_per_thread(compute, batches) if side.device_kind == "cpu" else [*map(compute, batches)]
         return _put_back(torch.cat(parts), batches).cpu()
 
     def encode_with_gradient(

@@ -11,7 +11,7 @@ a Thai text, which writes no word apart, as a single unknown token. Encoders tha
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from replug.config.errors import UserError
 from replug.data.store import CorpusStore, PreparedSet
-from replug.data.tokenizing import TokenIds, ids_of_texts, load_reader
+from replug.data.tokenizing import TokenIds, ids_of_texts, reader
 from replug.models.batching import padded_length, token_budget_batches
 from replug.models.black_box_lm import require_texts
 from replug.models.encoder_files import KEY, NO_LIMIT, in_words
@@ -71,10 +71,10 @@ class Side:
         rules = self._first.tokenizer.backend_tokenizer.to_str()
         return TokenIds(rules, self.max_tokens, self.backbone.config.vocab_size, self.prompt)
 
-    @cached_property
+    @property
     def _reader(self) -> Tokenizer:
-        """Load a tokenizer of its own: sentence-transformers changes padding and truncation of the module's."""
-        return load_reader(self.token_rule)
+        """Return a tokenizer that is not the module's: sentence-transformers changes its padding and truncation."""
+        return reader(self.token_rule)
 
     @property
     def device(self) -> torch.device:
@@ -97,7 +97,7 @@ class Side:
         """
         require_texts(texts, "texts")
         rule = self.token_rule if prompt is None else replace(self.token_rule, prompt=prompt)
-        return ids_of_texts(self._reader, rule, texts)
+        return ids_of_texts(rule, texts)
 
     def unknown_share(self, texts: Sequence[str]) -> float:
         """Return the share of unknown ones among the tokens of texts; 0 for the small vocabulary of a stand-in."""
@@ -210,9 +210,8 @@ class StaticSide(Side):
 
     @cached_property
     def token_rule(self) -> TokenIds:
-        rules = json.loads(self._first.tokenizer.to_str()) | {"post_processor": None}  # it would add special tokens
-        text = json.dumps(rules, ensure_ascii=False)
-        return TokenIds(text, self.max_tokens, self._first.num_embeddings, self.prompt)
+        rules = _without_special_tokens(self._first.tokenizer.to_str())
+        return TokenIds(rules, self.max_tokens, self._first.num_embeddings, self.prompt)
 
     def batches(self, ids: Sequence[np.ndarray], tokens_per_batch: int) -> Iterator[Sequence[int]]:
         """Yield rows in their order, of about `TOKENS_PER_PASS` tokens: a mean does not depend on what is beside it.
@@ -237,6 +236,11 @@ class StaticSide(Side):
     def forward(self, input_ids: Tensor, offsets: Tensor | None, left_out: int = 0) -> Tensor:
         """Return whole vectors [B, D] for ids [T] and offsets [B]; no part of a prompt can be left out."""
         return self._exact_vectors({"input_ids": input_ids, "offsets": offsets})
+
+
+@lru_cache(4)  # both sides ask, and a tokenizer's JSON is megabytes
+def _without_special_tokens(tokenizer: str) -> str:
+    return json.dumps(json.loads(tokenizer) | {"post_processor": None}, ensure_ascii=False)
 
 
 def side_of(task: str, modules: Sequence[nn.Module], prompt: str) -> Side:

@@ -5,7 +5,7 @@ import random
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from replug.data.tokenizing import TokenIds, cut_ids, ids_of_texts, load_reader
+from replug.data.tokenizing import TokenIds, cut_ids, ids_of_texts
 from tests.support.real_models import real_encoder, real_lm
 
 MOST = 48
@@ -82,7 +82,7 @@ def test_a_text_has_the_ids_that_it_has_where_all_of_it_is_tokenized(name: str) 
         texts = list(TEXTS.values())
     rule = TokenIds(tokenizer.to_str(), MOST, tokenizer.get_vocab_size(), prompt="passage: ")
     tokenizer.no_padding()
-    found = ids_of_texts(load_reader(rule), rule, texts)
+    found = ids_of_texts(rule, texts)
     tokenizer.enable_truncation(MOST)
     expected = [tokenizer.encode(rule.prompt + text).ids for text in texts]
     assert [ids.tolist() for ids in found] == expected
