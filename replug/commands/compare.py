@@ -2,16 +2,13 @@
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from replug.commands.command import Overrides
 from replug.config.errors import UserError
 from replug.config.paths import find_config, require_folder
-
-if TYPE_CHECKING:
-    from replug.evals.tables import Table
 
 SHOWN = ("Success@1", "Success@5", "Success@20", "MRR@20", "nDCG@10")  # the last where gold documents are known
 
@@ -46,7 +43,7 @@ def compare(
     from replug.data.files import write_json
     from replug.evals.kinds import checked_evaluation
     from replug.evals.run import measure
-    from replug.evals.tables import print_blocks, reading_line
+    from replug.evals.tables import Table, difference_text, interval_text, print_blocks, reading_line
     from replug.messages import quiet_transformers
     from replug.models.packaged import resolve_encoder_path
     from replug.train.evaluation import QUESTION, QUESTIONS
@@ -69,7 +66,17 @@ def compare(
     judged = verdict_of({QUESTIONS: results})
     assert judged is not None
     verdict, entry = judged["verdict"], results[after][f"{MRR} - {before}"]
-    print_blocks([_table(results[before], results[after], before), reading_line(0, entry)])
+    rows = [
+        [
+            name,
+            *(f"{of[name]['value']:.4f} ({interval_text(of[name])})" for of in (results[before], results[after])),
+            difference_text(results[after][f"{name} - {before}"]),
+        ]
+        for name in SHOWN
+        if name in results[after]
+    ]
+    columns = ["", "base (95% interval)", "tuned (95% interval)", "difference (95% interval)"]
+    print_blocks([Table(columns, rows), reading_line(0, entry)])
     if json_file is not None:
         content = {"verdict": verdict, "measure": MRR, **entry, "base": base, "tuned": tuned, "results": results}
         write_json(json_file, content)
@@ -93,19 +100,3 @@ def _documents(questions: str, documents: str | None) -> dict[str, Any]:
         return {"data.corpus": documents}
     cut = {"data.tokenizer": "retriever", "data.document_tokens": 128, "data.max_rejected_share": 0.1}
     return {"data.source": documents, **cut, "data.query_share": 0, "data.heldout_share": 0}
-
-
-def _table(base: dict[str, Any], tuned: dict[str, Any], before: str) -> "Table":
-    """Show each measure of both models and their difference, with 95% intervals."""
-    from replug.evals.tables import Table
-
-    def cell(entry: dict[str, Any], sign: str = "") -> str:
-        low, high = entry["interval"]
-        return f"{entry['value']:{sign}.4f} ({low:{sign}.4f} to {high:{sign}.4f})"
-
-    rows = [
-        [name, cell(base[name]), cell(tuned[name]), cell(tuned[f"{name} - {before}"], "+")]
-        for name in SHOWN
-        if name in tuned
-    ]
-    return Table(["", "base (95% interval)", "tuned (95% interval)", "difference (95% interval)"], rows)
