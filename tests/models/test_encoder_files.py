@@ -23,8 +23,15 @@ from replug.models.encoder_retriever import EncoderRetriever
 from replug.models.encoder_side import require_known
 from replug.models.packaged import write_stand_in_encoder
 from replug.planning.model_sizes import encoder_size, retriever_size
-from tests.support.dpr_folders import write_dpr, write_dpr_pair
-from tests.support.encoder_folders import ARCHITECTURES, write_chain, write_encoder, write_json, write_static
+from tests.support.encoder_folders import (
+    ARCHITECTURES,
+    write_chain,
+    write_dpr,
+    write_dpr_pair,
+    write_encoder,
+    write_json,
+    write_static,
+)
 
 TEXTS = ["w1", " ".join(f"w{n}" for n in range(2, 22)), "w5 w6 W7 w8 w9", " ".join(f"w{n % 50}" for n in range(90))]
 PROMPTS = {"query": "query : ", "passage": "passage : w3 "}

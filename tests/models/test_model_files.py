@@ -30,7 +30,7 @@ from replug.models.encoder import Encoder
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.model_files import ENGLISH, OTHERS, loading, require_sense
 from replug.models.packaged import resolve_encoder_path, resolve_lm_path, write_stand_in_encoder
-from tests.support.dpr_folders import write_dpr
+from tests.support.encoder_folders import write_dpr
 from tests.support.real_models import real_encoder
 from tests.support.tiny_lms import write_gpt2, write_llama, write_tokenizer
 

@@ -33,8 +33,7 @@ from replug.models.encoder import Encoder
 from replug.models.local.hf_lm import HuggingFaceLM, HuggingFaceSource
 from replug.models.model_files import load_lm_tokenizer, load_tokenizer
 from replug.models.packaged import write_stand_in_encoder
-from tests.support.dpr_folders import write_dpr
-from tests.support.encoder_folders import ARCHITECTURES, write_chain, write_encoder, write_json
+from tests.support.encoder_folders import ARCHITECTURES, write_chain, write_dpr, write_encoder, write_json
 from tests.support.tiny_lms import VOCABULARY, write_gpt2, write_llama, write_tokenizer
 
 Weights = dict[str, torch.Tensor]

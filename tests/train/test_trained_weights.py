@@ -28,8 +28,7 @@ from replug.train.trained_weights import (
     leave_out_untrained,
     save_retriever,
 )
-from tests.support.dpr_folders import write_dpr_pair
-from tests.support.encoder_folders import write_static
+from tests.support.encoder_folders import write_dpr_pair, write_static
 from tests.support.training import InlineLM, documents_of, encoded_queries, module_given, pipeline_for
 
 
