@@ -395,14 +395,13 @@ class Encoder(nn.Module):
         of documents, which stays as it was. Adapters are merged into the weights, and kept beside them in peft's form.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        queries, model, backbones = self.sides["query"], self.model, {}
-        if documents is None and self.is_pair:
-            backbones = {f"{task}_": side.backbone for task, side in self.sides.items()}
-        else:
-            model, backbones = _joined(queries.modules, queries.modules, self.model), {"": queries.backbone}
-        for prefix, backbone in backbones.items():
-            if _has_adapters(backbone):
-                backbone.save_pretrained(folder / f"{prefix}{ADAPTER}")
+        queries, model = self.sides["query"], self.model
+        if documents is not None:  # which moves the modules to the CPU
+            model = _joined(queries.modules, queries.modules, model)
+        written = self.sides if documents is None and self.is_pair else {"": queries}
+        for task, side in written.items():
+            if _has_adapters(side.backbone):
+                side.backbone.save_pretrained(folder / (f"{task}_{ADAPTER}" if task else ADAPTER))
         _merged(model).save(str(folder), create_model_card=False)
         write_checksums(folder)
         if documents is not None:
