@@ -479,13 +479,8 @@ def require_finite_vectors(vectors: np.ndarray, ids: Sequence[str]) -> None:
 
 
 def first_numbers(vectors: Tensor, count: int | None, similarity: str) -> Tensor:
-    """Return the first `count` numbers of vectors [..., D], None for all; with cosine similarity of length 1 again.
-
-    Raises ValueError where the vectors have fewer.
-    """
+    """Return the first `count` numbers of vectors [..., D], None for all; with cosine similarity of length 1 again."""
     if count is None or count == vectors.shape[-1]:
         return vectors
-    if not 0 < count < vectors.shape[-1]:
-        raise ValueError(f"vectors of {vectors.shape[-1]} numbers have no first {count}")
     prefix = vectors[..., :count]
     return normalize(prefix, dim=-1) if similarity == "cosine" else prefix

@@ -82,16 +82,14 @@ def resolve_lm_path(path: str, key: str = "lm.path") -> str:
 
 
 def _existing_or_hub(key: str, path: str, names: tuple[str, ...]) -> str:
-    folder = Path(path).expanduser()
-    if folder.is_file():
-        raise UserError(f"{key}: {path} is a file; expected a folder, a hub name, or one of {', '.join(names)}")
+    folder, expected = Path(path).expanduser(), f"a folder, a hub name, or one of {', '.join(names)}"
     if folder.is_dir():
         if not any((folder / name).is_file() for name in ("config.json", "modules.json")):
             raise UserError(f"{key}: {folder} has no config.json; expected a folder written by save_pretrained")
         return str(folder)
-    expected = f"a folder, a hub name, or one of {', '.join(names)}"
-    if path.startswith("package:"):
-        raise UserError(f"{key}: {path} does not exist; expected {expected}")
+    if folder.is_file() or path.startswith("package:"):
+        problem = "is a file" if folder.is_file() else "does not exist"
+        raise UserError(f"{key}: {path} {problem}; expected {expected}")
     is_here(key, path, expected)
     return path
 
