@@ -51,7 +51,7 @@ Way = Callable[[], np.ndarray]
 
 def real_documents(encoder: Encoder, number: int) -> list[str]:
     """Texts of 12 to 128 tokens, [CLS] and [SEP] counted."""
-    cut = Cutter(encoder.tokenizer, num_tokens=number * MAX_TOKENS, seed=0)
+    cut = Cutter(encoder.model.tokenizer, num_tokens=number * MAX_TOKENS, seed=0)
     return [cut.text(10, MAX_TOKENS - 2) for _ in range(number)]
 
 
@@ -59,7 +59,7 @@ def plain_loop(encoder: Encoder, texts: list[str]) -> np.ndarray:
     vectors = []
     with torch.no_grad():
         for start in range(0, len(texts), LOOP_BATCH):
-            batch = encoder.tokenizer(
+            batch = encoder.model.tokenizer(
                 texts[start : start + LOOP_BATCH],
                 padding=True,
                 truncation=True,

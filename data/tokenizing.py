@@ -134,10 +134,22 @@ def _cut_evenly(tokenizer: Tokenizer, text: str, limit: int) -> list[str]:
     return [piece for pieces in pieces_within(tokenizer, parts, limit) for piece in pieces]
 
 
-def ids_of_texts(tokenizer: Tokenizer, rule: TokenIds, texts: Sequence[str]) -> list[np.ndarray]:
+@lru_cache(8)  # a tokenizer's JSON is megabytes
+def _reader(tokenizer: str, max_tokens: int) -> Tokenizer:
+    loaded = load_plain(tokenizer)
+    loaded.encode_special_tokens = False
+    loaded.enable_truncation(max_tokens)
+    return loaded
+
+
+def reader(rule: TokenIds) -> Tokenizer:
+    """Return the tokenizer of a rule, which cuts texts at its tokens: shared and loaded once, so leave it as it is."""
+    return _reader(rule.tokenizer, rule.max_tokens)
+
+
+def ids_of_texts(rule: TokenIds, texts: Sequence[str]) -> list[np.ndarray]:
     """Return token ids of each text as the retriever reads it."""
-    tokenizer.enable_truncation(rule.max_tokens)
-    tokenizer.encode_special_tokens = False  # as the encoder itself has it
+    tokenizer = reader(rule)
 
     def tokenize(parts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in tokenizer.encode_batch_fast(parts)]

@@ -24,9 +24,9 @@ from replug.config.schema import Config, RetrieverConfig
 from replug.data.files import file_sha256, replace_file
 from replug.evals.results import Results, main_metric
 from replug.evals.tables import to_markdown
+from replug.models.encoder import ADAPTER
 from replug.models.encoder_files import MODULES_FILE, SETTINGS_FILE, document_encoder
 from replug.models.ensemble_temperature import PAPER, temperature_in
-from replug.models.lora import ADAPTER
 from replug.models.packaged import MINILM_HUB_NAME, resolve_encoder_path
 from replug.train.evaluation import LANGUAGE_MODELLING, RETRIEVAL
 from replug.train.report import run_blocks
@@ -65,17 +65,15 @@ def write_model_card(
     made_by: Sequence[str],
     results: Mapping | None = None,
     name: str | None = None,
-    license_id: str | None = None,
 ) -> None:
     """Write the card beside an encoder's files.
 
     `weights` says of which step they are; `results` are the run's, once it has ended. `name` is what the model is
-    loaded by: OWNER/NAME on the hub, by default its folder in the working directory. `license_id` is a licence instead
-    of the base's.
+    loaded by: OWNER/NAME on the hub, by default its folder in the working directory.
     """
     name, retriever = name or f"./{folder.name}", config.retriever
     values = {
-        "front_matter": card_metadata(config, license_id, name, results or {}).to_yaml(),
+        "front_matter": card_metadata(config, name, results or {}).to_yaml(),
         "config": config,
         "weights": weights,
         "similarity": _settings(folder / SETTINGS_FILE).get("similarity_fn_name") or "cosine",
@@ -136,7 +134,7 @@ def _encoders(folder: Path, retriever: RetrieverConfig, name: str) -> dict[str, 
         "checksum": f" (SHA-256 of its `model.safetensors`: `{file_sha256(weights)}`)" if weights else "",
         "document_prompt": None if retriever.document_prompt is None else repr(retriever.document_prompt),
         "drops_normalize": retriever.similarity is Similarity.dot and normalizes and not is_dot,
-        "encoder": f'"{base}", query_path="{name}"' if Path(documents.path).is_absolute() else encoder,
+        "encoder": f'"{base}", query_path="{name}"' if Path(documents["path"]).is_absolute() else encoder,
     }
 
 
@@ -165,30 +163,23 @@ def _file_of(path: str, name: str) -> Path | None:
     return Path(file) if isinstance(file, (str, Path)) and Path(file).is_file() else None
 
 
-def card_metadata(
-    config: Config, license_id: str | None, name: str = "", results: Mapping[str, Any] | None = None
-) -> ModelCardData:
-    """Return the card's front matter, with `license_id` instead of the base's licence, where it is given.
+def card_metadata(config: Config, name: str, results: Mapping[str, Any]) -> ModelCardData:
+    """Return the card's front matter; unknown fields are left out.
 
-    Unknown fields are left out. The base model and a dataset are named where they are names on the hub and no files of
-    this machine. Licence and language are the base's own, where its folder or the hub's cache holds its card.
+    The base model and a dataset are named where they are names on the hub and no files of this machine. Licence and
+    language are the base's own, where its folder or the hub's cache holds its card.
     """
-    path, base = config.retriever.path, _of_the_base(config.retriever.path)
-    licence: dict[str, Any] = {"license": license_id} if license_id else {key: base.get(key) for key in OF_THE_BASE[:3]}
+    known = {"license": UNKNOWN} | _of_the_base(config.retriever.path)
+    of_the_base: dict[str, Any] = {key: known.get(key) for key in OF_THE_BASE}
     source = (config.data.source or "").partition(":")[0]
     dataset = source if HUB_NAME.fullmatch(source) and not Path(source).expanduser().exists() else None
-    evaluations = [
-        one
-        for what, task in MEASURED.items()
-        if what in (results or {})
-        for one in _eval_results((results or {})[what], what, task, dataset)
-    ]
+    measured = [(what, task) for what, task in MEASURED.items() if what in results]
+    evaluations = [one for what, task in measured for one in _eval_results(results[what], what, task, dataset)]
     return ModelCardData(
-        **{**licence, "license": licence["license"] or UNKNOWN},
-        language=base.get("language"),
+        **of_the_base,
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
-        base_model=_hub_name(path),
+        base_model=_hub_name(config.retriever.path),
         datasets=[dataset] if dataset else None,
         tags=TAGS,
         model_name=name.rpartition("/")[2] if evaluations else None,
@@ -216,7 +207,7 @@ def _eval_results(results: Results, what: str, task: str, dataset: str | None) -
             )
 
 
-def _of_the_base(path: str) -> Mapping[str, Any]:
+def _of_the_base(path: str) -> dict[str, Any]:
     """Return the front matter of the base's card; empty if there is none on this machine, or if it is unreadable."""
     card = _file_of(path, FILE)
     if card is None:

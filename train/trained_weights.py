@@ -1,33 +1,45 @@
 """The sides and weights of the retriever that learn, in memory, in a checkpoint and in the tuned folder.
 
-All weights learn, or adapters alone (`lora`). Checkpoints hold only the trainable weights
+All weights learn, or adapters alone: LoRA (Hu et al. 2021) by peft. Two thin matrices beside some linear layers learn.
+
+    y = W x + alpha / rank * B (A x)        A [rank, in] is drawn, B [out, rank] begins at 0
+
+The adapted model is the same object with other layers. Saved weights are merged ones, W + alpha / rank * B A, in the
+architecture's own names, and the adapter lies beside them in peft's form. Checkpoints hold only the trainable weights
 and a hash of the others, which a resumed run has from `retriever.path`.
 """
 
 import copy
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from replug.config.choices import TrainedSide
-from replug.config.errors import RunError, UserError
-from replug.config.schema import Config, RetrieverConfig
+from replug.config.errors import UserError, require_extra
+from replug.config.schema import Config, LoRAConfig, RetrieverConfig
+from replug.data.folder import write_checksums
 from replug.data.progress import Progress
 from replug.data.store import CorpusStore, StoredCorpus
 from replug.models.build import encoder_location, load_encoder
-from replug.models.encoder import Encoder
-from replug.models.encoder_files import DocumentEncoder, mark_tuned_queries, numbers_sha256
+from replug.models.encoder import ADAPTER, Encoder
+from replug.models.encoder_files import mark_tuned_queries, numbers_sha256
 from replug.models.encoder_side import StaticSide
 from replug.models.hardware import to_device
-from replug.models.lora import adapter_settings, add_adapters, keep_adapters
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 UNTRAINED = "untrained_sha256"  # in a checkpoint that holds the weights alone that learn
 PREFIX = "encoder."  # of the retriever's weights in a module's state
 DOCUMENTS_PER_BLOCK = 1024  # between two lines of progress
+POOLER = r"pooler\..*"  # no vector depends on it
+SCALE = 2  # alpha / rank
 
 
 class FrozenDocuments:
@@ -77,11 +89,8 @@ def embedded(documents: Encoder, corpus: CorpusStore, rows: np.ndarray) -> Tenso
 
 def check_training(config: Config, encoder: Encoder) -> None:
     """Raise UserError, before anything heavy starts, for what this encoder cannot be trained as."""
-    for count in config.retriever.dims:
-        if count > encoder.width:
-            raise UserError(
-                f"retriever.dims: {count} is more than the {encoder.width} numbers of the retriever's vectors"
-            )
+    if (most := max(config.retriever.dims, default=0)) > encoder.width:
+        raise UserError(f"retriever.dims: {most} is more than the {encoder.width} numbers of the retriever's vectors")
     if any(isinstance(side, StaticSide) for side in encoder.sides.values()):
         needing_layers = {
             "lora.rank": config.lora.rank,
@@ -96,6 +105,37 @@ def check_training(config: Config, encoder: Encoder) -> None:
     if config.lora.rank is not None:
         for backbone in encoder.backbones:
             adapter_settings(backbone, config.lora)
+
+
+def adapter_settings(backbone: PreTrainedModel, lora: LoRAConfig) -> "LoraConfig":
+    """Return peft's settings. Raises UserError where peft is missing or does not know the architecture."""
+    assert lora.rank is not None
+    require_extra("lora", "peft", what="lora.rank")
+    from peft import LoraConfig
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as DEFAULTS
+
+    targets = DEFAULTS.get(kind := backbone.config.model_type)
+    if not targets:
+        raise UserError(f"lora.rank is set, but peft does not know which layers of {kind} to adapt; leave it out")
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=SCALE * lora.rank,
+        target_modules=list(targets),
+        exclude_modules=POOLER,
+        task_type="FEATURE_EXTRACTION",
+        base_model_name_or_path=backbone.name_or_path,
+    )
+
+
+def add_adapters(backbone: PreTrainedModel, lora: LoRAConfig, seed: int) -> None:
+    """Put adapters beside the target layers; nothing else of the model learns then.
+
+    The same seed draws the same A. Raises UserError as `adapter_settings` does.
+    """
+    settings = adapter_settings(backbone, lora)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        backbone.add_adapter(settings)
 
 
 def choose_trained_weights(config: Config, encoder: Encoder) -> None:
@@ -131,12 +171,9 @@ def bring_back_untrained(encoder: Encoder, checkpoint: dict[str, Any]) -> None:
         )
     if encoder.untrained_sha256 is None:
         return
-    if (found := checkpoint["state_dict"].keys()) != (expected := _trained_names(encoder)):
-        raise RunError(
-            f"the checkpoint holds {len(found)} weights that learn, expected {len(expected)}: is it another run's?"
-        )
-    own = {PREFIX + name: value for name, value in encoder.state_dict().items()}
-    checkpoint["state_dict"] = {**own, **checkpoint["state_dict"]}
+    own, trained = encoder.state_dict(prefix=PREFIX), _trained_names(encoder)
+    untrained = {name: value for name, value in own.items() if name not in trained}
+    checkpoint["state_dict"] = checkpoint["state_dict"] | untrained  # loading names what it lacks
 
 
 def prepare_encoder(config: Config, encoder: Encoder, corpus: CorpusStore) -> FrozenDocuments | None:
@@ -193,10 +230,13 @@ def save_retriever(
     if documents is not None:
         is_here = Path(retriever.path).expanduser().exists()
         path = encoder_location(retriever.path) if is_here else retriever.path
-        encoder.save(folder, DocumentEncoder(path, documents.documents_sha256()))
+        encoder.save(folder, {"path": path, "sha256": documents.documents_sha256()})
     else:
         encoder.save(folder)
         if retriever.train is TrainedSide.query:
             mark_tuned_queries(folder, None)
-    if source is not None:
-        keep_adapters(source, folder)
+    adapters = [kept for kept in source.glob(f"*{ADAPTER}") if kept.is_dir()] if source else []
+    for kept in adapters:
+        shutil.copytree(kept, folder / kept.name, dirs_exist_ok=True)
+    if adapters:
+        write_checksums(folder)

@@ -174,6 +174,6 @@ def local_models(config: Config) -> list[Path]:
     """Return the folders that scorers and trainer ranks load from; a name on the hub is not a folder."""
     retriever = located(config.retriever)
     documents = document_encoder(retriever.path)  # of tuned queries
-    named = [retriever.path, retriever.query_path, documents and documents.path and encoder_location(documents.path)]
+    named = [retriever.path, retriever.query_path, documents and encoder_location(documents["path"])]
     named += [resolve_lm_path(config.lm.path)] if config.lm.path else []
     return [Path(name) for name in named if name and Path(name).is_dir()]

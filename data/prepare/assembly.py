@@ -18,7 +18,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ from replug.data.shards import (
     write_token_ids,
     write_token_rules,
 )
-from replug.data.tokenizing import TokenIds, ids_of_texts, load_plain
+from replug.data.tokenizing import TokenIds, ids_of_texts
 from replug.data.words import common_ngrams, content_hash, hash64, ngram_hashes, overlaps, without_common
 
 log = logging.getLogger(__name__)
@@ -201,13 +200,10 @@ def write_shard(
 
 def write_ids_of_shard(shard: Path, rule: TokenIds) -> None:
     """Write token ids beside the texts of a shard that is there."""
-    tokenizer, ids = _loaded_tokenizer(rule.tokenizer), list[np.ndarray]()
+    ids: list[np.ndarray] = []
     for documents in in_batches(read_documents_of(shard), ROWS_AT_A_TIME):
-        ids += ids_of_texts(tokenizer, rule, [doc.embedded_text for doc in documents])
+        ids += ids_of_texts(rule, [doc.embedded_text for doc in documents])
     write_token_ids(shard, ids, rule.dtype)
-
-
-_loaded_tokenizer = lru_cache(1)(load_plain)  # not those of `cutting`, which do not truncate
 
 
 def choose_examples(work: WorkFolder, rules: Rules, cut: Cut, split: str, known: OverlapFilter) -> Iterator[Example]:

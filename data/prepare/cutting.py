@@ -37,7 +37,7 @@ ORDER = [(name, "ascending") for name in ("key", "digest", "version", "id", "dom
 
 Piece = dict[str, Any]  # a row of these columns
 
-_loaded_tokenizer = lru_cache(2)(load_plain)  # not those of `assembly`, which truncate
+_loaded_tokenizer = lru_cache(2)(load_plain)
 
 
 def write_pieces(path: Path, pieces: list[Piece]) -> None:

@@ -2,16 +2,13 @@
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from replug.commands.command import Overrides
 from replug.config.errors import UserError
 from replug.config.paths import find_config, require_folder
-
-if TYPE_CHECKING:
-    from replug.evals.tables import Table
 
 SHOWN = ("Success@1", "Success@5", "Success@20", "MRR@20", "nDCG@10")  # the last where gold documents are known
 
@@ -46,8 +43,9 @@ def compare(
     from replug.data.files import write_json
     from replug.evals.kinds import checked_evaluation
     from replug.evals.run import measure
-    from replug.evals.tables import print_blocks, reading_line
+    from replug.evals.tables import Table, difference_text, interval_text, print_blocks, reading_line
     from replug.messages import quiet_transformers
+    from replug.models.packaged import resolve_encoder_path
     from replug.train.evaluation import QUESTION, QUESTIONS
     from replug.train.verdict import EXIT_STATUSES, MRR, verdict_of
 
@@ -58,8 +56,8 @@ def compare(
         keys = {
             "out": temporary,
             "methods": f"[{before},{after}]",
-            "retriever.path": _model(base),
-            f"retrievers.{after}": _model(tuned),
+            "retriever.path": resolve_encoder_path(base),
+            f"retrievers.{after}": resolve_encoder_path(tuned),
             "questions.path": questions,
             **_documents(questions, documents),
         }
@@ -68,7 +66,17 @@ def compare(
     judged = verdict_of({QUESTIONS: results})
     assert judged is not None
     verdict, entry = judged["verdict"], results[after][f"{MRR} - {before}"]
-    print_blocks([_table(results[before], results[after], before), reading_line(0, entry)])
+    rows = [
+        [
+            name,
+            *(f"{of[name]['value']:.4f} ({interval_text(of[name])})" for of in (results[before], results[after])),
+            difference_text(results[after][f"{name} - {before}"]),
+        ]
+        for name in SHOWN
+        if name in results[after]
+    ]
+    columns = ["", "base (95% interval)", "tuned (95% interval)", "difference (95% interval)"]
+    print_blocks([Table(columns, rows), reading_line(0, entry)])
     if json_file is not None:
         content = {"verdict": verdict, "measure": MRR, **entry, "base": base, "tuned": tuned, "results": results}
         write_json(json_file, content)
@@ -76,13 +84,6 @@ def compare(
     print(f"VERDICT: {verdict}, {MRR} {entry['value']:+.4f} (95% interval {low:+.4f} to {high:+.4f})")
     if exit_status:
         raise typer.Exit(EXIT_STATUSES[verdict])
-
-
-def _model(path: str) -> str:
-    """Return the folder of a run's tuned retriever; other models as they are named."""
-    from replug.models.packaged import resolve_encoder_path
-
-    return resolve_encoder_path(path) if Path(path).expanduser().is_dir() else path
 
 
 def _documents(questions: str, documents: str | None) -> dict[str, Any]:
@@ -99,19 +100,3 @@ def _documents(questions: str, documents: str | None) -> dict[str, Any]:
         return {"data.corpus": documents}
     cut = {"data.tokenizer": "retriever", "data.document_tokens": 128, "data.max_rejected_share": 0.1}
     return {"data.source": documents, **cut, "data.query_share": 0, "data.heldout_share": 0}
-
-
-def _table(base: dict[str, Any], tuned: dict[str, Any], before: str) -> "Table":
-    """Show each measure of both models and their difference, with 95% intervals."""
-    from replug.evals.tables import Table
-
-    def cell(entry: dict[str, Any], sign: str = "") -> str:
-        low, high = entry["interval"]
-        return f"{entry['value']:{sign}.4f} ({low:{sign}.4f} to {high:{sign}.4f})"
-
-    rows = [
-        [name, cell(base[name]), cell(tuned[name]), cell(tuned[f"{name} - {before}"], "+")]
-        for name in SHOWN
-        if name in tuned
-    ]
-    return Table(["", "base (95% interval)", "tuned (95% interval)", "difference (95% interval)"], rows)

@@ -4,7 +4,7 @@ import json
 import logging
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,12 +30,6 @@ def export(
         Path | None,
         typer.Option("--index", metavar="FILE", help="Write ids, texts and vectors of the index to a Parquet file."),
     ] = None,
-    license_id: Annotated[
-        str | None,
-        typer.Option(
-            "--license", metavar="ID", help="License of the model, such as apache-2.0. Default: the base model's."
-        ),
-    ] = None,
 ) -> None:
     """Export the tuned retriever as a sentence-transformers model, or its index.
 
@@ -51,6 +45,7 @@ def export(
             return
         raise UserError("there is nowhere to write to; expected --out DIR, or --index FILE")
     from replug.train.run_dir import RunDirectory
+    from replug.train.verdict import HARMED, verdict_of
 
     require_folder("--out", out)
     if out.exists() and any(out.iterdir()):
@@ -59,9 +54,10 @@ def export(
     if not (run.path / "config.yaml").is_file():
         raise UserError(f"{run_dir} is not a run directory (config.yaml is missing)")
     run.folder.require("config.yaml", "environment.json", "fitted.json", "results.json")
-    results = json.loads(run.results.read_text()) if run.is_finished else None
-    if not harmed:
-        _require_unharmed(results)
+    results = json.loads(run.results.read_text()) if run.is_finished else {}
+    verdict = verdict_of(results)
+    if verdict and verdict["verdict"] == HARMED and not harmed:
+        raise UserError(f"{verdict['sentence']} {verdict['more'][-1]} Give --harmed to export it all the same")
     config = load_stored_config(run.path / "config.yaml")
     from replug.models.build import load_encoder  # after a mistake could be told
     from replug.train.model_card import write_model_card
@@ -77,16 +73,9 @@ def export(
             documents = None  # it had an encoder for each side, and stays a pair
         save_retriever(partial, encoder, config.retriever, documents, read_from)
         made_by = run.provenance(is_public=True)
-        write_model_card(partial, config, weights, made_by, results, f"./{out.name}", license_id)
+        write_model_card(partial, config, weights, made_by, results, f"./{out.name}")
         partial.rename(out)
     print(f"retriever: {out} (weights of {weights})")
-
-
-def _require_unharmed(results: dict[str, Any] | None) -> None:
-    from replug.train.verdict import HARMED, verdict_of
-
-    if results and (verdict := verdict_of(results)) and verdict["verdict"] == HARMED:
-        raise UserError(f"{verdict['sentence']} {verdict['more'][-1]} Give --harmed to export it all the same")
 
 
 def _tuned(config: Config, run: "RunDirectory") -> tuple["Encoder", str, Path | None]:

@@ -67,17 +67,11 @@ def same_direction(a: Tensor, b: Tensor) -> bool:
 WRITTEN_OUT = (NewGELUActivation, FastGELUActivation, AccurateGELUActivation, GELUTanh, BloomGelu)
 
 
-def use_fused_gelu(model: nn.Module) -> int:
-    """Replace the activations of a model that write the formula out; returns how many. Weights stay as they are."""
-    written_out = [
-        (module, name)
-        for module in model.modules()
-        for name, part in module.named_children()
-        if type(part) in WRITTEN_OUT
-    ]
-    for module, name in written_out:
-        setattr(module, name, nn.GELU("tanh"))
-    return len(written_out)
+def use_fused_gelu(model: nn.Module) -> None:
+    """Replace the activations of a model that write the formula out. Weights stay as they are."""
+    for name, part in list(model.named_modules(remove_duplicate=False)):
+        if type(part) in WRITTEN_OUT:
+            model.set_submodule(name, nn.GELU("tanh"))
 
 
 CPU_ATTENTION = "replug_cpu"

@@ -168,9 +168,8 @@ def load_encoder(retriever: RetrieverConfig, path: str | Path | None = None, dim
 
     `dims` is `index.dims`. If documents alone are trained it is a pair: queries keep the weights that they had.
     """
-    folder = str(path) if path is not None else resolve_encoder_path(retriever.path)
     encoder = Encoder(
-        folder,
+        str(path or retriever.path),
         retriever.similarity.value if retriever.similarity else None,
         retriever.max_tokens,
         query_prompt=retriever.query_prompt,

@@ -7,15 +7,15 @@ that are kept for a corpus, float32 behind the transformer, and vectors with gra
 """
 
 import copy
-from collections.abc import Sequence
-from functools import cached_property, partial
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Normalize
+from sentence_transformers.base.modules import Normalize, Router
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils.checkpoint import checkpoint
@@ -30,28 +30,28 @@ from replug.models.batching import ENCODER_TOKENS, ENCODER_TOKENS_WITH_GRADIENT
 from replug.models.encoder_files import (
     KEY,
     TASKS,
-    DocumentEncoder,
     chain,
     document_encoder,
     has_tuned_queries,
-    joined,
     load_container,
     mark_tuned_queries,
+    most_tokens,
     numbers_sha256,
-    similarity_in,
 )
-from replug.models.encoder_side import Side, side_of
+from replug.models.encoder_side import side_of
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
 from replug.models.hardware import one_per_thread, to_device
-from replug.models.lora import merged, save_adapters
 from replug.models.model_files import warn_once
 from replug.models.packaged import resolve_encoder_path
 
 SIMILARITIES = ("cosine", "dot")
 # Names of prompts in a folder, of which the first that is not empty is taken: sentence-transformers' own, and those of
 # nomic, jina, stella and e5-mistral for retrieval.
-DOCUMENT_PROMPTS = ("document", "passage", "corpus", "search_document", "retrieval.passage", "retrieval_document")
-QUERY_PROMPTS = ("query", "search_query", "retrieval.query", "retrieval_query", "s2p_query", "web_search_query")
+PROMPTS = {
+    "document": ("document", "passage", "corpus", "search_document", "retrieval.passage", "retrieval_document"),
+    "query": ("query", "search_query", "retrieval.query", "retrieval_query", "s2p_query", "web_search_query"),
+}
+ADAPTER = "adapter"  # the folder beside the merged weights; of a pair document_adapter and query_adapter
 
 
 class Encoder(nn.Module):
@@ -93,11 +93,18 @@ class Encoder(nn.Module):
         path = resolve_encoder_path(str(path))
         require_name(KEY, path, MODEL, "a folder of a model, or a name on the hub")  # once; loading asks five times
         container = load_container(path)
-        self.own_similarity = similarity_in(container)
-        own = container.similarity_fn_name
-        self.similarity = _similarity(similarity, own, path)
-        self._use(_ended(container, self.similarity, leave_out=self.similarity == "dot" != own))
-        self._set_prompts(query_prompt, document_prompt, path)
+        queries, documents = (chain(container, task) for task in TASKS)
+        own = container._similarity_fn_name or ("cosine" if isinstance(documents[-1], Normalize) else None)
+        self.own_similarity, self.similarity = own, similarity or own or "cosine"
+        if self.similarity not in SIMILARITIES:
+            raise UserError(
+                f"retriever.similarity is {self.similarity} for {path}; expected {' or '.join(SIMILARITIES)}, which an "
+                "index has"
+            )
+        container.similarity_fn_name = self.similarity  # type: ignore[assignment]
+        container.prompts |= self._prompts(container, query_prompt, document_prompt, path)
+        ends = self._ended(documents)
+        self._use(ends if queries == documents else self._ended(queries), ends, container)
         if max_tokens is not None:
             self._limit_tokens(max_tokens, path)
         self._trains_as_train = False
@@ -108,39 +115,49 @@ class Encoder(nn.Module):
         if others != [self.width]:
             raise UserError(f"{KEY}: {path} makes vectors of {self.width} and {others[0]} numbers; expected one width")
         if query_path is not None:
-            queries = QueryEncoder(query_path, self.similarity, max_tokens, query_prompt=query_prompt)
-            self.require_documents_of(queries, resolve_encoder_path(query_path))
-            self.pair_with(queries)
-            self.temperature = queries.temperature or self.temperature
-        elif self._needs_documents and (documents := document_encoder(path)) is not None:
-            self._read_documents(path, documents, max_tokens)
+            tuned = QueryEncoder(query_path, self.similarity, max_tokens, query_prompt=query_prompt)
+            self._require_documents_of(tuned, resolve_encoder_path(query_path))
+            self.pair_with(tuned)
+            self.temperature = tuned.temperature or self.temperature
+        elif self._needs_documents and (known := document_encoder(path)) is not None:
+            self._read_documents(path, known, max_tokens)
         for side in self.sides.values():
             side.require_room()
         self.dims = self._searched_dims(dims, path)
         if device is not None:
             self.to(device)
 
-    def _use(self, model: SentenceTransformer) -> None:
-        """Make vectors by the modules of `model`."""
-        self.model = model
-        prompts: dict[str, str] = dict(model.prompts)  # type: ignore[arg-type]
-        self.sides = {task: side_of(task, chain(model, task), prompts.get(task, "")) for task in TASKS}
+    def _ended(self, modules: list[nn.Module]) -> list[nn.Module]:
+        """Return modules with a Normalize at their end with cosine, and without it with a dot that is not their own."""
+        if isinstance(modules[-1], Normalize):
+            return modules[:-1] if self.similarity == "dot" != self.own_similarity else modules
+        return [*modules, Normalize()] if self.similarity == "cosine" else modules
 
-    def _set_prompts(self, query: str | None, document: str | None, path: str) -> None:
-        """Set the prompts that are given, or else the folder's."""
-        prompts: dict[str, str] = self.model.prompts  # type: ignore[assignment]
-        if document is None:
-            document = next((prompts[name] for name in DOCUMENT_PROMPTS if prompts.get(name)), "")
-        if query is None:
-            query = next((prompts[name] for name in QUERY_PROMPTS if prompts.get(name)), "")
-            _warn_of_prompts(path, prompts)
-        prompts |= {"document": document, "query": query}
-        self._use(self.model)
+    def _use(self, queries: list[nn.Module], documents: list[nn.Module], settings: SentenceTransformer) -> None:
+        """Make vectors by these modules; prompts are those of `settings`."""
+        self.model = _joined(queries, documents, settings)
+        prompts: dict[str, str] = dict(settings.prompts)  # type: ignore[arg-type]
+        self.sides = {task: side_of(task, chain(self.model, task), prompts[task]) for task in TASKS}
+
+    def _prompts(
+        self, container: SentenceTransformer, query: str | None, document: str | None, path: str
+    ) -> dict[str, str]:
+        """Return the prompts that are given, or else the folder's, and warn where none of its is for queries."""
+        own: dict[str, str] = container.prompts  # type: ignore[assignment]
+        known = {task: next((own[name] for name in names if own.get(name)), "") for task, names in PROMPTS.items()}
+        others = [name for name, prompt in own.items() if prompt and name not in PROMPTS["document"]]
+        if query is None and others and not known["query"]:
+            warn_once(
+                f"retriever.query_prompt: {path} has prompts ({', '.join(others)}), and none is known to be for "
+                "queries, so queries have none; give the one that its makers name"
+            )
+        given = {task: prompt for task, prompt in (("query", query), ("document", document)) if prompt is not None}
+        return known | given
 
     def _limit_tokens(self, max_tokens: int, path: str) -> None:
         """Cut documents at `max_tokens`, and queries there at most; it is saved, so that others cut texts alike."""
         queries, documents = self.sides.values()
-        most = documents.most_tokens
+        most = most_tokens(documents.backbone)
         if not 0 < max_tokens <= most:
             raise UserError(f"retriever.max_tokens is {max_tokens}, but {path} holds at most {most} tokens")
         if self.is_pair:
@@ -153,10 +170,9 @@ class Encoder(nn.Module):
             raise UserError(
                 f"index.dims is {dims}, but vectors of {path} have {self.width} numbers; expected at most those"
             )
-        own = self.model.truncate_dim
-        dims = dims or (own if own and own < self.width else None)
-        dims = None if dims == self.width else dims
-        if own:
+        wanted = dims or self.model.truncate_dim or self.width
+        dims = wanted if wanted < self.width else None
+        if self.model.truncate_dim:
             self.model.truncate_dim = dims
         return dims
 
@@ -192,23 +208,18 @@ class Encoder(nn.Module):
         return self.sides["document"].device
 
     @property
-    def tokenizer(self) -> Any:
-        """Return the tokenizer of documents."""
-        return self.sides["document"].tokenizer
-
-    @property
     def max_tokens(self) -> int:
         """Return how many tokens of a document are read, its prompt included."""
         return self.sides["document"].max_tokens
 
-    @cached_property
+    @property
     def token_rule(self) -> TokenIds:
         """Return how documents become token ids, for those who make them without the encoder."""
         return self.sides["document"].token_rule
 
     def token_ids(self, texts: Sequence[str], task: str = "document") -> list[np.ndarray]:
         """Return the ids of each text behind the task's prompt, special tokens included, cut at the token limit."""
-        return self.sides[task].token_ids(texts, self.prompt(task))
+        return self.sides[task].token_ids(texts)
 
     def document_ids(self, corpus: CorpusStore, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Return token ids of documents: as they were prepared for this tokenizer and prompt, or from their texts."""
@@ -229,13 +240,13 @@ class Encoder(nn.Module):
         name, prompts = prompt_name or self.model.default_prompt_name, self.model.prompts
         if name is not None and name not in prompts:
             raise UserError(f"prompt_name is {name!r}; expected one of {', '.join(sorted(prompts))}")
-        if self.is_pair and prompt_name not in ("query", *DOCUMENT_PROMPTS):
+        if self.is_pair and prompt_name not in ("query", *PROMPTS["document"]):
             raise UserError(
                 "this retriever has one encoder for queries and one for documents: use encode_query or encode_document"
             )
-        side = self.sides["query" if prompt_name == "query" else "document"]
+        task = "query" if prompt_name == "query" else "document"
         prompt = (prompts[name] if name is not None else "") or ""
-        return self._encode(side, side.token_ids(texts, prompt), prompt, tokens_per_batch)
+        return self.encode_tokens(self.sides[task].token_ids(texts, prompt), tokens_per_batch, task, prompt=prompt)
 
     def encode_query(self, texts: Sequence[str], tokens_per_batch: int | None = None, autocast: bool = False) -> Tensor:
         """Encode texts to search with, behind their prompt, as `encode` does. `autocast` computes in bfloat16."""
@@ -251,29 +262,20 @@ class Encoder(nn.Module):
         tokens_per_batch: int | None = None,
         task: str = "document",
         autocast: bool = False,
+        prompt: str | None = None,
     ) -> Tensor:
-        """Encode tokenized texts, as `token_ids` returns them."""
-        return self._encode(self.sides[task], ids, self.prompt(task), tokens_per_batch, autocast)
-
-    def _encode(
-        self, side: Side, ids: Sequence[np.ndarray], prompt: str, tokens_per_batch: int | None, autocast: bool = False
-    ) -> Tensor:
+        """Encode tokenized texts, as `token_ids` returns them; `prompt` is what stands in them if not the task's."""
         if not ids:
             return torch.empty(0, self.dim)
-        left_out = side.left_out(prompt)
+        side = self.sides[task]
+        left_out = side.left_out(side.prompt if prompt is None else prompt)
         batches = list(side.batches(ids, tokens_per_batch or ENCODER_TOKENS[side.device_kind]))
-        parts: list[Tensor] = [torch.empty(0)] * len(batches)
 
-        def fill(number: int) -> None:
+        def compute(rows: Sequence[int]) -> Tensor:
             with torch.inference_mode(), torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
-                whole = side.vectors([ids[row] for row in batches[number]], left_out)
-                parts[number] = first_numbers(whole, self.dims, self.similarity)
+                return first_numbers(side.vectors([ids[row] for row in rows], left_out), self.dims, self.similarity)
 
-        if side.device_kind == "cpu":
-            one_per_thread(fill, len(batches))
-        else:
-            for number in range(len(batches)):
-                fill(number)
+        parts = one_per_thread(compute, batches) if side.device_kind == "cpu" else [*map(compute, batches)]
         return _put_back(torch.cat(parts), batches).cpu()
 
     def encode_with_gradient(
@@ -332,37 +334,36 @@ class Encoder(nn.Module):
                 f"{self.width}; expected the two encoders of one retriever"
             )
         self.model.prompts["query"] = queries.prompt("query")
-        self._use(joined(queries.sides["query"].modules, self.sides["document"].modules, self.model))
+        self._use(queries.sides["query"].modules, self.sides["document"].modules, self.model)
 
-    def _read_documents(self, path: str, known: DocumentEncoder, max_tokens: int | None) -> None:
+    def _read_documents(self, path: str, known: Mapping[str, str], max_tokens: int | None) -> None:
         """Load the encoder of documents that the tuned queries of `path` belong to."""
         mend = f"give the one of the training as retriever.path=MODEL, and retriever.query_path={path}"
         try:
             documents = Encoder(
-                known.path, self.similarity, max_tokens or self.max_tokens, document_prompt=self.prompt("document")
+                known["path"], self.similarity, max_tokens or self.max_tokens, document_prompt=self.prompt("document")
             )
         except UserError as error:
             raise UserError(
-                f"{KEY}: {path} holds tuned queries, and the encoder of its documents, {known.path}, cannot be read "
+                f"{KEY}: {path} holds tuned queries, and the encoder of its documents, {known['path']}, cannot be read "
                 f"({error}); bring it back, or {mend}"
             ) from error
-        if documents.documents_sha256() != known.sha256:
+        if documents.documents_sha256() != known["sha256"]:
             raise UserError(
-                f"{KEY}: {path} holds tuned queries, and {known.path} has other weights, modules or another prompt now "
-                f"than when it encoded their documents; {mend}"
+                f"{KEY}: {path} holds tuned queries, and {known['path']} has other weights, modules or another prompt "
+                f"now than when it encoded their documents; {mend}"
             )
-        self._use(joined(self.sides["query"].modules, documents.sides["document"].modules, self.model))
+        self._use(self.sides["query"].modules, documents.sides["document"].modules, self.model)
 
-    def require_documents_of(self, queries: "Encoder", path: str) -> None:
+    def _require_documents_of(self, queries: "Encoder", path: str) -> None:
         """Raise UserError where the tuned queries of `path` belong to documents of another encoder than this one."""
         known = document_encoder(path)
         if known is None and not has_tuned_queries(path):
             return
-        expected = known.sha256 if known else queries.documents_sha256()
-        if self.documents_sha256() != expected:
+        if self.documents_sha256() != (known["sha256"] if known else queries.documents_sha256()):
             raise UserError(
                 f"{path} holds tuned queries whose documents are encoded by another encoder than this one (other "
-                f"weights, modules or prompt); expected {known.path if known else 'the one of their training'}"
+                f"weights, modules or prompt); expected {known['path'] if known else 'the one of their training'}"
             )
 
     def documents_sha256(self) -> str:
@@ -387,21 +388,21 @@ class Encoder(nn.Module):
         for module in self.sides[task].modules:
             module.requires_grad_(False)
 
-    def save(self, folder: Path, documents: DocumentEncoder | None = None) -> None:
+    def save(self, folder: Path, documents: Mapping[str, str] | None = None) -> None:
         """Write a folder that `SentenceTransformer` loads to the same vectors, a pair as a `Router`.
 
-        With `documents`, queries alone are written: the folder names the encoder of documents, which stays as it was.
-        Adapters are merged into the weights, and kept beside them as well.
+        With `documents`, as `document_encoder` returns them, queries alone are written: the folder names the encoder
+        of documents, which stays as it was. Adapters are merged into the weights, and kept beside them in peft's form.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        queries, model = self.sides["query"].modules, self.model
-        backbones = {f"{task}_": side.backbone for task, side in self.sides.items()}
-        if documents is not None or not self.is_pair:
-            backbones = {"": self.sides["query"].backbone}
-        if documents is not None:
-            model = joined(queries, queries, self.model)
-        save_adapters(backbones, folder)
-        merged(model).save(str(folder), create_model_card=False)
+        queries, model = self.sides["query"], self.model
+        if documents is not None:  # which moves the modules to the CPU
+            model = _joined(queries.modules, queries.modules, model)
+        written = self.sides if documents is None and self.is_pair else {"": queries}
+        for task, side in written.items():
+            if _has_adapters(side.backbone):
+                side.backbone.save_pretrained(folder / (f"{task}_{ADAPTER}" if task else ADAPTER))
+        _merged(model).save(str(folder), create_model_card=False)
         write_checksums(folder)
         if documents is not None:
             mark_tuned_queries(folder, documents)
@@ -416,46 +417,54 @@ class QueryEncoder(Encoder):
     _needs_documents = False
 
 
-def _warn_of_prompts(path: str, prompts: dict[str, str]) -> None:
-    """Name the prompts of a folder where none of them is known to be for queries."""
-    others = [name for name, prompt in prompts.items() if prompt and name not in DOCUMENT_PROMPTS]
-    if others and not any(prompts.get(name) for name in QUERY_PROMPTS):
-        warn_once(
-            f"retriever.query_prompt: {path} has prompts ({', '.join(others)}), and none is known to be for queries, "
-            "so queries have none; give the one that its makers name"
-        )
+def _joined(queries: list[nn.Module], documents: list[nn.Module], settings: SentenceTransformer) -> SentenceTransformer:
+    """Return one model of two chains of modules with the settings of another: a `Router` unless they are the same."""
+    modules: Any = documents
+    if queries != documents:
+        routes: tuple[Any, Any] = queries, documents
+        # Without a default route: a text whose task is not said is refused, not taken for a document.
+        modules = [Router.for_query_document(*routes, default_route=None, allow_empty_key=False)]
+    prompts: Any = dict(settings.prompts)
+    return SentenceTransformer(
+        modules=modules,
+        device="cpu",
+        prompts=prompts,
+        default_prompt_name=settings.default_prompt_name,
+        similarity_fn_name=settings.similarity_fn_name,
+        truncate_dim=settings.truncate_dim,
+    )
+
+
+def _has_adapters(model: nn.Module) -> bool:
+    return hasattr(model, "peft_config")
+
+
+def _merged(model: SentenceTransformer) -> SentenceTransformer:
+    """Return a copy with adapters in its own weights; the model itself if it has none.
+
+    The weights that learn stay apart: to merge in place and to take apart again would change their last bits.
+    """
+    if not any(map(_has_adapters, model.modules())):
+        return model
+    from peft.tuners.lora import LoraLayer
+
+    whole = copy.deepcopy(model)
+    layers: list[tuple[str, Any]] = [pair for pair in whole.named_modules() if isinstance(pair[1], LoraLayer)]
+    for name, layer in layers:
+        with torch.autocast(layer.weight.device.type, enabled=False):
+            layer.merge()
+        whole.set_submodule(name, layer.get_base_layer())
+    adapted: list[Any] = [part for part in whole.modules() if _has_adapters(part)]
+    for part in adapted:
+        del part.peft_config
+        part._hf_peft_config_loaded = False  # it would save its adapters alone
+    return whole
 
 
 def _put_back(vectors: Tensor, batches: Sequence[Sequence[int]]) -> Tensor:
     """Return vectors that were computed batch by batch in the order of their rows."""
     places = torch.argsort(torch.tensor([row for rows in batches for row in rows]))
     return vectors.index_select(0, to_device(places, vectors.device))
-
-
-def _ended(model: SentenceTransformer, similarity: str, leave_out: bool) -> SentenceTransformer:
-    """Return the model with a Normalize at the end of each chain with cosine; without the one that is left out."""
-
-    def ended(modules: list[nn.Module]) -> list[nn.Module]:
-        if isinstance(modules[-1], Normalize):
-            return modules[:-1] if leave_out else modules
-        return [*modules, Normalize()] if similarity == "cosine" else modules
-
-    queries, documents = (chain(model, task) for task in TASKS)
-    ends = ended(documents)
-    whole = joined(ends if queries == documents else ended(queries), ends, model)
-    whole.similarity_fn_name = similarity  # type: ignore[assignment]
-    return whole
-
-
-def _similarity(requested: str | None, own: str, path: str) -> str:
-    """Return what is requested for, or else what the folder says."""
-    if requested is not None and requested not in SIMILARITIES:
-        raise UserError(f"similarity is {requested!r}; expected {' or '.join(SIMILARITIES)}")
-    if requested is None and own not in SIMILARITIES:
-        raise UserError(
-            f"retriever.similarity: {path} says {own}, which no index has; expected {' or '.join(SIMILARITIES)}"
-        )
-    return requested or own
 
 
 def require_finite_vectors(vectors: np.ndarray, ids: Sequence[str]) -> None:
@@ -470,13 +479,8 @@ def require_finite_vectors(vectors: np.ndarray, ids: Sequence[str]) -> None:
 
 
 def first_numbers(vectors: Tensor, count: int | None, similarity: str) -> Tensor:
-    """Return the first `count` numbers of vectors [..., D], None for all; with cosine similarity of length 1 again.
-
-    Raises ValueError where the vectors have fewer.
-    """
+    """Return the first `count` numbers of vectors [..., D], None for all; with cosine similarity of length 1 again."""
     if count is None or count == vectors.shape[-1]:
         return vectors
-    if not 0 < count < vectors.shape[-1]:
-        raise ValueError(f"vectors of {vectors.shape[-1]} numbers have no first {count}")
     prefix = vectors[..., :count]
     return normalize(prefix, dim=-1) if similarity == "cosine" else prefix

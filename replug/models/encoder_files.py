@@ -8,14 +8,13 @@ model's tokenizer, and models that make no vector of a text.
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
+from sentence_transformers.base.modules import Dense, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, DPRContextEncoder, DPRQuestionEncoder, PreTrainedConfig, PreTrainedModel
@@ -27,7 +26,6 @@ from replug.data.folder import CHECKSUMS, add_checksum, require_checksums
 from replug.models.architecture import trust_given_masks, use_fused_gelu
 from replug.models.model_files import (
     REPORTED,
-    drop_unknown_tokens,
     load_whole,
     loading,
     read_model_config,
@@ -47,20 +45,8 @@ NO_LIMIT = 10**9  # a tokenizer of which transformers knows no limit has an absu
 UNKNOWN_LIMIT = 512  # tokens, if neither tokenizer nor model says any
 PROBE_TOKENS = 4  # of two short texts that differ after their first token
 TEXT_FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
-HUB_OPTIONS = {"subfolder", "token", "cache_dir", "revision", "local_files_only", "trust_remote_code"}
-IGNORED_OPTIONS = {"dtype", "torch_dtype", "attn_implementation", "add_pooling_layer", "use_safetensors"}
+OUR_OPTIONS = ("torch_dtype", "attn_implementation")  # of a folder's model_args; dtype and safetensors are set
 TOKEN_SETTINGS = ("query_length", "document_length", "query_expansion", "processing_kwargs")
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentEncoder:
-    """The encoder of documents that tuned queries belong to, which stays as it was.
-
-    `path` is as in `retriever.path`, `sha256` that of `Encoder.documents_sha256`.
-    """
-
-    path: str
-    sha256: str
 
 
 class WholeTransformer(Transformer):
@@ -72,15 +58,10 @@ class WholeTransformer(Transformer):
         torch.manual_seed(0)  # a pooler that the files lack is drawn: it is not used, but the same everywhere
         if config.model_type == "dpr":
             return _load_dpr(path, config)
-        if unknown := options.keys() - HUB_OPTIONS - IGNORED_OPTIONS:
-            raise UserError(
-                f"{KEY}: {path} loads its Transformer with {sorted(unknown)[0]}, which replug does not follow"
-            )
-        folder = str(Path(path, options.get("subfolder") or ""))
-        require_safetensors(folder, KEY)
-        options = {name: options[name] for name in options.keys() & HUB_OPTIONS}
-        options |= {"dtype": torch.float32, "use_safetensors": True} | REPORTED
-        loaded: Any = super()._load_model(path, *given, **options)
+        require_safetensors(str(Path(path, options.get("subfolder") or "")), KEY)
+        ours = {name: options[name] for name in options if name not in OUR_OPTIONS}
+        ours |= {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False} | REPORTED
+        loaded: Any = super()._load_model(path, *given, **ours)
         model, report = loaded
         require_whole(model, report, path, KEY)
         return model
@@ -137,53 +118,25 @@ def chain(container: SentenceTransformer, task: str, path: str = "") -> list[nn.
     return modules
 
 
-def similarity_in(container: SentenceTransformer) -> str | None:
-    """Return the similarity that a folder names, or cosine for vectors of length 1; None where it says nothing.
-
-    Asking `similarity_fn_name` makes it cosine, so this must come before.
-    """
-    return container._similarity_fn_name or (
-        "cosine" if isinstance(chain(container, "document")[-1], Normalize) else None
-    )
-
-
-def joined(
-    queries: Sequence[nn.Module], documents: Sequence[nn.Module], source: SentenceTransformer
-) -> SentenceTransformer:
-    """Return one model of two chains, with the prompts of `source`: a `Router` unless they are the same modules."""
-    routes: tuple[Any, Any] = list(queries), list(documents)
-    prompts: Any = dict(source.prompts)
-    # Without a default route: a text whose task is not said is refused, not taken for a document.
-    is_pair = routes[0] != routes[1]
-    return SentenceTransformer(
-        modules=[Router.for_query_document(*routes, default_route=None, allow_empty_key=False)]
-        if is_pair
-        else routes[1],
-        device="cpu",
-        prompts=prompts,
-        default_prompt_name=source.default_prompt_name,
-        similarity_fn_name=source.similarity_fn_name,
-        truncate_dim=source.truncate_dim,
-    )
-
-
-def most_tokens(model: PreTrainedModel) -> int:
-    """Return what the position table holds; NO_LIMIT without one.
+def most_tokens(model: nn.Module) -> int:
+    """Return what the position table of a model holds; NO_LIMIT without one.
 
     RoBERTa and its kin count positions from behind the padding's, so their table holds fewer tokens than it has rows.
     """
     table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
     if isinstance(table, nn.Embedding):
         return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
-    positions = getattr(model.config, "max_position_embeddings", None)
+    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     return positions if isinstance(positions, int) and positions > 0 else NO_LIMIT
 
 
 def in_words(module: nn.Module) -> str:
-    """Name a module behind the transformer, with what changes its vectors."""
+    """Name a module, with what changes its vectors."""
     if isinstance(module, Pooling):
         modes = [module.pooling_mode] if isinstance(module.pooling_mode, str) else module.pooling_mode
         return "+".join(modes) + ("" if module.include_prompt else " without the prompt")
+    if isinstance(module, StaticEmbedding):
+        return "static"
     if isinstance(module, Dense):
         return f"Dense({module.out_features}, {type(module.activation_function).__name__})"
     return type(module).__name__
@@ -194,19 +147,20 @@ def has_tuned_queries(folder: str) -> bool:
     return Path(folder).is_dir() and TUNED_QUERIES in _settings(folder)
 
 
-def document_encoder(path: str) -> DocumentEncoder | None:
-    """Return what encodes documents where a folder or hub name holds the encoder of queries alone, else None."""
-    known = _settings(path).get(TUNED_QUERIES)
-    return DocumentEncoder(**known) if known else None
+def document_encoder(path: str) -> dict[str, str] | None:
+    """Return what encodes documents where a folder or hub name holds the encoder of queries alone, else None.
+
+    `path` is as in `retriever.path`, `sha256` that of `Encoder.documents_sha256`.
+    """
+    return _settings(path).get(TUNED_QUERIES)
 
 
-def mark_tuned_queries(folder: Path, documents: DocumentEncoder | None) -> None:
-    """Write into a folder that queries alone were tuned; `documents` unless the folder is a pair.
+def mark_tuned_queries(folder: Path, documents: Mapping[str, str] | None) -> None:
+    """Write into a folder that queries alone were tuned; `documents`, as above, unless the folder is a pair.
 
     The mark lies in a file that every loader fetches from the hub, so a cache cannot lack it.
     """
-    settings = {**_settings(str(folder)), TUNED_QUERIES: asdict(documents) if documents else None}
-    write_json(folder / SETTINGS_FILE, settings)
+    write_json(folder / SETTINGS_FILE, {**_settings(str(folder)), TUNED_QUERIES: documents})
     add_checksum(folder / SETTINGS_FILE)
 
 
@@ -229,7 +183,7 @@ def _plain_modules(path: str) -> list[nn.Module]:
     is_dpr = read_model_config(path, KEY).model_type == "dpr"
     require_tokenizer(path, KEY)
     safe = {"trust_remote_code": False}
-    transformer = WholeTransformer(path, model_kwargs=dict(safe), processor_kwargs=dict(safe), config_kwargs=dict(safe))
+    transformer = WholeTransformer(path, processor_kwargs=dict(safe), config_kwargs=dict(safe))
     return [transformer, Pooling(transformer.get_embedding_dimension(), "cls" if is_dpr else "mean")]
 
 
@@ -282,11 +236,7 @@ def _check_transformer(transformer: nn.Module, path: str) -> None:
         changed.append("modality_config")
     if changed:
         raise UserError(f"{KEY}: {path} sets {changed[0]} of its Transformer, which replug does not follow")
-    if tokenizer is None or not tokenizer.is_fast:
-        raise UserError(f"{KEY}: {path} has no fast tokenizer (tokenizer.json)")
-    num_rows = len(model.get_input_embeddings().weight)
-    require_own_tokenizer(tokenizer, num_rows, path, KEY)
-    drop_unknown_tokens(tokenizer, num_rows)
+    require_own_tokenizer(tokenizer, len(model.get_input_embeddings().weight), path, KEY)
     limit = min(tokenizer.model_max_length or NO_LIMIT, most_tokens(model))
     tokenizer.model_max_length = limit if limit < NO_LIMIT else UNKNOWN_LIMIT
     if getattr(model, "pooler", None) is not None:

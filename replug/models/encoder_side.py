@@ -10,21 +10,23 @@ a Thai text, which writes no word apart, as a single unknown token. Encoders tha
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from sentence_transformers.base.modules import Normalize
+from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from replug.config.errors import UserError
 from replug.data.store import CorpusStore, PreparedSet
-from replug.data.tokenizing import TokenIds, cut_ids
+from replug.data.tokenizing import TokenIds, ids_of_texts, reader
 from replug.models.batching import padded_length, token_budget_batches
 from replug.models.black_box_lm import require_texts
-from replug.models.encoder_files import KEY, NO_LIMIT, in_words, most_tokens
+from replug.models.encoder_files import KEY, NO_LIMIT, in_words
 from replug.models.hardware import to_device
 from replug.models.model_files import warn_once
 
@@ -35,6 +37,7 @@ WORTH_A_WORD, MOST = 0.1, 0.5  # shares of the tokens
 TEXTS = {"query": "queries", "document": "documents"}  # of a task
 LEAST_TOKENS = 1000  # of a real vocabulary: a stand-in's knows the words of its own texts alone
 NUM_TEXTS = 256  # of a corpus, evenly spread
+NUM_CHARACTERS = 2000  # of each
 
 TOKENS_PER_PASS = 32_768  # of any device: more takes memory, fewer the time of more calls
 UNKNOWN = ("[UNK]", "<unk>")
@@ -43,50 +46,39 @@ UNKNOWN = ("[UNK]", "<unk>")
 class Side:
     """Makes vectors of the texts of a `task`, "query" or "document", each behind `prompt`.
 
-    `modules` are a Transformer, a Pooling, and what follows.
+    `modules` are a Transformer, a Pooling, and what follows; `backbone` is the model of the Transformer. The others,
+    `exact_modules`, compute in float32.
     """
 
     def __init__(self, task: str, modules: Sequence[nn.Module], prompt: str) -> None:
         self.task, self.modules, self.prompt = task, list(modules), prompt
-
-    @property
-    def backbone(self) -> PreTrainedModel:
-        transformer: Any = self.modules[0]
-        return transformer.model
-
-    @property
-    def exact_modules(self) -> list[nn.Module]:
-        """Return what computes in float32, whatever the transformer does."""
-        return self.modules[1:]
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        transformer: Any = self.modules[0]
-        return transformer.tokenizer
-
-    @property
-    def token_rule(self) -> TokenIds:
-        """Return how texts become token ids, for those who make them without the encoder."""
-        rules = self.tokenizer.backend_tokenizer.to_str()
-        return TokenIds(rules, self.max_tokens, self.backbone.config.vocab_size, self.prompt)
-
-    @property
-    def most_tokens(self) -> int:
-        """Return how many tokens of a text the model can read."""
-        return most_tokens(self.backbone)
+        self.exact_modules = [module for module in self.modules if not isinstance(module, Transformer)]
+        self._first: Any = self.modules[0]
+        self.backbone: Any = getattr(self._first, "model", self._first)
 
     @property
     def max_tokens(self) -> int:
         """Return how many tokens of a text are read, its prompt included."""
-        return int(self.tokenizer.model_max_length)
+        return int(self._first.tokenizer.model_max_length)
 
     @max_tokens.setter
     def max_tokens(self, most: int) -> None:
-        self.tokenizer.model_max_length = most
+        self._first.tokenizer.model_max_length = most
+
+    @cached_property
+    def token_rule(self) -> TokenIds:
+        """Return how texts become token ids, for those who make them without the encoder."""
+        rules = self._first.tokenizer.backend_tokenizer.to_str()
+        return TokenIds(rules, self.max_tokens, self.backbone.config.vocab_size, self.prompt)
+
+    @property
+    def _reader(self) -> Tokenizer:
+        """Return a tokenizer that is not the module's: sentence-transformers changes its padding and truncation."""
+        return reader(self.token_rule)
 
     @property
     def device(self) -> torch.device:
-        return self.backbone.device
+        return next(self.backbone.parameters()).device
 
     @property
     def device_kind(self) -> str:
@@ -95,48 +87,31 @@ class Side:
 
     def describe(self, similarity: str) -> str:
         """Return the modules behind the transformer in words; cosine implies the Normalize at the end."""
-        words = [in_words(module) for module in self.modules[1:]]
+        words = [in_words(module) for module in self.exact_modules]
         return ", ".join(words[:-1] if similarity == "cosine" else words)
 
-    def token_ids(self, texts: Sequence[str], prompt: str) -> list[np.ndarray]:
-        """Return the ids of each text behind a prompt, special tokens included, cut at the token limit.
+    def token_ids(self, texts: Sequence[str], prompt: str | None = None) -> list[np.ndarray]:
+        """Return the ids of each text behind a prompt (None: the side's), special tokens included, cut at the limit.
 
         They are uint16 if those suffice for the vocabulary, else uint32.
         """
         require_texts(texts, "texts")
-        return self._tokenize(texts, prompt) if texts else []
+        rule = self.token_rule if prompt is None else replace(self.token_rule, prompt=prompt)
+        return ids_of_texts(rule, texts)
 
-    def unknown_share(self, ids: Sequence[np.ndarray]) -> float:
-        """Return the share of unknown ones among the tokens of texts, without those that the tokenizer adds."""
-        unknown, added = self._unknown_and_added()
-        if unknown is None or not ids:
+    def unknown_share(self, texts: Sequence[str]) -> float:
+        """Return the share of unknown ones among the tokens of texts; 0 for the small vocabulary of a stand-in."""
+        unknown = next((name for name in UNKNOWN if self._reader.token_to_id(name) is not None), None)
+        if unknown is None or self._reader.get_vocab_size() < LEAST_TOKENS:
             return 0.0
-        tokens = np.concatenate(ids)
-        num = int((tokens == unknown).sum())
-        num_added = np.isin(tokens, added).sum() if num else 0
-        return num / max(1, len(tokens) - int(num_added))
-
-    def _unknown_and_added(self) -> tuple[int | None, list[int]]:
-        """Return the id of an unknown token (None without one, or of a stand-in) and those that are added to a text."""
-        tokenizer = self.tokenizer
-        unknown = tokenizer.unk_token_id if len(tokenizer) >= LEAST_TOKENS else None
-        return unknown, [number for number in tokenizer.all_special_ids if number != unknown]
+        parts = [self.prompt + text[:NUM_CHARACTERS] for text in texts]
+        encodings = self._reader.encode_batch(parts, add_special_tokens=False)
+        tokens = [token for encoding in encodings for token in encoding.tokens]
+        return tokens.count(unknown) / max(1, len(tokens))
 
     def is_cut(self, text: str) -> bool:
         """Return whether only the beginning of a text, behind the prompt, is read."""
-        [ids] = self._cut_ids([self.prompt + text], self.max_tokens + 1)
-        return len(ids) > self.max_tokens
-
-    def _tokenize(self, texts: Sequence[str], prompt: str) -> list[np.ndarray]:
-        rows = self._cut_ids([prompt + text for text in texts], self.max_tokens)
-        dtype = np.uint16 if self.backbone.config.vocab_size < 2**16 else np.uint32  # as `TokenIds.dtype`
-        return [np.array(row, dtype) for row in rows]
-
-    def _cut_ids(self, texts: list[str], max_tokens: int) -> list[list[int]]:
-        def tokenize(parts: list[str]) -> list[list[int]]:
-            return self.tokenizer(parts, truncation=True, max_length=max_tokens)["input_ids"]
-
-        return cut_ids(tokenize, texts, max_tokens)
+        return bool(self._reader.encode(self.prompt + text).overflowing)
 
     def batches(self, ids: Sequence[np.ndarray], tokens_per_batch: int) -> Iterator[Sequence[int]]:
         """Yield rows of similar length; equal ones go by their content, so that the order given does not matter."""
@@ -153,7 +128,7 @@ class Side:
         """Return right-padded ids [B, T] on the device, and their mask unless no row is padded."""
         width = padded_length(max(map(len, ids)), self.max_tokens, self.device_kind)
         mask = np.arange(width) < np.array([len(row) for row in ids])[:, None]
-        padding = self.tokenizer.pad_token_id or 0  # some causal models have none; any id does behind the mask
+        padding = self._first.tokenizer.pad_token_id or 0  # some causal models have none; any id does behind the mask
         inputs = np.full(mask.shape, padding, np.int64)
         inputs[mask] = np.concatenate(ids)
         hidden = None if mask.all() else to_device(torch.from_numpy(mask.astype(np.int64)), self.device)
@@ -169,8 +144,11 @@ class Side:
         features = {"token_embeddings": hidden.float(), "attention_mask": mask}
         if left_out:
             features["prompt_length"] = left_out
-        with torch.autocast(hidden.device.type, enabled=False):
-            for module in self.modules[1:]:
+        return self._exact_vectors(features)
+
+    def _exact_vectors(self, features: Any) -> Tensor:
+        with torch.autocast(self.device.type, enabled=False):
+            for module in self.exact_modules:
                 features = module(features)
         return features["sentence_embedding"]
 
@@ -181,8 +159,8 @@ class Side:
 
     def _num_tokens(self, prompt: str) -> int:
         """Count a prompt with special tokens before it and without the one behind a text."""
-        ids = self.tokenizer(prompt)["input_ids"] if prompt else []
-        return len(ids) - (ids[-1] in self.tokenizer.all_special_ids) if ids else 0
+        encoding = self._reader.encode(prompt)
+        return len(encoding) - sum(encoding.special_tokens_mask[-1:]) if prompt else 0
 
     def require_room(self) -> None:
         """Raise UserError for a prompt that leaves no token for the text."""
@@ -195,30 +173,21 @@ class Side:
     @torch.inference_mode()
     def require_vector(self, similarity: str, path: str) -> int:
         """Return the numbers of a vector. Raises UserError for modules that do not make one of a text by itself."""
+        short, long = self.token_ids(["a", "a " * 20], "")
         try:
-            padded, alone = self._vectors_of_probe()
-        except (RuntimeError, LookupError, TypeError, AttributeError) as error:
+            [alone], [_, beside] = self.vectors([short]), self.vectors([long, short])
+        except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise UserError(
                 f"{KEY}: the modules of {path} make no vector of a text ({self.describe(similarity)}): {error}"
             ) from error
-        if padded.ndim != 2:
-            raise UserError(f"{KEY}: {path} makes {list(padded.shape)} numbers of a text; expected one vector")
-        self._require_own_vector(padded[0], alone[0], path)
-        return padded.shape[1]
-
-    def _vectors_of_probe(self) -> tuple[Tensor, Tensor]:
-        """Return vectors [1, ...] of one short text, with padding and without."""
-        ids = self._tokenize(["a"], "")
-        inputs, mask = self.pad(ids)
-        return self.forward(inputs, mask), self.forward(inputs[:, : len(ids[0])], None)
-
-    def _require_own_vector(self, padded: Tensor, alone: Tensor, path: str) -> None:
-        """Raise UserError for a model that gives a text another vector beside longer ones."""
-        if torch.cosine_similarity(padded, alone, dim=0) < 0.999:
+        if alone.ndim != 1:
+            raise UserError(f"{KEY}: {path} makes {list(alone.shape)} numbers of a text; expected one vector")
+        if not torch.equal(alone, beside) and torch.cosine_similarity(alone, beside, dim=0) < 0.999:
             raise UserError(
                 f"{KEY}: {path} holds a {type(self.backbone).__name__}, which reads padding as text, so that a vector "
                 "would depend on the other texts of its batch; expected an encoder that follows an attention mask"
             )
+        return len(alone)
 
 
 class StaticSide(Side):
@@ -232,58 +201,17 @@ class StaticSide(Side):
     """
 
     @property
-    def backbone(self) -> Any:
-        return self.modules[0]
-
-    @property
-    def tokenizer(self) -> Any:
-        return self.backbone.tokenizer
-
-    @property
-    def exact_modules(self) -> list[nn.Module]:
-        return self.modules
-
-    @property
-    def token_rule(self) -> TokenIds:
-        rules = json.loads(self.tokenizer.to_str()) | {"post_processor": None}  # it would add special tokens
-        text = json.dumps(rules, ensure_ascii=False)
-        return TokenIds(text, self.max_tokens, self.backbone.num_embeddings, self.prompt)
-
-    @property
-    def most_tokens(self) -> int:
-        return NO_LIMIT
-
-    @property
     def max_tokens(self) -> int:
-        return int((self.tokenizer.truncation or {}).get("max_length", NO_LIMIT))
+        return int((self._first.tokenizer.truncation or {}).get("max_length", NO_LIMIT))
 
     @max_tokens.setter
     def max_tokens(self, most: int) -> None:
-        self.tokenizer.enable_truncation(most)
+        self._first.tokenizer.enable_truncation(most)
 
-    @property
-    def device(self) -> torch.device:
-        return self.backbone.embedding.weight.device
-
-    def describe(self, similarity: str) -> str:
-        return ", ".join(["static", *filter(None, [super().describe(similarity)])])
-
-    def is_cut(self, text: str) -> bool:
-        return bool(self.tokenizer.encode(self.prompt + text, add_special_tokens=False).overflowing)
-
-    def _tokenize(self, texts: Sequence[str], prompt: str) -> list[np.ndarray]:
-        def tokenize(parts: list[str]) -> list[list[int]]:
-            return [row.ids for row in self.tokenizer.encode_batch_fast(parts, add_special_tokens=False)]
-
-        dtype = np.uint16 if self.backbone.num_embeddings < 2**16 else np.uint32  # as `TokenIds.dtype`
-        return [np.array(row, dtype) for row in cut_ids(tokenize, [prompt + text for text in texts], self.max_tokens)]
-
-    def _num_tokens(self, prompt: str) -> int:
-        return len(self.tokenizer.encode(prompt, add_special_tokens=False))
-
-    def _unknown_and_added(self) -> tuple[int | None, list[int]]:
-        numbers = [number for name in UNKNOWN if (number := self.tokenizer.token_to_id(name)) is not None]
-        return (numbers[0] if numbers and self.backbone.num_embeddings >= LEAST_TOKENS else None), []
+    @cached_property
+    def token_rule(self) -> TokenIds:
+        rules = _without_special_tokens(self._first.tokenizer.to_str())
+        return TokenIds(rules, self.max_tokens, self._first.num_embeddings, self.prompt)
 
     def batches(self, ids: Sequence[np.ndarray], tokens_per_batch: int) -> Iterator[Sequence[int]]:
         """Yield rows in their order, of about `TOKENS_PER_PASS` tokens: a mean does not depend on what is beside it.
@@ -307,18 +235,12 @@ class StaticSide(Side):
 
     def forward(self, input_ids: Tensor, offsets: Tensor | None, left_out: int = 0) -> Tensor:
         """Return whole vectors [B, D] for ids [T] and offsets [B]; no part of a prompt can be left out."""
-        features: Any = {"input_ids": input_ids, "offsets": offsets}
-        with torch.autocast(self.device.type, enabled=False):
-            for module in self.modules:
-                features = module(features)
-        return features["sentence_embedding"]
+        return self._exact_vectors({"input_ids": input_ids, "offsets": offsets})
 
-    def _vectors_of_probe(self) -> tuple[Tensor, Tensor]:
-        vectors = self.vectors([np.zeros(1, np.uint16)])
-        return vectors, vectors
 
-    def _require_own_vector(self, padded: Tensor, alone: Tensor, path: str) -> None:
-        """A text's vector is its own: nothing is padded."""
+@lru_cache(4)  # both sides ask, and a tokenizer's JSON is megabytes
+def _without_special_tokens(tokenizer: str) -> str:
+    return json.dumps(json.loads(tokenizer) | {"post_processor": None}, ensure_ascii=False)
 
 
 def side_of(task: str, modules: Sequence[nn.Module], prompt: str) -> Side:
@@ -341,7 +263,7 @@ def require_known(encoder: "Encoder", corpus: CorpusStore | None, queries: Seque
     if corpus is not None and corpus.url is None:  # a store gives no row before a search
         texts["document"] = corpus.embedded_texts(np.unique(np.linspace(0, len(corpus) - 1, NUM_TEXTS).astype(int)))
     for task, some in texts.items():
-        share = encoder.sides[task].unknown_share(encoder.token_ids(some, task))
+        share = encoder.sides[task].unknown_share(some)
         if share > MOST:
             raise UserError(
                 f"retriever.path: the tokenizer of {path} does not know {share:.0%} of the tokens of "

@@ -4,11 +4,12 @@ A torch whose CUDA is newer than the driver says nothing: it finds no GPU, and e
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from threading import Barrier
+from typing import TypeVar
 
 import psutil
 import torch
@@ -19,6 +20,8 @@ from replug.config.errors import UserError
 DRIVER, DEVICES = Path("/proc/driver/nvidia/version"), Path("/dev")
 HIDDEN = ("", "-1", "NoDevFiles")  # in CUDA_VISIBLE_DEVICES
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -124,18 +127,16 @@ def available_memory() -> int:
     return free
 
 
-def one_per_thread(run: Callable[[int], None], count: int) -> None:
-    """Run batches 0 to count - 1 side by side, each on one thread.
+def one_per_thread(compute: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Return what each item gives, in order; they are computed side by side, each on one thread.
 
     Threads that share one batch wait for each other after every operation. That costs a little on an idle machine,
     and most of the time where another process holds a core.
     """
     threads = torch.get_num_threads()
-    if threads == 1 or count == 1:
-        for batch in range(count):
-            run(batch)
-    else:
-        list(_single_threads(threads).map(run, range(count)))
+    if threads == 1 or len(items) == 1:
+        return [compute(item) for item in items]
+    return list(_single_threads(threads).map(compute, items))
 
 
 @cache

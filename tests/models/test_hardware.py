@@ -37,20 +37,26 @@ def test_gpus_that_torch_cannot_use_are_told_with_its_version_and_the_fix(driver
     with pytest.raises(UserError, match=r"torch .* with CUDA .*docs/clusters\.md") as caught:
         check_gpus()
     assert str(caught.value).endswith("hide the GPUs: CUDA_VISIBLE_DEVICES= replug ...")
+    assert cuda().state is State.wrong
 
 
-@pytest.mark.parametrize(("has_driver", "devices"), [(False, ("nvidia0",)), (True, ()), (True, ("nvidiactl",))])
-def test_a_machine_without_a_driver_or_a_device_runs_on_the_cpu(driver, has_driver, devices):
+@pytest.mark.parametrize(
+    ("has_driver", "devices", "visible"),
+    [
+        (False, ("nvidia0",), None),
+        (True, (), None),
+        (True, ("nvidiactl",), None),
+        *((True, ("nvidia0",), hidden) for hidden in ("", "-1", "NoDevFiles")),
+    ],
+)
+def test_a_machine_without_a_driver_or_a_device_or_with_hidden_ones_runs_on_the_cpu(
+    driver, monkeypatch, has_driver, devices, visible
+):
     driver(has_driver, devices)
-    assert unusable_gpus() is None and default_device().type == "cpu"
-
-
-@pytest.mark.parametrize("hidden", ["", "-1", "NoDevFiles"])
-def test_gpus_that_are_hidden_on_purpose_are_not_missed(driver, monkeypatch, hidden):
-    driver()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     check_gpus()
-    assert default_device().type == "cpu"
+    assert unusable_gpus() is None and default_device().type == "cpu"
 
 
 def test_no_command_begins_beside_gpus_that_torch_cannot_use(driver, debug_config: Config, tmp_path):
@@ -60,9 +66,3 @@ def test_no_command_begins_beside_gpus_that_torch_cannot_use(driver, debug_confi
         with pytest.raises(UserError, match="GPUs are here"):
             command(debug_config)
     assert not (tmp_path / "run").exists()
-
-
-def test_the_doctor_finds_them_wrong(driver):
-    driver()
-    found = cuda()
-    assert found.state is State.wrong and "GPUs are here" in found.found

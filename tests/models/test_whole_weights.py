@@ -14,8 +14,6 @@ from sentence_transformers import SentenceTransformer
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
-    BartConfig,
-    BartModel,
     BertForPreTraining,
     BertForSequenceClassification,
     DPRContextEncoder,
@@ -35,8 +33,7 @@ from replug.models.encoder import Encoder
 from replug.models.local.hf_lm import HuggingFaceLM, HuggingFaceSource
 from replug.models.model_files import load_lm_tokenizer, load_tokenizer
 from replug.models.packaged import write_stand_in_encoder
-from tests.support.dpr_folders import write_dpr
-from tests.support.encoder_folders import ARCHITECTURES, SMALL, write_chain, write_encoder, write_json
+from tests.support.encoder_folders import ARCHITECTURES, write_chain, write_dpr, write_encoder, write_json
 from tests.support.tiny_lms import VOCABULARY, write_gpt2, write_llama, write_tokenizer
 
 Weights = dict[str, torch.Tensor]
@@ -119,28 +116,6 @@ def test_weights_that_are_not_the_models_are_refused_by_name(loader: str, damage
     rewrite(tmp_path, change)
     with pytest.raises(UserError, match=f"path: .*{message}"):
         load(str(tmp_path))
-
-
-CONFIGS = {
-    "more layers": (9, "which would be drawn at random"),
-    "a text": ("2", r"(expected int, got str|cannot load)"),
-    "none": (0, "which .* has no use for"),
-}
-
-
-@pytest.mark.parametrize("what", CONFIGS)
-@pytest.mark.parametrize("loader", ["gpt2", "bert"])
-def test_a_config_of_other_layers_than_the_weights_is_one_line(loader: str, what: str, tmp_path: Path) -> None:
-    write, load = LOADERS[loader]
-    layers, message = CONFIGS[what]
-    write(tmp_path)
-    file = tmp_path / "config.json"
-    config = json.loads(file.read_text())
-    name = "n_layer" if "n_layer" in config else "num_hidden_layers"
-    file.write_text(json.dumps(config | {name: layers}))
-    with pytest.raises(UserError, match=message) as refusal:
-        load(str(tmp_path))
-    assert "\n" not in str(refusal.value)
 
 
 def rewrite(folder: Path, change: Callable[[Weights], Weights]) -> None:
@@ -255,15 +230,6 @@ def test_an_adapter_beside_weights_is_refused_whether_or_not_peft_is_installed(
     write_json(tmp_path / "adapter_config.json", {"peft_type": "LORA"})
     with pytest.raises(UserError, match=r"path: .* holds an adapter .*merge it into them"):
         load(str(tmp_path))
-
-
-def test_an_encoder_that_has_a_decoder_is_refused(tmp_path: Path) -> None:
-    write_encoder(tmp_path, "bert")
-    sizes = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
-    sizes |= {"encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "d_model": 16, "vocab_size": SMALL["vocab_size"]}
-    BartModel(BartConfig(**sizes)).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="holds a BartModel; expected an encoder of text alone"):
-        Encoder(str(tmp_path))
 
 
 @pytest.mark.parametrize(

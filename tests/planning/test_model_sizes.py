@@ -7,7 +7,6 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.schema import RetrieverConfig
 from replug.models.encoder import Encoder
-from replug.models.encoder_files import DocumentEncoder
 from replug.planning import model_sizes
 from replug.planning.model_sizes import encoder_size, lm_size, retriever_size
 from tests.support.encoder_folders import WIDTH, write_chain, write_encoder, write_static
@@ -95,7 +94,7 @@ def test_a_static_encoder_has_a_row_for_each_token(tmp_path: Path) -> None:
 
 def test_tuned_queries_count_with_the_encoder_of_their_documents(tmp_path: Path, folder: Path) -> None:
     queries = tmp_path / "run/retriever"
-    Encoder(str(folder)).save(queries, DocumentEncoder(str(folder), "sum"))
+    Encoder(str(folder)).save(queries, {"path": str(folder), "sha256": "sum"})
     alone = encoder_size(str(folder)).parameters
     for path in (queries, tmp_path / "run"):
         assert retriever_size(RetrieverConfig(path=str(path))).parameters == 2 * alone

@@ -11,7 +11,7 @@ from replug.config.choices import TrainedSide
 from replug.config.schema import RetrieverConfig
 from replug.models.encoder import Encoder
 from replug.train.trained_weights import save_retriever
-from tests.support.dpr_folders import write_dpr_pair
+from tests.support.encoder_folders import write_dpr_pair
 from tests.support.serving import TEXTS, ask, service_of
 from tests.support.small_index import write_small_index
 

@@ -13,10 +13,14 @@ from tokenizers.processors import TemplateProcessing
 from transformers import (
     AlbertConfig,
     AlbertModel,
+    AutoTokenizer,
     BertConfig,
     BertModel,
     DistilBertConfig,
     DistilBertModel,
+    DPRConfig,
+    DPRContextEncoder,
+    DPRQuestionEncoder,
     ElectraConfig,
     ElectraModel,
     Gemma3TextConfig,
@@ -39,6 +43,8 @@ from transformers import (
     XLMRobertaConfig,
     XLMRobertaModel,
 )
+
+from replug.models.packaged import write_stand_in_encoder
 
 WIDTH = 16
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # the padding is 1, as RoBERTa's kin have it
@@ -158,3 +164,28 @@ def _tokenizer(template: str, padding_side: str) -> PreTrainedTokenizerFast:
         model_max_length=32,
         padding_side=padding_side,
     )
+
+
+def write_dpr(folder: Path, kind: type[PreTrainedModel], seed: int, projection_dim: int = 0) -> Path:
+    """One of DPR's models with the words of the stand-in."""
+    write_stand_in_encoder(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = DPRConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+        projection_dim=projection_dim,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        kind(config).save_pretrained(folder)
+    return folder
+
+
+def write_dpr_pair(folder: Path) -> tuple[Path, Path]:
+    """Encoders of documents and of questions."""
+    return write_dpr(folder / "ctx", DPRContextEncoder, 1), write_dpr(folder / "question", DPRQuestionEncoder, 2)

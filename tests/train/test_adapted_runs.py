@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
-from replug.models.encoder import Encoder
-from replug.models.lora import ADAPTER
+from replug.models.encoder import ADAPTER, Encoder
 from tests.support.command_line import CommandLine, arguments
 from tests.support.runs import heldout_bits, metrics, what_must_be_equal
 

@@ -27,7 +27,6 @@ from sentence_transformers import SentenceTransformer
 from replug import BlackBoxLM, Encoder, EncoderRetriever, LSRTrainer, StandInLM, UserError
 from replug.config.load import inputs_of
 from replug.data.sources.built_in_texts import example_rows
-from replug.models.encoder_files import DocumentEncoder
 from replug.models.packaged import resolve_encoder_path
 from replug.models.preparing import prepared_set
 from replug.train.run import _Run  # before the state is noted: imports change it too
@@ -224,7 +223,7 @@ def test_rows_are_replaced_until_something_was_made_from_them(tmp_path: Path) ->
 def test_a_model_of_queries_alone_is_refused_as_an_object_which_lacks_its_documents_encoder(tmp_path: Path) -> None:
     folder = tmp_path / "tuned"
     encoder = Encoder("stand_in")
-    encoder.save(folder, DocumentEncoder("stand_in", encoder.documents_sha256()))
+    encoder.save(folder, {"path": "stand_in", "sha256": encoder.documents_sha256()})
     tuned = SentenceTransformer(str(folder))
     with pytest.raises(UserError, match="encodes queries alone; expected that path as the retriever"):
         LSRTrainer(tuned, "stand_in", source=["a text"])
