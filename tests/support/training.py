@@ -18,7 +18,6 @@ from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate, prompts_of
-from replug.train.fitting import lsr_module
 from replug.train.module import Batches, LSRModule
 from replug.train.pipeline import BatchPipeline
 from replug.train.step_metrics import StepClock
@@ -86,7 +85,8 @@ def pipeline_for(
 def made_module(config: Config, data: PreparedSet, batches: Batches | None = None) -> LSRModule:
     """The module that a training makes. Its batches may be set later: they may need its weights."""
     encoder = load_encoder(config.retriever, dims=config.index.dims)
-    return lsr_module(config, encoder, data, cast(Batches, batches), prepare_encoder(config, encoder, data.corpus))
+    frozen = prepare_encoder(config, encoder, data.corpus)
+    return LSRModule(config, encoder, cast(Batches, batches), data.queries, data.corpus, frozen)
 
 
 def module_given(config: Config, data: PreparedSet, batch: ScoredBatch | None = None, **sections: dict) -> LSRModule:

@@ -3,14 +3,12 @@
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from replug.config.errors import Interrupted, NotFiniteError, RunError
 from replug.data.datamodule import Position
-from replug.train.callbacks import entropy_share, half_entropy_temperature, temperature_warning
-from replug.train.checkpoints import Checkpointer
+from replug.train.callbacks import Checkpointer, entropy_share, half_entropy_temperature, temperature_warning
 from replug.train.step_metrics import StepClock
 
 
@@ -84,7 +82,7 @@ def test_on_a_full_disk_the_checkpoint_that_counts_is_named(capsys):
     assert "step 8 is not saved, step 4 is: step-8.partial cannot be written" in capsys.readouterr().err
 
 
-SCORES = np.random.default_rng(0).normal(size=(6, 10))
+SCORES = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(("temperature", "shape"), [(1e4, "nearly uniform"), (1e-4, "nearly one-hot")])
@@ -95,4 +93,4 @@ def test_a_warning_names_the_distribution_the_key_its_value_and_one_of_half_the_
     assert temperature_warning("Q", "loss.beta", SCORES, better) is None
     text = temperature_warning("Q", "loss.beta", SCORES, temperature)
     assert text.startswith(f"Q is {shape} at loss.beta={temperature:g}: ") and f"loss.beta={better:.2g}" in text
-    assert half_entropy_temperature(np.repeat([[1.0], [-3.0]], 4, axis=1)) is None  # equal scores
+    assert half_entropy_temperature(torch.tensor([[1.0] * 4, [-3.0] * 4])) is None  # equal scores

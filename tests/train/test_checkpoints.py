@@ -13,7 +13,7 @@ from replug.config.errors import RunError, UserError
 from replug.data.files import file_sha256
 from replug.data.folder import read_mark, write_mark
 from replug.index_workers.version_store import VersionStore
-from replug.train.checkpoints import CheckpointWriter
+from replug.train.callbacks import CheckpointWriter
 from replug.train.run_dir import CheckpointMark, RunDirectory
 from tests.support.command_line import arguments
 from tests.support.index_versions import begin, write_corpus

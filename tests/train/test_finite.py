@@ -18,7 +18,8 @@ from tests.support.training import InlineLM, pipeline_for
 
 def test_a_loss_that_is_not_finite_is_named_with_its_text_and_its_documents(module, data, scored):
     whole = module.similarities
-    module.similarities = lambda batch: whole(batch).index_put((torch.tensor([2]),), torch.tensor(torch.nan))
+    bad = torch.tensor([2]), torch.tensor(torch.nan)
+    module.similarities = lambda batch: [(whole(batch)[0][0].index_put((bad[0],), bad[1]), None)]
     text = data.queries.examples(scored.retrieved.query_rows[[2]])[0].id
     documents = ", ".join(document.id for document in data.corpus.documents(scored.retrieved.doc_rows[2]))
     expected = rf"^step 0: the loss of 1 of 4 texts is not finite \(nan\): {text}; documents of the first: {documents};"

@@ -35,7 +35,7 @@ def test_every_weight_that_should_move_has_moved_after_one_step(module, scored):
 
 
 def test_similarities_equal_one_by_one_encoding(module, scored):
-    fresh = module.similarities(scored.retrieved).detach().numpy()  # the index was made by the same weights
+    fresh = module.similarities(scored.retrieved)[0][0].detach().numpy()  # the index was made by the same weights
     np.testing.assert_allclose(fresh, scored.retrieved.similarities, atol=1e-5)
 
 
@@ -59,7 +59,7 @@ def test_a_gradient_added_up_over_parts_or_computed_again_is_that_of_the_whole_b
 
 def test_the_loss_is_that_of_the_formula(module, scored):
     log_q = log_likelihood(torch.tensor(scored.sum_logprobs / scored.num_tokens[:, None]).float(), 0.5)
-    log_p = log_likelihood(module.similarities(scored.retrieved).detach(), 0.02)
+    log_p = log_likelihood(module.similarities(scored.retrieved)[0][0].detach(), 0.02)
     expected = text_losses(log_q, log_p, "kl_lm_retriever").mean()
     torch.testing.assert_close(one_step(module).detach(), expected)
 
@@ -105,7 +105,7 @@ def loss_of(module: LSRModule) -> float:
 def test_the_contrastive_term_and_the_batchs_other_documents_add_their_part_to_the_loss(debug_config, data):
     keys = [{}, {"contrastive": 0.5}, {"contrastive": 0.5, "in_batch": True}]
     plain, contrastive, in_batch = (loss_of(module_given(debug_config, data, loss=of)) for of in keys)
-    similarities = module_given(debug_config, data).similarities(batch_of().retrieved).detach()
+    similarities = module_given(debug_config, data).similarities(batch_of().retrieved)[0][0].detach()
     log_p, best = log_likelihood(similarities, debug_config.loss.gamma), torch.tensor([2, 1])
     assert contrastive == pytest.approx(plain - 0.5 * float(log_p[torch.arange(2), best].mean()), rel=1e-5)
     assert in_batch > contrastive  # two more documents stand against each text's best

@@ -24,7 +24,7 @@ def test_the_loss_is_that_of_float32_to_the_last_bit(module, scored):
     module.encoder.encode_with_gradient = encode
     module.log_dict = lambda *args, **kwargs: None
     log_q = log_likelihood(torch.tensor(scored.sum_logprobs / scored.num_tokens[:, None]).float(), 0.5)
-    log_p = log_likelihood(module.similarities(scored.retrieved), 0.02)
+    log_p = log_likelihood(module.similarities(scored.retrieved)[0][0], 0.02)
     with autocast():
         loss = module.training_step(Position(0), 0)
     assert loss.dtype == torch.float32
