@@ -145,30 +145,22 @@ class BatchPipeline:
         vectors = self._encode([example.query for example in examples])
         require_finite_vectors(vectors, [example.id for example in examples])
         exclude = [example.source for example in examples] if self._exclude_own_source else None
-        given = (step, query_step, index, rows, vectors, exclude, self._last_search)
-        self._last_search = self._executor.submit(self._retrieve, *given)
+        previous = self._last_search
+
+        def search() -> RetrievedBatch:
+            """Search, unless the previous search failed: the run ends at its step, and each may take minutes."""
+            if previous is not None:
+                previous.result()
+            found = self._search(index.version, vectors, self._k, exclude)
+            seen = (step, query_step, found.index_version, index.step)
+            return RetrievedBatch(*seen, rows, found.doc_rows, found.similarities)
+
+        self._last_search = self._executor.submit(search)
         return self._submitted(self._last_search)
 
     def _submitted(self, search: Future[RetrievedBatch]) -> _InFlight:
         """Ask the LM after the search. If that fails, the documents are known and a checkpoint keeps them."""
         return search, self._executor.submit(lambda: self._ask(search.result()))
-
-    def _retrieve(
-        self,
-        step: int,
-        query_step: int,
-        index: IndexState,
-        rows: np.ndarray,
-        vectors: np.ndarray,
-        exclude: Sequence[str | None] | None,
-        previous: Future[RetrievedBatch] | None,
-    ) -> RetrievedBatch:
-        """Search, unless the previous search failed: the run ends at its step, and each search may take minutes."""
-        if previous is not None:
-            previous.result()
-        found = self._search(index.version, vectors, self._k, exclude)
-        seen = (step, query_step, found.index_version, index.step)
-        return RetrievedBatch(*seen, rows, found.doc_rows, found.similarities)
 
     def _ask(self, batch: RetrievedBatch) -> Scores:
         """Put the whole batch to the LM in one call, so that the pool can put pairs of similar length together."""

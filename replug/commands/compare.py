@@ -49,7 +49,7 @@ def compare(
     from replug.evals.tables import print_blocks, reading_line
     from replug.messages import quiet_transformers
     from replug.train.evaluation import QUESTION, QUESTIONS
-    from replug.train.verdict import EXIT_STATUSES, MRR, verdict_of
+    from replug.train.report import EXIT_STATUSES, MRR, verdict_of
 
     if json_file is not None:
         require_folder("--json", json_file.absolute().parent)

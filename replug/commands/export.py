@@ -83,7 +83,7 @@ def export(
 
 
 def _require_unharmed(results: dict[str, Any] | None) -> None:
-    from replug.train.verdict import HARMED, verdict_of
+    from replug.train.report import HARMED, verdict_of
 
     if results and (verdict := verdict_of(results)) and verdict["verdict"] == HARMED:
         raise UserError(f"{verdict['sentence']} {verdict['more'][-1]} Give --harmed to export it all the same")

@@ -14,7 +14,8 @@ from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.data.folder import read_mark, write_mark
 from replug.train import run_dir
-from replug.train.run import train, write_results
+from replug.train.report import write_report
+from replug.train.run import train
 from replug.train.run_dir import RunDirectory, describe_environment, provenance_lines
 from tests.support.command_line import BASE, ROOT, STEPS, CommandLine, arguments
 
@@ -80,7 +81,7 @@ def test_the_report_keeps_the_picture_of_its_run_whatever_is_measured_again(copi
     picture = json.loads(copied.document_weights.read_text())
     other = picture | {"id": "another text"}  # as `replug evaluate` leaves it
     (copied.evaluation / "language_modelling/document_weights.json").write_text(json.dumps(other))
-    write_results(copied)
+    write_report(copied)
     assert f"on text {picture['id']}," in copied.report.read_text()
     assert "another text" not in copied.report.read_text()
 

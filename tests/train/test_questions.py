@@ -31,8 +31,8 @@ from replug.train.questions import (
     say_how_far,
     training_questions,
 )
+from replug.train.report import verdict_of
 from replug.train.run_dir import RunDirectory
-from replug.train.verdict import verdict_of
 from replug.train.written_questions import write_questions
 from tests.support.command_line import ROOT, start_process, wait_for
 from tests.support.made_once import made_once

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from replug.train.verdict import HARMED, HELPED, NOT_SHOWN, verdict_of
+from replug.train.report import HARMED, HELPED, NOT_SHOWN, verdict_of
 
 
 def results(value: float, low: float, high: float, step: int = 30, **more: Any) -> dict[str, Any]:
