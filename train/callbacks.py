@@ -73,12 +73,14 @@ def require_callbacks(callbacks: Sequence[pl.Callback]) -> None:
 def require_measured(callbacks: Sequence[pl.Callback], has_dev: bool, has_questions: bool) -> None:
     """Raise UserError for an `EarlyStopping` whose metric is not measured while training."""
     for callback in callbacks:
-        if isinstance(callback, EarlyStopping) and has_questions and callback.monitor == "dev/bpb":
+        if not isinstance(callback, EarlyStopping):
+            continue
+        if has_questions and callback.monitor == "dev/bpb":
             raise UserError(
                 "callbacks: EarlyStopping looks at dev/bpb, and questions are measured in place of development texts; "
                 "expected dev/mrr with mode='max', or data.questions=null"
             )
-        if isinstance(callback, EarlyStopping) and not (has_dev or has_questions):
+        if not (has_dev or has_questions):
             raise UserError(
                 "callbacks: EarlyStopping looks at its metric where development texts or questions were measured, and "
                 "this run has none; set data.questions, data.num_dev or data.dev, or leave it out"

@@ -85,33 +85,30 @@ def label(config: Config, out: Path, index: Path | None = None, stages: Stages |
     for problem in labelling_problems(config):
         raise UserError(problem)
     check_gpus()
+    index, scores, stages = index or out / "index", out / "scores.sqlite", stages or Stages()
     with sole_writer(out):
-        return _label(config, out, index or out / "index", stages or Stages())
-
-
-def _label(config: Config, out: Path, index: Path, stages: Stages) -> Labels:
-    source = lm_source(config.lm, out / "lm_spent.json", out / "scores.sqlite")
-    data = prepared_set(config, RunDirectory(Path(config.run_dir).expanduser()).data)
-    check_data(config, data, source)
-    encoder = load_encoder(config.retriever, dims=config.index.dims)
-    require_store_of(data.corpus, encoder)
-    require_known(encoder, data.corpus, query_sample(data), str(config.retriever.path))
-    folder = labels_folder(out)
-    origin = asdict(label_origin(config, data, source.identity, encoder))
-    folder.claim(origin, may_change=() if any(out.glob("*.parquet")) else origin)
-    if folder.is_finished:
-        log.info(f"{out} holds these labels already")
-        return Labels(out)
-    interruption, scores = Interruption(), out / "scores.sqlite"
-    with start_workers(config, ("index",), source, data, index, scores, interruption) as (laid_out, workers):
-        with stages.stage(INDEX):
-            build_version(laid_out, encoder, data, workers.index, IndexState(0, 0))
-        with stages.stage(LABELS):
-            _write_labels(laid_out, data, out, workers, encoder, interruption.check)
-        counts = workers.lm.metrics()
-        log.info(f"{counts['misses']:,.0f} pairs were scored, {counts['hits']:,.0f} were found in the cache")
-    counts = {"queries": len(data.queries), "dev": len(data.dev) if data.dev is not None else 0}
-    folder.finish([f"{split}.parquet" for split, count in counts.items() if count], {"counts": counts})
+        source = lm_source(config.lm, out / "lm_spent.json", scores)
+        data = prepared_set(config, RunDirectory(Path(config.run_dir).expanduser()).data)
+        check_data(config, data, source)
+        encoder = load_encoder(config.retriever, dims=config.index.dims)
+        require_store_of(data.corpus, encoder)
+        require_known(encoder, data.corpus, query_sample(data), str(config.retriever.path))
+        folder = labels_folder(out)
+        origin = asdict(label_origin(config, data, source.identity, encoder))
+        folder.claim(origin, may_change=() if any(out.glob("*.parquet")) else origin)
+        if folder.is_finished:
+            log.info(f"{out} holds these labels already")
+            return Labels(out)
+        interruption = Interruption()
+        with start_workers(config, ("index",), source, data, index, scores, interruption) as (laid_out, workers):
+            with stages.stage(INDEX):
+                build_version(laid_out, encoder, data, workers.index, IndexState(0, 0))
+            with stages.stage(LABELS):
+                _write_labels(laid_out, data, out, workers, encoder, interruption.check)
+            counts = workers.lm.metrics()
+            log.info(f"{counts['misses']:,.0f} pairs were scored, {counts['hits']:,.0f} were found in the cache")
+        counts = {"queries": len(data.queries), "dev": len(data.dev) if data.dev is not None else 0}
+        folder.finish([f"{split}.parquet" for split, count in counts.items() if count], {"counts": counts})
     return Labels(out)
 
 
