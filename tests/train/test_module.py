@@ -1,19 +1,21 @@
-"""One LSR step on a real (tiny) encoder: the weights that move, the loss, and refusals."""
+"""One LSR step on a real (tiny) encoder: the weights that move, the loss, its precision, chunks, and refusals."""
 
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from replug.config.errors import RunError
+from replug.config.errors import NotFiniteError, RunError
 from replug.config.schema import Config, TrainConfig
 from replug.data.datamodule import Position
 from replug.data.store import PreparedSet
 from replug.index_workers.build_plan import IndexState
+from replug.models import batching
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.encoder import first_numbers
 from replug.train.loss import log_likelihood, text_losses
-from replug.train.module import LSRModule, learning_rate_factor
-from tests.support.training import InlineLM, batch_of, encoded_queries, module_given, pipeline_for
+from replug.train.module import LSRModule, inner_products, learning_rate_factor
+from tests.support.training import Given, InlineLM, batch_of, encoded_queries, module_given, pipeline_for
 
 
 def one_step(module: LSRModule) -> torch.Tensor:
@@ -136,3 +138,154 @@ def test_without_prefixes_loss_and_queries_are_of_the_dimensions_of_the_index(de
     vectors = encoded_queries(module, ["mida furo"])
     whole = encoded_queries(at_prefixes(debug_config, data, []), ["mida furo"])[:, :8]
     np.testing.assert_allclose(vectors, whole / np.linalg.norm(whole), rtol=1e-6)
+
+
+# Numbers that are not finite -------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_is_named_with_its_text_and_its_documents(module, data, scored):
+    whole = module.similarities
+    bad = torch.tensor([2]), torch.tensor(torch.nan)
+    module.similarities = lambda batch: [(whole(batch)[0][0].index_put((bad[0],), bad[1]), None)]
+    text = data.queries.examples(scored.retrieved.query_rows[[2]])[0].id
+    documents = ", ".join(document.id for document in data.corpus.documents(scored.retrieved.doc_rows[2]))
+    expected = rf"^step 0: the loss of 1 of 4 texts is not finite \(nan\): {text}; documents of the first: {documents};"
+    module.training_step(Position(0), 0).backward()
+    with pytest.raises(NotFiniteError, match=expected):
+        module.on_after_backward()
+
+
+def test_a_gradient_that_is_not_finite_is_named_with_the_texts_of_its_batch(module, data, scored):
+    loss = module.training_step(Position(0), 0)
+    loss.backward()
+    optimizer = module.configure_optimizers()["optimizer"]
+    module.on_before_optimizer_step(optimizer)
+    weight = next(weight for weight in module.encoder.parameters() if weight.grad is not None)
+    weight.grad.view(-1)[-1] = torch.inf
+    texts = ", ".join(example.id for example in data.queries.examples(scored.retrieved.query_rows))
+    with pytest.raises(NotFiniteError, match=rf"^step 0: the gradient is not finite; its texts are {texts};"):
+        module.on_before_optimizer_step(optimizer)
+
+
+def test_query_vectors_that_are_not_finite_are_named_before_they_are_searched(module, data):
+    def search(*given):
+        raise AssertionError("searched")
+
+    pipeline = pipeline_for(module, data, InlineLM(), search=search)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.fill_(torch.nan)
+    with pytest.raises(NotFiniteError, match=r"vectors of 4 of 4 texts are not finite, first [^,]+, [^,]+, [^,]+:"):
+        pipeline.advance(0, IndexState(0, 0))
+
+
+# Under the trainer's autocast only the backbone computes in bfloat16 ---------------------------------------
+
+
+def autocast() -> torch.autocast:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def test_the_loss_is_that_of_float32_to_the_last_bit(module, scored):
+    def encode(ids, task="document"):
+        """Give random unit vectors, the same with and without autocast."""
+        vectors = torch.randn(len(ids), 768, generator=torch.Generator().manual_seed(len(ids)))
+        return torch.nn.functional.normalize(vectors, dim=-1).requires_grad_()
+
+    module.encoder.encode_with_gradient = encode
+    module.log_dict = lambda *args, **kwargs: None
+    log_q = log_likelihood(torch.tensor(scored.sum_logprobs / scored.num_tokens[:, None]).float(), 0.5)
+    log_p = log_likelihood(module.similarities(scored.retrieved)[0][0], 0.02)
+    with autocast():
+        loss = module.training_step(Position(0), 0)
+    assert loss.dtype == torch.float32
+    assert loss.item() == text_losses(log_q, log_p, "kl_lm_retriever").mean().item()
+
+
+def test_queries_are_encoded_in_bfloat16_only_where_train_precision_says_so(module, data):
+    texts = [example.context for example in data.queries.examples(range(20))]
+    exact, rounded = encoded_queries(module, texts), encoded_queries(module, texts, autocast=True)
+    assert rounded.dtype == np.float32 and not np.array_equal(rounded, exact)
+    assert (rounded * exact).sum(1) == pytest.approx(np.ones(20), abs=1e-3)
+    assert np.array_equal(encoded_queries(module, texts, autocast=True), rounded)
+    with autocast():
+        assert np.array_equal(encoded_queries(module, texts), exact)
+        assert np.array_equal(encoded_queries(module, texts[:1]), exact[:1])
+
+
+def test_inner_products_are_float32_under_the_autocast_of_a_gpu():
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    torch.set_autocast_enabled("cuda", True)  # `torch.autocast` refuses to where there is no GPU
+    try:
+        with FakeTensorMode():
+            queries, documents = torch.empty(2, 8, device="cuda"), torch.empty(2, 3, 8, device="cuda")
+            assert torch.einsum("bd,bkd->bk", queries, documents).dtype == torch.bfloat16, "this is what autocast does"
+            assert inner_products(queries, documents).dtype == torch.float32
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+# Chunks of a step: the whole batch's gradient, the activations of one chunk at a time ----------------------
+
+
+CHUNK = 64  # padded tokens, of which the step has hundreds
+
+
+@pytest.fixture
+def make(debug_config: Config, data: PreparedSet):
+    def make(chunk_tokens: int | None, dropout: bool = False, **loss: object) -> LSRModule:
+        torch.manual_seed(0)
+        sections = {"retriever": {"dropout": dropout}, "train": {"chunk_tokens": chunk_tokens}, "loss": loss}
+        module = module_given(debug_config, data, **sections)
+        pipeline = pipeline_for(module, data, InlineLM())
+        pipeline.advance(0, IndexState(0, 0))
+        module.batches = Given(pipeline.take(0))
+        return module
+
+    return make
+
+
+def chunk_step(module: LSRModule) -> tuple[float, dict[str, torch.Tensor]]:
+    loss = module.training_step(Position(0), 0)
+    loss.backward()
+    gradients = {name: weight.grad for name, weight in module.encoder.named_parameters() if weight.grad is not None}
+    return float(loss.detach()), gradients
+
+
+@pytest.mark.parametrize("lever", [{}, {"contrastive": 0.5, "in_batch": True}])
+def test_the_gradient_is_that_of_the_whole_batch(make, lever: dict[str, object]) -> None:
+    (loss, whole), (in_chunks, chunked) = chunk_step(make(None, **lever)), chunk_step(make(CHUNK, **lever))
+    assert in_chunks == pytest.approx(loss, rel=1e-6)
+    largest = max(float(values.abs().max()) for values in whole.values())
+    assert chunked.keys() == whole.keys()
+    for name, values in whole.items():
+        torch.testing.assert_close(chunked[name], values, rtol=1e-4, atol=1e-6 * largest)
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_recomputed_passes_have_the_same_bits_and_the_same_dropout(make, monkeypatch, dropout: bool) -> None:
+    """Against passes of the same texts, whose activations are kept."""
+    loss, chunked = chunk_step(make(CHUNK, dropout))
+    monkeypatch.setitem(batching.ENCODER_TOKENS_WITH_GRADIENT, "cpu", CHUNK)
+    kept_loss, kept = chunk_step(make(None, dropout))
+    assert loss == kept_loss
+    assert all(torch.equal(chunked[name], values) for name, values in kept.items())
+
+
+def kept_bytes(module: LSRModule) -> int:
+    """Bytes that the forward pass keeps for the backward pass, without weights."""
+    weights = {weight.data_ptr() for weight in module.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in weights:
+            kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        module.training_step(Position(0), 0)
+    return sum(kept.values())
+
+
+def test_the_forward_pass_keeps_vectors_and_no_activations(make) -> None:
+    assert kept_bytes(make(CHUNK)) < kept_bytes(make(None)) / 5
