@@ -156,7 +156,7 @@ class OwnSettings(pl.Callback):
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time; a context, which waits for the last one. `newest_step` is the newest marked."""
+    """Writes one checkpoint at a time. `newest_step` is the newest that is marked."""
 
     def __init__(self, run: RunDirectory, keep_last: int, newest_step: int) -> None:
         self._run, self._keep, self.newest_step = run, keep_last, newest_step
@@ -186,10 +186,8 @@ class CheckpointWriter:
         """Return the index versions that the checkpoints need."""
         return set().union(*(mark.versions for mark in self._run.checkpoint_marks()))
 
-    def __enter__(self) -> "CheckpointWriter":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Wait for the checkpoint under way, whatever becomes of it."""
         self._thread.shutdown(wait=True)
 
     def _write(self, step: int, state: dict[str, Any], versions: set[int]) -> None:

@@ -8,7 +8,7 @@ import os
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -84,7 +84,7 @@ class Fit:
         Raises Interrupted where a signal asked for it, RunError where the run cannot go on; both have saved the step.
         """
         done = self.newest.step if self.newest else 0
-        with CheckpointWriter(self._run, KEPT_CHECKPOINTS, done) as writer:
+        with closing(CheckpointWriter(self._run, KEPT_CHECKPOINTS, done)) as writer:
             channel = BatchChannel(source) if others and others.environment.world_size() > 1 else None
             trainer = self._trainer(source, check, others, writer, channel)
             parts = (self._queries, self._data.corpus, self.frozen)

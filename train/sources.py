@@ -163,14 +163,12 @@ class LiveBatches(BatchSource):
         self._pipeline = BatchPipeline(
             QuerySampler(len(data.queries), config.train.batch_size, config.seed),
             data,
+            config.retrieve,
+            config.train,
             encode=self._encode,
             search=workers.index.search,
             executor=self._executor,
-            k=config.retrieve.k,
-            exclude_own_source=config.retrieve.exclude_own_source,
             score=workers.submit_examples,
-            depth=config.train.pipeline_depth,
-            max_steps=config.train.max_steps,
             clock=clock,
             check=check,
         )

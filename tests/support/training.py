@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from replug.cluster.background import InlineExecutor
-from replug.config.schema import Config
+from replug.config.schema import Config, RetrieveConfig, TrainConfig
 from replug.data.records import RetrievedBatch, ScoredBatch, SearchResult
 from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet
@@ -69,13 +69,12 @@ def pipeline_for(
     pipeline = BatchPipeline(
         QuerySampler(len(data.queries), 4, 0),
         data,
+        RetrieveConfig(k=5),
+        TrainConfig(max_steps=steps, pipeline_depth=depth),
         encode=partial(encoded_queries, module),
         search=search or exact_search(module, data),
         executor=executor or InlineExecutor(),
-        k=5,
         score=lambda examples, texts: lm.submit_sums(*prompts_of(PromptTemplate("\n"), examples, texts)),
-        depth=depth,
-        max_steps=steps,
         clock=StepClock(),
     )
     module.batches = pipeline

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import threading
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -175,7 +176,7 @@ def full(*given: object) -> None:
 def test_a_checkpoint_holds_the_state_of_its_step_though_the_steps_go_on_and_counts_once_it_is_marked(run, monkeypatch):
     now, written, save = state(1.0), threading.Event(), torch.save
     monkeypatch.setattr(torch, "save", lambda *given: written.wait(100) and save(*given))
-    with CheckpointWriter(run, keep_last=2, newest_step=0) as writer:
+    with closing(CheckpointWriter(run, keep_last=2, newest_step=0)) as writer:
         writer.begin(4, now, {0, 1})
         now["weights"]["a"].fill_(2.0)  # the next step, in place
         assert not writer.collect() and run.newest_checkpoint(with_index=False) is None
@@ -189,7 +190,7 @@ def test_a_checkpoint_holds_the_state_of_its_step_though_the_steps_go_on_and_cou
 
 
 def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(run, monkeypatch):
-    with CheckpointWriter(run, keep_last=1, newest_step=0) as writer:
+    with closing(CheckpointWriter(run, keep_last=1, newest_step=0)) as writer:
         writer.begin(4, state(1.0), {0})
         writer.finish()
         monkeypatch.setattr(torch, "save", full)
