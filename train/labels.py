@@ -320,21 +320,20 @@ def hits_of(label: LabelConfig, corpus: CorpusStore, examples: Sequence[Example]
     Raises UserError for an example with fewer, and for a document that the corpus does not have.
     """
     run = None if label.hits == ROWS else read_run(Path(str(label.hits)).expanduser())
-    given = [example.candidates if run is None else run.get(example.id, ()) for example in examples]
+    given = [(example.candidates if run is None else run.get(example.id, ()))[: label.dense] for example in examples]
+    rows_of = corpus.rows_of(document for documents in given for document in documents)
     for example, documents in zip(examples, given, strict=True):
         if len(documents) < label.dense:
             raise UserError(
                 f"label.hits: {label.hits} has {len(documents)} candidates of text {example.id}; expected label.dense="
                 f"{label.dense} or more"
             )
-    rows_of = corpus.rows_of(document for documents in given for document in documents[: label.dense])
-    for example, documents in zip(examples, given, strict=True):
-        if unknown := [document for document in documents[: label.dense] if document not in rows_of]:
+        if unknown := [document for document in documents if document not in rows_of]:
             raise UserError(
                 f"label.hits: document {unknown[0]} of text {example.id} is not in the corpus; expected ids of "
                 "data.corpus, which may be the same rows"
             )
-    rows = [[rows_of[document] for document in documents[: label.dense]] for documents in given]
+    rows = [[rows_of[document] for document in documents] for documents in given]
     return np.array(rows, np.int64).reshape(len(examples), label.dense)
 
 

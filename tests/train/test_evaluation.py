@@ -89,7 +89,9 @@ def success(results: dict) -> dict[str, list[float]]:
     return {name: [of[name][f"Success@{k}"]["value"] for k in (1, 5, 20)] for name in of}
 
 
-def test_results_have_the_table_and_the_recall_before_and_after(config, data, tmp_path):
+def test_results_have_the_table_and_the_recall_and_the_picture_a_text_in_which_moving_weights_gain_most(
+    config, data, tmp_path
+):
     results = evaluate(config, data, CountingLM(), tmp_path / "out")
     assert list(results) == ["language_modelling", "retrieval"]
     heldout = results["language_modelling"]
@@ -97,6 +99,21 @@ def test_results_have_the_table_and_the_recall_before_and_after(config, data, tm
     assert {"bpb", "bpb/a", "bpb/b", "bpb - replug", "bpb - none"} <= heldout["lsr"].keys()
     assert heldout["lsr"]["bpb"]["n"] == COUNT and "temperature" not in heldout["lsr"]
     assert success(results) == {"replug": [0.0, 0.0, 1.0], "lsr": [1.0, 1.0, 1.0]}
+
+    folder = tmp_path / "out/language_modelling"
+    picture = json.loads((folder / PICTURE).read_text())
+    rows = [json.loads(line) for line in (folder / "outcomes.jsonl").read_text().splitlines()]
+    numbers = {row["id"]: {name: of["numbers"] for name, of in row["methods"].items()} for row in rows}
+    gains = {name: (of["lsr"]["bits"] - of["lsr/posterior"]["bits"]) / 9 for name, of in numbers.items()}
+    assert (picture["id"], picture["method"]) == (max(gains, key=gains.get), "lsr/posterior")
+    assert sum(picture["gain_bits"]) / 9 == pytest.approx(max(gains.values()), abs=1e-3)
+    assert "".join(picture["tokens"]) == data.heldout.examples()[int(picture["id"][1:])].continuation
+    weights, num = np.array(picture["weights"]), int(picture["id"][1:])
+    assert picture["documents"] == [f"d{num + place}" for place in range(3)]
+    assert weights.shape == (3, 2) and np.allclose(weights.sum(axis=0), 1, atol=1e-3)
+    config.lm = replace(config.lm, path=None, url="http://localhost", model="m")  # what its tokens are is not known
+    evaluate(config, data, CountingLM(), tmp_path / "out")
+    assert json.loads((folder / PICTURE).read_text())["tokens"] == ["", ""]
 
 
 def test_each_retrievers_ensemble_has_its_own_temperature_and_its_headroom(config, data, tmp_path):
@@ -138,22 +155,3 @@ def test_other_documents_another_lm_or_another_prompt_are_measured_anew(config, 
     config.lm = replace(config.lm, separator=" ")
     evaluate(config, data, lm, tmp_path / "out", shift=3)
     assert lm.calls == 3 * (COUNT + PICTURED)
-
-
-def test_the_picture_shows_the_text_in_which_moving_weights_gain_most(config, data, tmp_path):
-    lm = CountingLM()
-    evaluate(config, data, lm, tmp_path)
-    folder = tmp_path / "language_modelling"
-    picture = json.loads((folder / PICTURE).read_text())
-    rows = [json.loads(line) for line in (folder / "outcomes.jsonl").read_text().splitlines()]
-    numbers = {row["id"]: {name: of["numbers"] for name, of in row["methods"].items()} for row in rows}
-    gains = {name: (of["lsr"]["bits"] - of["lsr/posterior"]["bits"]) / 9 for name, of in numbers.items()}
-    assert (picture["id"], picture["method"]) == (max(gains, key=gains.get), "lsr/posterior")
-    assert sum(picture["gain_bits"]) / 9 == pytest.approx(max(gains.values()), abs=1e-3)
-    assert "".join(picture["tokens"]) == data.heldout.examples()[int(picture["id"][1:])].continuation
-    weights, num = np.array(picture["weights"]), int(picture["id"][1:])
-    assert picture["documents"] == [f"d{num + place}" for place in range(3)]
-    assert weights.shape == (3, 2) and np.allclose(weights.sum(axis=0), 1, atol=1e-3)
-    config.lm = replace(config.lm, path=None, url="http://localhost", model="m")  # what its tokens are is not known
-    evaluate(config, data, lm, tmp_path)
-    assert json.loads((folder / PICTURE).read_text())["tokens"] == ["", ""]

@@ -41,41 +41,11 @@ def test_similarities_equal_one_by_one_encoding(module, scored):
     np.testing.assert_allclose(fresh, scored.retrieved.similarities, atol=1e-5)
 
 
-def gradient(module: LSRModule, parts: int = 1) -> dict[str, torch.Tensor]:
-    """Of the mean over the parts of a batch."""
-    module.zero_grad()
-    for part in range(parts):
-        (module.training_step(Position(0, part, parts), part) / parts).backward()
-    return {name: weight.grad.clone() for name, weight in module.encoder.named_parameters() if weight.grad is not None}
-
-
-def test_a_gradient_added_up_over_parts_or_computed_again_is_that_of_the_whole_batch(module, scored):
-    whole = gradient(module)
-    largest = max(float(values.abs().max()) for values in whole.values())
-    in_parts = gradient(module, parts=4)
-    module.encoder.prepare_training(dropout=False, gradient_checkpointing=True)
-    for other in (in_parts, gradient(module)):
-        for name, values in whole.items():
-            torch.testing.assert_close(other[name], values, rtol=1e-4, atol=1e-5 * largest)
-
-
 def test_the_loss_is_that_of_the_formula(module, scored):
     log_q = log_likelihood(torch.tensor(scored.sum_logprobs / scored.num_tokens[:, None]).float(), 0.5)
     log_p = log_likelihood(module.similarities(scored.retrieved)[0][0].detach(), 0.02)
     expected = text_losses(log_q, log_p, "kl_lm_retriever").mean()
     torch.testing.assert_close(one_step(module).detach(), expected)
-
-
-def test_depth_changes_only_which_weights_encoded_the_query(module, data):
-    pipeline = pipeline_for(module, data, InlineLM(), depth=2, steps=4)
-    pipeline.advance(0, IndexState(0, 0))
-    assert [batch.step for batch in pipeline.state()] == [0, 1, 2]
-    pipeline.take(0)
-    pipeline.advance(1, IndexState(7, 1))
-    assert [(b.step, b.query_step, b.index_version) for b in pipeline.state()] == [(1, 0, 0), (2, 0, 0), (3, 1, 7)]
-    pipeline.take(1)
-    pipeline.advance(2, IndexState(7, 1))
-    assert [batch.step for batch in pipeline.state()] == [2, 3], "nothing beyond the last step"
 
 
 def test_a_score_that_is_not_finite_is_refused_with_the_ids(module, data):
@@ -245,29 +215,43 @@ def make(debug_config: Config, data: PreparedSet):
     return make
 
 
-def chunk_step(module: LSRModule) -> tuple[float, dict[str, torch.Tensor]]:
-    loss = module.training_step(Position(0), 0)
-    loss.backward()
+def step(module: LSRModule, parts: int = 1) -> tuple[float, dict[str, torch.Tensor]]:
+    """The loss, and the gradient of the mean over the parts of a batch."""
+    losses = []
+    for part in range(parts):
+        losses.append(module.training_step(Position(0, part, parts), part))
+        (losses[-1] / parts).backward()
     gradients = {name: weight.grad for name, weight in module.encoder.named_parameters() if weight.grad is not None}
-    return float(loss.detach()), gradients
+    return float(torch.stack(losses).detach().mean()), gradients
 
 
-@pytest.mark.parametrize("lever", [{}, {"contrastive": 0.5, "in_batch": True}])
-def test_the_gradient_is_that_of_the_whole_batch(make, lever: dict[str, object]) -> None:
-    (loss, whole), (in_chunks, chunked) = chunk_step(make(None, **lever)), chunk_step(make(CHUNK, **lever))
-    assert in_chunks == pytest.approx(loss, rel=1e-6)
+@pytest.mark.parametrize(
+    ("way", "lever"),
+    [
+        ("parts", {}),
+        ("checkpointing", {}),
+        ("chunks", {}),
+        ("chunks", {"contrastive": 0.5, "in_batch": True}),
+    ],
+)
+def test_the_gradient_in_parts_or_chunks_or_computed_again_is_that_of_the_whole_batch(make, way: str, lever) -> None:
+    (loss, whole), module = step(make(None, **lever)), make(CHUNK if way == "chunks" else None, **lever)
+    if way == "checkpointing":
+        module.encoder.prepare_training(dropout=False, gradient_checkpointing=True)
+    other_loss, gradients = step(module, parts=4 if way == "parts" else 1)
+    assert other_loss == pytest.approx(loss, rel=1e-6)
     largest = max(float(values.abs().max()) for values in whole.values())
-    assert chunked.keys() == whole.keys()
+    assert gradients.keys() == whole.keys()
     for name, values in whole.items():
-        torch.testing.assert_close(chunked[name], values, rtol=1e-4, atol=1e-6 * largest)
+        torch.testing.assert_close(gradients[name], values, rtol=1e-4, atol=1e-5 * largest)
 
 
 @pytest.mark.parametrize("dropout", [False, True])
 def test_recomputed_passes_have_the_same_bits_and_the_same_dropout(make, monkeypatch, dropout: bool) -> None:
     """Against passes of the same texts, whose activations are kept."""
-    loss, chunked = chunk_step(make(CHUNK, dropout))
+    loss, chunked = step(make(CHUNK, dropout))
     monkeypatch.setitem(batching.ENCODER_TOKENS_WITH_GRADIENT, "cpu", CHUNK)
-    kept_loss, kept = chunk_step(make(None, dropout))
+    kept_loss, kept = step(make(None, dropout))
     assert loss == kept_loss
     assert all(torch.equal(chunked[name], values) for name, values in kept.items())
 
