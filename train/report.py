@@ -312,37 +312,33 @@ def weights_lines(results: Mapping[str, Any]) -> list[str]:
     if not weights:
         return []
     first, best = weights["first"], weights["best"]
+    lines = [f"lsr: the weights of {describe_weights(weights)}, in retriever/"]
     if best is None:
-        return [f"lsr: the weights of step {weights['step']}, the last, in retriever/"]
+        return lines
     if best.get("mrr") is not None:
-        return [
-            f"lsr: the weights of {describe_weights(weights)}, in retriever/",
-            f"development questions, mean reciprocal rank: {best['mrr']:.4f}, before {first['mrr']:.4f}",
-        ]
+        about = "development questions, mean reciprocal rank"
+        return [*lines, f"{about}: {best['mrr']:.4f}, before {first['mrr']:.4f}"]
+    if best["scored_share"] is not None:
+        lines.append(_drift_line(first["scored_share"], best["scored_share"]))
     about = "labelled candidates of the development texts" if best["kl"] is not None else "development texts"
     more = "" if weights["alone"] is None else f"; without documents {weights['alone']:.4f}"
     more += "" if best["kl"] is None else f"; KL {best['kl']:.4f}, before {first['kl']:.4f}"
-    return [
-        f"lsr: the weights of step {best['step']} of {weights['steps']}, the best on development texts, in retriever/",
-        *(_drift_lines(first, best) if best["scored_share"] is not None else []),
-        f"{about}, bits per byte: {best['bpb']:.4f} at a temperature of {best['temperature']:g}; "
-        f"before {first['bpb']:.4f} at {first['temperature']:g}{more}",
-    ]
+    measured = (f"{look['bpb']:.4f} at a temperature of {look['temperature']:g}" for look in (best, first))
+    return [*lines, f"{about}, bits per byte: {'; before '.join(measured)}{more}"]
 
 
-def _drift_lines(first: Mapping[str, Any], best: Mapping[str, Any]) -> list[str]:
-    """Say what the tuned retriever finds beside what the LM has scored."""
-    share, share_before = best["scored_share"], first["scored_share"]
+def _drift_line(before: float, now: float) -> str:
+    """Say which share of the documents that the tuned retriever finds the LM has scored."""
     text = (
-        f"the LM has scored {share:.0%} of the documents that are nearest to a development text now, and "
-        f"{share_before:.0%} of those that were nearest before"
+        f"the LM has scored {now:.0%} of the documents that are nearest to a development text now, and {before:.0%} of "
+        "those that were nearest before"
     )
-    if share >= FAR * share_before:
-        return [text]
-    return [
+    if now >= FAR * before:
+        return text
+    return (
         f"{text}: a search finds others, of which the next line knows nothing. Held-out texts say what they are worth; "
         "label.random, loss.contrastive with loss.in_batch, a smaller train.lr or fewer epochs keep them away"
-    ]
+    )
 
 
 # Figures ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,17 +63,6 @@ def test_a_run_with_its_own_labels_is_not_shown_for_other_candidates(copied: Run
     with pytest.raises(UserError, match=r"label.dense is 20, but the labels of the run in .* were made with 4"):
         copied.require_candidates(config, begun)
     copied.require_candidates(begun, begun)
-
-
-def test_the_table_and_the_report_say_which_weights_they_are_of(quiet_run: Path, finish: Callable[..., str]) -> None:
-    results = json.loads((quiet_run / "results.json").read_text())
-    weights = {"step": STEPS, "steps": STEPS, "first": None, "best": None, "alone": None}
-    assert results["weights"] == weights == json.loads((quiet_run / "fitted.json").read_text())
-    line = f"lsr: the weights of step {STEPS}, the last, in retriever/"
-    printed, page = " ".join(finish(quiet_run).split()), (quiet_run / "report.html").read_text()
-    verdict = results["verdict"]
-    assert line in printed and printed.index(verdict["sentence"]) < printed.index(line) < printed.index("report: ")
-    assert line in page and page.index(f"<h2>{verdict['verdict']}</h2>") < page.index(line)
 
 
 def test_the_report_keeps_the_picture_of_its_run_whatever_is_measured_again(copied: RunDirectory) -> None:

@@ -82,14 +82,6 @@ def walk(control: RefreshController, service: FakeService, steps: range, ready: 
     return versions
 
 
-def test_an_index_is_adopted_exactly_lag_steps_after_its_trigger():
-    service = FakeService()
-    control = controller(service)
-    assert walk(control, service, range(30)) == [0] * 13 + [1] * 10 + [2] * 7
-    assert control.live == IndexState(2, 20)
-    assert service.previous == {1: 0, 2: 1} and service.committed == [1, 2]
-
-
 def test_when_ready_adopts_at_the_first_boundary_after_the_build_and_skips_a_late_refresh():
     service = FakeService()
     control = controller(service, lag=None)

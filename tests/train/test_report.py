@@ -113,8 +113,10 @@ def test_the_lines_say_which_weights_the_tuned_retriever_has() -> None:
     assert weights_lines({"weights": last}) == ["lsr: the weights of step 30, the last, in retriever/"]
     online = {**LOOK, "step": 10, "kl": None, "scored_share": None}
     lines = weights_lines({"weights": {**last, "first": online, "best": online}})
-    assert lines[0] == "lsr: the weights of step 10 of 30, the best on development texts, in retriever/"
-    assert lines[1:] == ["development texts, bits per byte: 0.9200 at a temperature of 0.1; before 0.9200 at 0.1"]
+    assert lines[0] == "lsr: the weights of step 10, the best of 30 on development texts, in retriever/"
+    assert lines[1:] == [
+        "development texts, bits per byte: 0.9200 at a temperature of 0.1; before 0.9200 at a temperature of 0.1"
+    ]
 
 
 @pytest.mark.parametrize(("share", "warns"), [(0.46, False), (0.15, True)])

@@ -62,12 +62,6 @@ def trained(kind: str, base: str, labelled: Dataset, out: Path, steps: int, rate
     return trainer.model
 
 
-def test_the_page_shows_the_example() -> None:
-    page = (ROOT / "docs/labels.md").read_text()
-    shown = page.partition("## Four kinds")[2].partition("```python\n")[2].partition("```")[0]
-    assert shown.startswith("import") and shown in (ROOT / "examples/train_on_labels.py").read_text()
-
-
 @pytest.mark.parametrize("kind", ("bi_encoder", "reranker", "splade", "colbert"))
 def test_each_kind_of_model_learns_the_lms_distribution_over_the_documents(
     kind: str, labelled: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
