@@ -41,19 +41,16 @@ log = logging.getLogger(__name__)
 
 NEARLY_UNIFORM, NEARLY_ONE_HOT = 0.995, 0.05  # shares of the maximal entropy
 
-# Callbacks of Lightning that need what a training here does not have.
-REFUSED: dict[type[pl.Callback], str] = {
-    Checkpoint: (
-        "replug writes checkpoints every checkpoint.every_steps steps, and saves the weights that are best on "
-        "development texts"
-    ),
-    ProgressBar: "replug shows its own progress",
-    GradientAccumulationScheduler: "train.micro_batches accumulates gradients",
-    BatchSizeFinder: "train.batch_size is the size of a batch",
-    LearningRateFinder: "train.lr is the learning rate",
-    StochasticWeightAveraging: "the index and the development texts measure the weights that are trained",
-    WeightAveraging: "the index and the development texts measure the weights that are trained",
-}
+# Callbacks of Lightning that do what keys of replug do, or whose weights nothing here measures.
+REFUSED = (
+    Checkpoint,
+    ProgressBar,
+    GradientAccumulationScheduler,
+    BatchSizeFinder,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 
 
 def require_callbacks(callbacks: Sequence[pl.Callback]) -> None:
@@ -65,9 +62,12 @@ def require_callbacks(callbacks: Sequence[pl.Callback]) -> None:
                 f"callbacks: {kind.__module__}.{kind.__name__} is not a pytorch_lightning.Callback; expected one "
                 "(`from pytorch_lightning import Callback`)"
             )
-        for refused, reason in REFUSED.items():
-            if isinstance(callback, refused):
-                raise UserError(f"callbacks: {kind.__name__} cannot work here: {reason}; leave it out")
+        if isinstance(callback, REFUSED):
+            raise UserError(
+                f"callbacks: {kind.__name__} cannot work here: replug writes checkpoints and shows progress, keys set "
+                "the rest (checkpoint.every_steps, train.batch_size, train.micro_batches, train.lr), and the weights "
+                "that are trained are those that are measured; leave it out"
+            )
 
 
 def require_measured(callbacks: Sequence[pl.Callback], has_dev: bool, has_questions: bool) -> None:

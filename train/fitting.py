@@ -83,43 +83,32 @@ class Fit:
 
         Raises Interrupted where a signal asked for it, RunError where the run cannot go on; both have saved the step.
         """
-        done = self.newest.step if self.newest else 0
-        with closing(CheckpointWriter(self._run, KEPT_CHECKPOINTS, done)) as writer:
+        config, run, done = self._config, self._run, self.newest.step if self.newest else 0
+        with closing(CheckpointWriter(run, KEPT_CHECKPOINTS, done)) as writer:
             channel = BatchChannel(source) if others and others.environment.world_size() > 1 else None
-            trainer = self._trainer(source, check, others, writer, channel)
+            pairs = config.train.batch_size * config.retrieve.k if is_live(config) else 0
+            callbacks = [  # in the order they act
+                OwnSettings(self.interruption.install, available_cores()),
+                StepBoundary(source, self.clock, check, pairs),
+                self.watch,
+                *([] if config.train.examples is Examples.questions else [TemperatureCheck(config.loss)]),
+                *self._callbacks,
+                Checkpointer(writer, source, config.checkpoint.every_steps, self.clock),
+                *([channel] if channel else []),
+            ]
+            environment = others.environment if others else RankEnvironment(0, 1, "", 0)
+            trainer = lightning_trainer(config, run.path, callbacks, list(self._loggers), environment)
             parts = (self._queries, self._data.corpus, self.frozen)
-            module = LSRModule(self._config, self.encoder, channel or source, *parts)
-            self._run.forget_after(done)
+            module = LSRModule(config, self.encoder, channel or source, *parts)
+            run.forget_after(done)
             if self.newest:
                 log.info(f"resuming at step {done}")
             with self.interruption.deferred(lambda: f"step {writer.newest_step} is the newest that is saved"):
-                run_trainer(trainer, self._config, module, self.newest.path if self.newest else None)
+                run_trainer(trainer, config, module, self.newest.path if self.newest else None)
                 self.steps = trainer.global_step
                 self._check_end(trainer)
                 self.interruption.check()  # a signal that came during the last step; its checkpoint is there
         source.finish(self.steps)
-
-    def _trainer(
-        self,
-        source: BatchSource,
-        check: Callable[[], None],
-        others: OtherRanks | None,
-        writer: CheckpointWriter,
-        channel: BatchChannel | None,
-    ) -> pl.Trainer:
-        train, run = self._config.train, self._run
-        pairs = train.batch_size * self._config.retrieve.k if is_live(self._config) else 0
-        callbacks = [  # in the order they act
-            OwnSettings(self.interruption.install, available_cores()),
-            StepBoundary(source, self.clock, check, pairs),
-            self.watch,
-            *([] if train.examples is Examples.questions else [TemperatureCheck(self._config.loss)]),
-            *self._callbacks,
-            Checkpointer(writer, source, self._config.checkpoint.every_steps, self.clock),
-            *([channel] if channel else []),
-        ]
-        environment = others.environment if others else RankEnvironment(0, 1, "", 0)
-        return lightning_trainer(self._config, run.path, callbacks, list(self._loggers), environment)
 
     def _check_end(self, trainer: pl.Trainer) -> None:
         """Say what ended a training before its last step. Raises RunError if nothing asked for it."""

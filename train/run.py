@@ -19,6 +19,7 @@ from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
 from replug.config.choices import Examples, Teacher
+from replug.config.load import flatten
 from replug.config.rules import BY_LM, FIT, OWN_LABELS, chooses_by_dev, is_live, require_logprobs
 from replug.config.schema import Config
 from replug.data.files import read_json, write_json, writing
@@ -73,7 +74,7 @@ from replug.train.questions import (
 from replug.train.report import print_results, verdict_of, write_report
 from replug.train.run_dir import LM, MEND, SET, RunDirectory, manifest_sha256
 from replug.train.sources import LabelledBatches, LiveBatches, QuestionBatches, version_after
-from replug.train.step_metrics import log_configuration, loggers_of, publish_results, require_loggers
+from replug.train.step_metrics import log_hyperparameters, loggers_of, publish_results, require_loggers
 from replug.train.trained_weights import save_retriever
 from replug.train.workers import Workers, start_index, start_workers
 from replug.train.written_questions import Pairs, write_questions
@@ -161,7 +162,8 @@ class _Run:
         # Claim last: correcting a refused key must not look like changing a started run.
         run.claim(config, self._lm_identity, self._data.folder, labels.folder if labels else None)
         self._loggers = [*loggers_of(config, run), *loggers]
-        log_configuration(self._loggers, config)
+        for logger in self._loggers:
+            log_hyperparameters(logger, flatten(config))
         self._questions: Questions | None = None
         self._training: TrainingQuestions | None = None
         self._loss = math.inf  # of untuned weights on training questions

@@ -14,7 +14,6 @@ from pytorch_lightning.loggers.logger import Logger
 
 from replug.config.choices import LoggerName, WandbMode
 from replug.config.errors import RunError, UserError, require_extra
-from replug.config.load import flatten
 from replug.config.schema import Config
 from replug.config.wandb_login import wandb_login
 from replug.data.files import write_json
@@ -112,14 +111,8 @@ def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:
     return loggers
 
 
-def log_configuration(loggers: Sequence[Logger], config: Config) -> None:
-    """Log every key's full path and value as hyperparameters."""
-    for logger in loggers:
-        _log_new(logger, flatten(config))
-
-
-def _log_new(logger: Logger, values: dict[str, Any]) -> None:
-    """Log hyperparameters; MLflow refuses another value of one that a run has."""
+def log_hyperparameters(logger: Logger, values: dict[str, Any]) -> None:
+    """Log values by the full path of their keys; MLflow refuses another value of one that a run has."""
     if isinstance(logger, MLFlowLogger):
         known = logger.experiment.get_run(logger.run_id).data.params
         values = {name: value for name, value in values.items() if name not in known}
@@ -154,7 +147,7 @@ def publish_results(loggers: Sequence[Logger], run: RunDirectory, results: dict[
                 for name, text in words.items():
                     logger.experiment.add_text(name, text)
             else:
-                _log_new(logger, words)
+                log_hyperparameters(logger, words)
             logger.log_metrics(summary, results["weights"]["steps"])
             logger.save()
             logger.finalize("success")
