@@ -29,6 +29,7 @@ import ray
 
 from benchmarks.machine import describe_machine
 from replug.cluster.ray_cluster import own_ray
+from replug.config.schema import RetrieveConfig, TrainConfig
 from replug.data.records import Example, SearchResult
 from replug.data.sampling import QuerySampler
 from replug.index_workers.build_plan import IndexState
@@ -126,13 +127,12 @@ def measure(pool: ScorerPool, case: Case, steps: int, file: Path) -> tuple[float
         pipeline = BatchPipeline(
             sampler,
             Data,
+            RetrieveConfig(k=K),
+            TrainConfig(max_steps=max_steps, pipeline_depth=case.depth),
             encode=encode,
             search=search,
             executor=executor,
-            k=K,
             score=partial(lm.submit_examples, PromptTemplate("")),
-            depth=case.depth,
-            max_steps=max_steps,
             clock=StepClock(),
         )
         borders = train(pool, pipeline, steps, 0.1 * case.lm_seconds)

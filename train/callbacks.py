@@ -1,15 +1,19 @@
-"""Lightning callbacks of every training: the step boundary with metrics and progress, settings, and temperatures.
+"""Lightning callbacks of every training: the step boundary, checkpoints, settings, and advice on temperatures.
 
-A user's callbacks act beside them, on rank 0.
+A user's callbacks act beside them, on rank 0. Checkpoints are written beside the steps: the step's thread copies the
+state to host memory, another writes the file with its checksum, marks it and removes what is too old. No other rank
+takes part, so none waits where a disk is full.
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning.callbacks import (
     BatchSizeFinder,
     Checkpoint,
@@ -20,14 +24,16 @@ from pytorch_lightning.callbacks import (
     StochasticWeightAveraging,
     WeightAveraging,
 )
+from torch import Tensor
 
-from replug.config.errors import UserError
+from replug.config.errors import NotFiniteError, RunError, UserError
 from replug.config.schema import LossConfig
 from replug.data.datamodule import Position
+from replug.data.files import file_sha256, persist, writing
 from replug.data.progress import Progress
-from replug.models.ensemble import log_softmax
-from replug.train.loss import lm_scores
-from replug.train.module import LSRModule
+from replug.train.loss import entropy, lm_scores, log_likelihood
+from replug.train.module import LSRModule, require_finite_weights
+from replug.train.run_dir import CheckpointMark, RunDirectory
 from replug.train.sources import BatchSource
 from replug.train.step_metrics import StepClock
 
@@ -35,19 +41,16 @@ log = logging.getLogger(__name__)
 
 NEARLY_UNIFORM, NEARLY_ONE_HOT = 0.995, 0.05  # shares of the maximal entropy
 
-# Callbacks of Lightning that need what a training here does not have.
-REFUSED: dict[type[pl.Callback], str] = {
-    Checkpoint: (
-        "replug writes checkpoints every checkpoint.every_steps steps, and saves the weights that are best on "
-        "development texts"
-    ),
-    ProgressBar: "replug shows its own progress",
-    GradientAccumulationScheduler: "train.micro_batches accumulates gradients",
-    BatchSizeFinder: "train.batch_size is the size of a batch",
-    LearningRateFinder: "train.lr is the learning rate",
-    StochasticWeightAveraging: "the index and the development texts measure the weights that are trained",
-    WeightAveraging: "the index and the development texts measure the weights that are trained",
-}
+# Callbacks of Lightning that do what keys of replug do, or whose weights nothing here measures.
+REFUSED = (
+    Checkpoint,
+    ProgressBar,
+    GradientAccumulationScheduler,
+    BatchSizeFinder,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 
 
 def require_callbacks(callbacks: Sequence[pl.Callback]) -> None:
@@ -59,20 +62,25 @@ def require_callbacks(callbacks: Sequence[pl.Callback]) -> None:
                 f"callbacks: {kind.__module__}.{kind.__name__} is not a pytorch_lightning.Callback; expected one "
                 "(`from pytorch_lightning import Callback`)"
             )
-        for refused, reason in REFUSED.items():
-            if isinstance(callback, refused):
-                raise UserError(f"callbacks: {kind.__name__} cannot work here: {reason}; leave it out")
+        if isinstance(callback, REFUSED):
+            raise UserError(
+                f"callbacks: {kind.__name__} cannot work here: replug writes checkpoints and shows progress, keys set "
+                "the rest (checkpoint.every_steps, train.batch_size, train.micro_batches, train.lr), and the weights "
+                "that are trained are those that are measured; leave it out"
+            )
 
 
 def require_measured(callbacks: Sequence[pl.Callback], has_dev: bool, has_questions: bool) -> None:
     """Raise UserError for an `EarlyStopping` whose metric is not measured while training."""
     for callback in callbacks:
-        if isinstance(callback, EarlyStopping) and has_questions and callback.monitor == "dev/bpb":
+        if not isinstance(callback, EarlyStopping):
+            continue
+        if has_questions and callback.monitor == "dev/bpb":
             raise UserError(
                 "callbacks: EarlyStopping looks at dev/bpb, and questions are measured in place of development texts; "
                 "expected dev/mrr with mode='max', or data.questions=null"
             )
-        if isinstance(callback, EarlyStopping) and not (has_dev or has_questions):
+        if not (has_dev or has_questions):
             raise UserError(
                 "callbacks: EarlyStopping looks at its metric where development texts or questions were measured, and "
                 "this run has none; set data.questions, data.num_dev or data.dev, or leave it out"
@@ -147,6 +155,142 @@ class OwnSettings(pl.Callback):
         progress.ready, progress.completed = done, done - int(loop.restarted_on_train_batch_end)
 
 
+class CheckpointWriter:
+    """Writes one checkpoint at a time. `newest_step` is the newest that is marked."""
+
+    def __init__(self, run: RunDirectory, keep_last: int, newest_step: int) -> None:
+        self._run, self._keep, self.newest_step = run, keep_last, newest_step
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._under_way: Future[None] | None = None
+
+    def begin(self, step: int, state: dict[str, Any], versions: set[int]) -> None:
+        """Copy the state and return; the one before must have ended."""
+        assert self._under_way is None
+        # As it is now, in host memory: the next step changes weights and moments in place.
+        copied = apply_to_collection(state, torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
+        self._under_way = self._thread.submit(self._write, step, copied, versions)
+
+    def collect(self) -> bool:
+        """Return whether a checkpoint is done since the last call. Raises RunError if it failed."""
+        return self._under_way is not None and self._under_way.done() and self.finish()
+
+    def finish(self) -> bool:
+        """Wait for the checkpoint under way; returns as `collect` does."""
+        if self._under_way is None:
+            return False
+        ended, self._under_way = self._under_way, None
+        ended.result()
+        return True
+
+    def versions(self) -> set[int]:
+        """Return the index versions that the checkpoints need."""
+        return set().union(*(mark.versions for mark in self._run.checkpoint_marks()))
+
+    def close(self) -> None:
+        """Wait for the checkpoint under way, whatever becomes of it."""
+        self._thread.shutdown(wait=True)
+
+    def _write(self, step: int, state: dict[str, Any], versions: set[int]) -> None:
+        path = self._run.checkpoint(step)
+        path.parent.mkdir(exist_ok=True)
+        partial = path.with_suffix(".partial")
+        with writing(partial):
+            with partial.open("wb") as file:
+                torch.save(state, file)
+            persist(partial)
+            sha256 = file_sha256(partial)
+        self._run.unmark(step)  # where the same step is saved again: else the old mark would be of the new file
+        partial.replace(path)
+        self._run.mark(CheckpointMark(path, step, tuple(sorted(versions)), sha256))
+        self.newest_step = step
+        for old in self._run.checkpoint_marks()[: -self._keep]:
+            self._run.unmark(old.step)
+            old.path.unlink()
+
+
+class Checkpointer(pl.Callback):
+    """Saves every N steps and on early exit. Rank 0 only.
+
+    An index version stays on disk while the live index or a kept checkpoint uses it. The checkpoint of a step at which
+    a callback ended the training says so: a run that is resumed from it has ended too.
+    """
+
+    def __init__(
+        self,
+        writer: CheckpointWriter,
+        source: BatchSource,
+        every_steps: int,
+        clock: StepClock,
+    ) -> None:
+        self._writer, self._source, self._every, self._clock = writer, source, every_steps, clock
+        self._is_restored = self._is_ended = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note that the step boundary, which is called before, has restored what a checkpoint says."""
+        self._is_restored = True
+        trainer.should_stop |= self._is_ended
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Position, batch_idx: int
+    ) -> None:
+        """Raise RunError for a checkpoint that could not be written, and prune index versions after one that was."""
+        if batch.is_first and self._writer.collect():
+            self._prune()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
+    ) -> None:
+        self._is_ended |= trainer.should_stop
+        trainer.should_stop = self._is_ended and batch.is_last  # a step in parts is done to its end
+        is_end = trainer.global_step == trainer.max_steps or trainer.should_stop
+        if batch.is_last and (trainer.global_step % self._every == 0 or is_end):
+            with self._clock.measure("checkpoint"):
+                self._finish()
+                self._begin(trainer, pl_module)
+                if is_end:
+                    self._finish()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"is_ended": True} if self._is_ended else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._is_ended = state_dict["is_ended"]
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Save the steps of a run that cannot go on (pre-empted, no LM answers, a budget is spent).
+
+        A run that fails before it is restored saves nothing: its checkpoint would claim that half of the run was all.
+        A run whose numbers are not finite would fail again. On a full disk the newest checkpoint counts.
+        """
+        is_meant = isinstance(exception, RunError | UserError) and not isinstance(exception, NotFiniteError)
+        if not is_meant or not self._is_restored:
+            return
+        # Lightning assumes that each checkpoint is written at a step's end, before that step is counted, and adds it.
+        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step - 1
+        try:  # nothing where no step was done since the newest: half of what it brings back may be there
+            self._finish()
+            if trainer.global_step > self._writer.newest_step:
+                self._begin(trainer, pl_module)
+                self._finish()
+        except RunError as error:
+            log.warning(f"step {trainer.global_step} is not saved, step {self._writer.newest_step} is: {error}")
+        else:
+            log.info(f"saved step {trainer.global_step}: the same command goes on from there")
+
+    def _begin(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Begin a checkpoint without `trainer.save_checkpoint`, which ends in a barrier."""
+        require_finite_weights(module.parameters(), trainer.global_step)
+        state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        self._writer.begin(trainer.global_step, state, self._source.versions_in_use())
+
+    def _finish(self) -> None:
+        if self._writer.finish():
+            self._prune()
+
+    def _prune(self) -> None:
+        self._source.prune(self._source.versions_in_use() | self._writer.versions())
+
+
 class TemperatureCheck(pl.Callback):
     """Warns after the first step if gamma or beta do not suit its scores.
 
@@ -164,37 +308,33 @@ class TemperatureCheck(pl.Callback):
             return
         assert isinstance(pl_module, LSRModule) and pl_module.batch is not None
         scored, loss = pl_module.batch, self._loss
-        sums, counts = torch.from_numpy(scored.sum_logprobs), torch.from_numpy(scored.num_tokens)
-        z = lm_scores(sums, counts, loss.lm_score.value).numpy()
-        for warning in (
-            temperature_warning("Q, the LM's likelihood of the documents,", "loss.beta", z, loss.beta),
-            temperature_warning(
-                "P_R, the retrieval likelihood,", "loss.gamma", scored.retrieved.similarities, loss.gamma
-            ),
+        z = lm_scores(torch.from_numpy(scored.sum_logprobs), torch.from_numpy(scored.num_tokens), loss.lm_score.value)
+        s = torch.from_numpy(scored.retrieved.similarities)
+        for name, key, scores, temperature in (
+            ("Q, the LM's likelihood of the documents,", "loss.beta", z, loss.beta),
+            ("P_R, the retrieval likelihood,", "loss.gamma", s, loss.gamma),
         ):
-            if warning is not None:
+            if (warning := temperature_warning(name, key, scores, temperature)) is not None:
                 log.warning(warning)
 
 
-def entropy_share(scores: np.ndarray, temperature: float) -> float:
+def entropy_share(scores: Tensor, temperature: float) -> float:
     """Return the mean entropy of softmax(scores / temperature) as a share of log K, its maximum; K is at least 2."""
-    log_p = log_softmax(np.asarray(scores, dtype=np.float64) / temperature)
-    entropies = -(np.exp(log_p) * np.where(np.isfinite(log_p), log_p, 0.0)).sum(axis=-1)
-    return float(entropies.mean() / np.log(log_p.shape[-1]))
+    return float(entropy(log_likelihood(scores.double(), temperature)).mean()) / math.log(scores.shape[-1])
 
 
-def half_entropy_temperature(scores: np.ndarray) -> float | None:
+def half_entropy_temperature(scores: Tensor) -> float | None:
     """Return the temperature that gives half of the maximal entropy; None where ties keep the entropy above it."""
     low, high = -20.0, 20.0  # natural logarithms of the temperature; entropy rises with it
-    if entropy_share(scores, np.exp(low)) > 0.5:
+    if entropy_share(scores, math.exp(low)) > 0.5:
         return None
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (middle, high) if entropy_share(scores, np.exp(middle)) < 0.5 else (low, middle)
-    return float(np.exp((low + high) / 2))
+        low, high = (middle, high) if entropy_share(scores, math.exp(middle)) < 0.5 else (low, middle)
+    return math.exp(low)
 
 
-def temperature_warning(name: str, key: str, scores: np.ndarray, temperature: float) -> str | None:
+def temperature_warning(name: str, key: str, scores: Tensor, temperature: float) -> str | None:
     """Return advice about `key`, or None if the distribution is neither flat nor one-hot."""
     share = entropy_share(scores, temperature)
     if NEARLY_ONE_HOT < share < NEARLY_UNIFORM:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from replug.evals.ensemble_temperatures import fit_ensemble
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.kinds import PromptedLM
 from replug.evals.language_modelling import LanguageModelling, items_of, token_texts
-from replug.evals.loop import Row, Task, outcomes_of, run_task
+from replug.evals.loop import Item, Row, Task, outcomes_of, run_task
 from replug.evals.loop import write_examples as write_outcomes
 from replug.evals.questions import OpenQuestion
 from replug.evals.results import Results, add_effective_documents, add_temperatures, compare
@@ -45,7 +45,6 @@ from replug.models.build import has_tokenizer, load_encoder, posterior_weighting
 from replug.models.encoder import Encoder, require_finite_vectors
 from replug.models.ensemble import can_fit, mix_and_weigh
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, own_temperature, write_temperature
-from replug.train.run_dir import RunDirectory
 from replug.train.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -74,8 +73,9 @@ def evaluate_heldout(
     with_gold = [row for row, example in enumerate(everything) if example.gold]
     if with_gold:
         of_gold = {name: of.of(with_gold) for name, of in found.items()}
-        gold = [everything[row] for row in with_gold]
-        results[RETRIEVAL] = _retrieve(config, data, gold, of_gold, folder / RETRIEVAL)
+        texts = [everything[row] for row in with_gold]
+        task, rows = Retrieval(items_of(texts), _gold_rows(data, texts)), [text.as_row() for text in texts]
+        results[RETRIEVAL] = _rank(config, data, task, rows, of_gold, folder / RETRIEVAL, "gold documents")
     return results
 
 
@@ -85,13 +85,15 @@ def search_examples(
     index: IndexService,
     encoder: Encoder,
     version: int,
-    examples: Sequence[Example],
+    examples: Sequence[Example] | Sequence[Item],
     k: int,
+    are_questions: bool = False,
 ) -> RetrievedDocuments:
-    """Return the `k` nearest documents of every example in an index version."""
+    """Return the `k` nearest documents of every example in an index version; a question may find its own source."""
     vectors = encoder.encode_query([example.query for example in examples]).numpy()
     require_finite_vectors(vectors, [example.id for example in examples])
-    exclude = [example.source for example in examples] if config.retrieve.exclude_own_source else None
+    excludes = config.retrieve.exclude_own_source and not are_questions
+    exclude = [example.source for example in examples] if excludes else None
     found = index.search(version, vectors, k, exclude)
     return RetrievedDocuments(found.doc_rows, found.similarities)
 
@@ -138,13 +140,13 @@ def _predict(
     book = EvidenceBook(methods, data.corpus, found, [True] * len(examples), posterior=weighting)
     task = LanguageModelling(workers.lm, workers.template, examples, beta=config.loss.beta)
     measured = {
-        **_identity(data, examples, book),
+        **_identity(data, [example.as_row() for example in examples], book),
         "lm": workers.lm.identity,
         "separator": lm.separator,
         "too_long": lm.too_long.value,
         "beta": str(config.loss.beta),
     }
-    rows = _rows(task, book, folder, measured, "bits per byte")
+    rows = _outcomes(task, book, folder, measured, "bits per byte")
     num, seed, paper = config.evaluate.num_resamples, config.seed, PaperConfig()
     results = compare(task, rows, methods, paper, num, seed, question=QUESTION)
     add_temperatures(results, book, len(examples))
@@ -196,28 +198,6 @@ def document_weights_picture(
     }
 
 
-def _retrieve(config: Config, data: PreparedSet, examples: Sequence[Example], found: Found, folder: Path) -> Results:
-    """Measure how each retriever ranks the gold documents."""
-    k = min(of.doc_rows.shape[1] for of in found.values())
-    book = EvidenceBook(_methods([*found], k), data.corpus, found, [True] * len(examples))
-    rows_of = data.corpus.rows_of(doc for example in examples for doc in example.gold)
-    gold = gold_rows((dict.fromkeys(example.gold, 1) for example in examples), rows_of)
-    task = Retrieval(items_of(examples), gold)
-    rows = _rows(task, book, folder, _identity(data, examples, book), "gold documents")
-    return compare(task, rows, book.methods, PaperConfig(), config.evaluate.num_resamples, config.seed)
-
-
-def search_questions(
-    data: PreparedSet, index: IndexService, encoder: Encoder, version: int, questions: Sequence[OpenQuestion]
-) -> RetrievedDocuments:
-    """Return the nearest documents of every question in an index version, as many as the measures need."""
-    examples = [question.example for question in questions]
-    vectors = encoder.encode_query([example.query for example in examples]).numpy()
-    require_finite_vectors(vectors, [example.id for example in examples])
-    retrieved = index.search(version, vectors, min(len(data.corpus), RECALL_DEPTH), None)
-    return RetrievedDocuments(retrieved.doc_rows, retrieved.similarities)
-
-
 def judge_by_questions(
     config: Config, data: PreparedSet, questions: Sequence[OpenQuestion], found: Found, folder: Path
 ) -> Results:
@@ -225,33 +205,48 @@ def judge_by_questions(
 
     A question's gold documents count; without any, passages that hold an answer (DPR, Karpukhin et al. 2020).
     """
-    corpus, examples = data.corpus, [question.example for question in questions]
-    rows_of = corpus.rows_of(document for example in examples for document in example.gold)
-    gold = gold_rows((dict.fromkeys(example.gold, 1) for example in examples), rows_of)
+    examples, answers = [question.example for question in questions], [question.answers for question in questions]
+    rows = [[of.query, of.gold, right] for of, right in zip(examples, answers, strict=True)]
+    task = Retrieval(examples, _gold_rows(data, examples), FIRST_MEASURES, answers)
+    return _rank(config, data, task, rows, found, folder, "questions", QUESTION)
+
+
+def _rank(
+    config: Config,
+    data: PreparedSet,
+    task: Retrieval,
+    rows: list[Any],
+    found: Found,
+    folder: Path,
+    what: str,
+    question: tuple[str, str] | None = None,
+) -> Results:
+    """Measure how each retriever ranks the right documents of the examples, whose `rows` tell them from others."""
     k = min(of.doc_rows.shape[1] for of in found.values())
-    book = EvidenceBook(_methods([*found], k), corpus, found, [True] * len(examples))
-    task = Retrieval(examples, gold, FIRST_MEASURES, [question.answers for question in questions])
-    rows = json.dumps([[of.example.query, of.example.gold, of.answers] for of in questions])
-    measured = {"questions": hashlib.sha256(rows.encode()).hexdigest(), "documents": book.digest()}
-    outcomes = _rows(task, book, folder, {**measured, "corpus": data.corpus_sha256}, "questions")
+    book = EvidenceBook(_methods([*found], k), data.corpus, found, [True] * len(rows))
+    outcomes = _outcomes(task, book, folder, _identity(data, rows, book), what)
     num, seed = config.evaluate.num_resamples, config.seed
-    return compare(task, outcomes, book.methods, PaperConfig(), num, seed, question=QUESTION)
+    return compare(task, outcomes, book.methods, PaperConfig(), num, seed, question=question)
+
+
+def _gold_rows(data: PreparedSet, examples: Sequence[Example] | Sequence[Item]) -> list[dict[int, int]]:
+    rows_of = data.corpus.rows_of(document for example in examples for document in example.gold)
+    return gold_rows((dict.fromkeys(example.gold, 1) for example in examples), rows_of)
 
 
 def _methods(names: list[str], k: int) -> list[Method]:
     return parse_methods(names, k, dict.fromkeys(("replug", "lsr"), ""))
 
 
-def _identity(data: PreparedSet, examples: Sequence[Example], book: EvidenceBook) -> dict[str, str]:
-    texts = json.dumps([example.as_row() for example in examples])
+def _identity(data: PreparedSet, rows: list[Any], book: EvidenceBook) -> dict[str, str]:
     return {
-        "texts": hashlib.sha256(texts.encode()).hexdigest(),
+        "texts": hashlib.sha256(json.dumps(rows).encode()).hexdigest(),
         "corpus": data.corpus_sha256,
         "documents": book.digest(),
     }
 
 
-def _rows(task: Task, book: EvidenceBook, folder: Path, measured: dict[str, str], what: str) -> list[Row]:
+def _outcomes(task: Task, book: EvidenceBook, folder: Path, measured: dict[str, str], what: str) -> list[Row]:
     """Return the outcome of every example; those of the same measurement that the folder holds are used again."""
     rows = run_task(task, book, outcomes_of(folder, json.dumps(measured)), what)
     write_outcomes(folder / "examples.parquet", rows, book, task)
@@ -267,16 +262,6 @@ def measured_encoder(config: Config, path: Path | None = None) -> Encoder:
     if requested is not None:
         encoder.temperature = None if requested == FIT else EnsembleTemperature(float(requested))
     return encoder
-
-
-def untuned_retrieval(config: Config, run: RunDirectory, data: PreparedSet, workers: Workers) -> RetrievedDocuments:
-    """Search the held-out texts by the untuned retriever, in index version 0."""
-    saved = run.untuned_retrieval
-    if saved.exists():
-        return RetrievedDocuments.load(saved)
-    retrieved = search_heldout(config, data, workers, measured_encoder(config), IndexState(0, 0), "replug")
-    retrieved.save(saved)
-    return retrieved
 
 
 def search_heldout(
@@ -311,34 +296,18 @@ def searched_version(config: Config, version: int) -> int:
     return 0 if config.retriever.train is TrainedSide.query else version
 
 
-def write_examples(run: RunDirectory, data: PreparedSet, before: RetrievedDocuments, after: RetrievedDocuments) -> None:
-    """Write a few held-out texts with the documents that each retriever ranks first, those that changed most first."""
-    is_same = before.doc_rows[:, 0] == after.doc_rows[:, 0]
-    rows = np.argsort(is_same, kind="stable")[:NUM_EXAMPLES].tolist()
-    examples = []
-    for row, example in zip(rows, data.heldout.examples(rows), strict=True):
-        found = {name: _shown(data, of, row) for name, of in (("before", before), ("after", after))}
-        own = {name: value for name, value in example.as_row().items() if name in ("query", "context", "continuation")}
-        examples.append({**own, **found})
-    write_json(run.examples, examples)
-
-
-def write_question_examples(
-    run: RunDirectory, data: PreparedSet, questions: Sequence[OpenQuestion], found: Found
+def write_examples(
+    path: Path, data: PreparedSet, found: Found, text_of: Callable[[int], Mapping[str, str]], num_shown: int
 ) -> None:
-    """Write a few held-out questions, those of the rows first that changed, with what each retriever ranks first."""
+    """Write a few texts or questions with the documents that each retriever ranks first, those that changed first."""
     before, after = (found[name] for name in QUESTION)
     rows = np.argsort(before.doc_rows[:, 0] == after.doc_rows[:, 0], kind="stable")[:NUM_EXAMPLES].tolist()
-    examples = []
-    for row in rows:
-        question = questions[row]
-        shown = {"before": _shown(data, before, row, 1), "after": _shown(data, after, row, 1)}
-        answer = f"\n{', '.join(question.answers)}" if question.answers else ""
-        examples.append({"context": question.example.query, "continuation": answer, **shown})
-    write_json(run.question_examples, examples)
+    sides = {"before": before, "after": after}
+    shown = [{name: _shown(data, of, row, num_shown) for name, of in sides.items()} for row in rows]
+    write_json(path, [{**text_of(row), **own} for row, own in zip(rows, shown, strict=True)])
 
 
-def _shown(data: PreparedSet, found: RetrievedDocuments, row: int, k: int = 3) -> list[dict]:
+def _shown(data: PreparedSet, found: RetrievedDocuments, row: int, k: int) -> list[dict]:
     documents = data.corpus.documents(found.doc_rows[row, :k])
     return [
         {"id": doc.id, "text": doc.text, "similarity": float(similarity)}

@@ -8,18 +8,14 @@ import os
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
-import torch.distributed as dist
 from pytorch_lightning.loggers.logger import Logger
-from pytorch_lightning.plugins.environments import LightningEnvironment
-from pytorch_lightning.strategies import DDPStrategy
 
 from replug.cluster.environment import VARIABLES
 from replug.cluster.interruption import Interruption, ignore_signals
@@ -33,15 +29,22 @@ from replug.data.store import PreparedSet
 from replug.models.build import load_encoder, located
 from replug.models.encoder import Encoder
 from replug.models.hardware import available_cores
-from replug.train.callbacks import OwnSettings, StepBoundary, TemperatureCheck
-from replug.train.checkpoints import KEPT_CHECKPOINTS, Checkpointer, CheckpointWriter
+from replug.planning.memory import KEPT_CHECKPOINTS
+from replug.train.callbacks import Checkpointer, CheckpointWriter, OwnSettings, StepBoundary, TemperatureCheck
 from replug.train.development import Watch
-from replug.train.module import Batches, LSRModule, Queries
-from replug.train.ranks import COLLECTIVE_PATIENCE, BatchChannel, OtherRanks, RankEnvironment, other_ranks
+from replug.train.module import LSRModule, Queries
+from replug.train.ranks import (
+    COLLECTIVE_PATIENCE,
+    BatchChannel,
+    OtherRanks,
+    OwnStoreDDP,
+    RankEnvironment,
+    other_ranks,
+)
 from replug.train.run_dir import CheckpointMark, RunDirectory
 from replug.train.sources import BatchSource, uses_bf16
 from replug.train.step_metrics import StepClock
-from replug.train.trained_weights import FrozenDocuments, prepare_encoder
+from replug.train.trained_weights import prepare_encoder
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +72,7 @@ class Fit:
         """
         require_one_batch(config)
         self._config, self._run, self._data, self.encoder = config, run, data, encoder
-        self._queries = queries
+        self._queries = queries or data.queries
         self.interruption, self._callbacks, self._loggers = interruption, callbacks, loggers
         self.frozen = prepare_encoder(config, encoder, data.corpus)
         self.watch = Watch(run.best_weights, config.train.patience)
@@ -80,42 +83,32 @@ class Fit:
 
         Raises Interrupted where a signal asked for it, RunError where the run cannot go on; both have saved the step.
         """
-        done = self.newest.step if self.newest else 0
-        with CheckpointWriter(self._run, KEPT_CHECKPOINTS, done) as writer:
-            channel = BatchChannel(source) if others and others.num_others else None
-            trainer = self._trainer(source, check, others, writer, channel)
-            module = lsr_module(self._config, self.encoder, self._data, channel or source, self.frozen, self._queries)
-            self._run.forget_after(done)
+        config, run, done = self._config, self._run, self.newest.step if self.newest else 0
+        with closing(CheckpointWriter(run, KEPT_CHECKPOINTS, done)) as writer:
+            channel = BatchChannel(source) if others and others.environment.world_size() > 1 else None
+            pairs = config.train.batch_size * config.retrieve.k if is_live(config) else 0
+            callbacks = [  # in the order they act
+                OwnSettings(self.interruption.install, available_cores()),
+                StepBoundary(source, self.clock, check, pairs),
+                self.watch,
+                *([] if config.train.examples is Examples.questions else [TemperatureCheck(config.loss)]),
+                *self._callbacks,
+                Checkpointer(writer, source, config.checkpoint.every_steps, self.clock),
+                *([channel] if channel else []),
+            ]
+            environment = others.environment if others else RankEnvironment(0, 1, "", 0)
+            trainer = lightning_trainer(config, run.path, callbacks, list(self._loggers), environment)
+            parts = (self._queries, self._data.corpus, self.frozen)
+            module = LSRModule(config, self.encoder, channel or source, *parts)
+            run.forget_after(done)
             if self.newest:
                 log.info(f"resuming at step {done}")
             with self.interruption.deferred(lambda: f"step {writer.newest_step} is the newest that is saved"):
-                run_trainer(trainer, self._config, module, self.newest.path if self.newest else None)
+                run_trainer(trainer, config, module, self.newest.path if self.newest else None)
                 self.steps = trainer.global_step
                 self._check_end(trainer)
                 self.interruption.check()  # a signal that came during the last step; its checkpoint is there
         source.finish(self.steps)
-
-    def _trainer(
-        self,
-        source: BatchSource,
-        check: Callable[[], None],
-        others: OtherRanks | None,
-        writer: CheckpointWriter,
-        channel: BatchChannel | None,
-    ) -> pl.Trainer:
-        train, run = self._config.train, self._run
-        pairs = train.batch_size * self._config.retrieve.k if is_live(self._config) else 0
-        callbacks = [  # in the order they act
-            OwnSettings(self.interruption.install, available_cores()),
-            StepBoundary(source, self.clock, check, pairs),
-            self.watch,
-            *([] if train.examples is Examples.questions else [TemperatureCheck(self._config.loss)]),
-            *self._callbacks,
-            Checkpointer(writer, source, self._config.checkpoint.every_steps, self.clock),
-            *([channel] if channel else []),
-        ]
-        environment = others.environment if others else RankEnvironment(0, 1, "", 0)
-        return lightning_trainer(self._config, run.path, callbacks, list(self._loggers), environment)
 
     def _check_end(self, trainer: pl.Trainer) -> None:
         """Say what ended a training before its last step. Raises RunError if nothing asked for it."""
@@ -158,27 +151,9 @@ def fit_as_other_rank(
         torch.set_num_threads(available_cores())
         encoder, data = load_encoder(config.retriever, dims=config.index.dims), PreparedSet(prepared)
         frozen, channel = prepare_encoder(config, encoder, data.corpus), BatchChannel()
-        module = lsr_module(config, encoder, data, channel, frozen)
+        module = LSRModule(config, encoder, channel, data.queries, data.corpus, frozen)
         callbacks = [OwnSettings(ignore_signals, available_cores()), channel]
         run_trainer(lightning_trainer(config, run, callbacks, [], environment), config, module, checkpoint)
-
-
-def lsr_module(
-    config: Config,
-    encoder: Encoder,
-    data: PreparedSet,
-    batches: Batches,
-    frozen: FrozenDocuments | None,
-    queries: Queries | None = None,
-) -> LSRModule:
-    """Return the module that trains an encoder which `prepare_encoder` made ready.
-
-    The loss's prefixes are `retriever.dims`, the most first, or by default the dimensions that the index searches.
-    """
-    first = config.index.dims or encoder.dims
-    dims = sorted(config.retriever.dims, reverse=True) or ([] if first is None else [first])
-    queries = queries or data.queries
-    return LSRModule(encoder, batches, queries, data.corpus, config.loss, config.train, dims, config.seed, frozen)
 
 
 def require_one_batch(config: Config) -> None:
@@ -216,16 +191,11 @@ def lightning_trainer(
     config: Config, folder: Path, callbacks: list[pl.Callback], loggers: list[Logger], environment: RankEnvironment
 ) -> pl.Trainer:
     """Return a trainer of one rank, on the GPU of its environment or on the processor."""
-    train, ranks = config.train, environment.world_size()
-    on_gpu = torch.cuda.is_available()
-    strategy: str | DDPStrategy = "auto"
+    train, ranks, on_gpu = config.train, environment.world_size(), torch.cuda.is_available()
+    strategy: str | OwnStoreDDP = "auto"
     if ranks > 1:
-        strategy = _OwnStoreDDP(
-            cluster_environment=environment,
-            process_group_backend="nccl" if on_gpu else "gloo",
-            timeout=COLLECTIVE_PATIENCE,
-            broadcast_buffers=False,  # the encoder has none that training changes
-        )
+        backend = "nccl" if on_gpu else "gloo"  # buffers: the encoder has none that training changes
+        strategy = OwnStoreDDP(process_group_backend=backend, timeout=COLLECTIVE_PATIENCE, broadcast_buffers=False)
     return pl.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
         devices=[environment.device] if on_gpu else 1,
@@ -243,35 +213,11 @@ def lightning_trainer(
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
-        # Under SLURM too one rank is a process of ours, not one that srun made.
-        plugins=[] if ranks > 1 else [LightningEnvironment()],
+        plugins=[environment],  # under SLURM too one rank is a process of ours, not one that srun made
         num_sanity_val_steps=0,
         # EarlyStopping then looks where development texts were measured, not at the end of the only epoch.
         check_val_every_n_epoch=2,
     )
-
-
-class _OwnStoreDDP(DDPStrategy):
-    """DDP whose ranks meet in the store of `ranks`, which listens on one address only.
-
-    A user's callbacks are on rank 0 alone, so the ranks that they ask together are that one.
-    """
-
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        return obj
-
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        return decision
-
-    def setup_distributed(self) -> None:
-        """Join the process group, which Lightning then uses."""
-        environment, device = self.cluster_environment, self.root_device
-        assert isinstance(environment, RankEnvironment)
-        if not dist.is_initialized():
-            environment.join(
-                self._get_process_group_backend(), COLLECTIVE_PATIENCE, device if device.type == "cuda" else None
-            )
-        super().setup_distributed()
 
 
 def run_trainer(trainer: pl.Trainer, config: Config, module: LSRModule, checkpoint: Path | None) -> None:

@@ -55,9 +55,8 @@ from replug.models.hardware import check_gpus
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
 from replug.planning.stages import INDEX, LABELS
-from replug.train.data_checks import check_data
 from replug.train.development import document_scores
-from replug.train.outlook import RunStages
+from replug.train.outset import check_data
 from replug.train.pipeline import score_in_calls
 from replug.train.run_dir import RunDirectory
 from replug.train.workers import Workers, start_workers
@@ -74,7 +73,7 @@ DENSE, BM25, RANDOM, HITS = range(4)  # places in `data.labels.SEARCHES`
 ROWS = "rows"  # of label.hits: the candidates that the examples bring
 
 
-def label(config: Config, out: Path, index: Path | None = None, stages: RunStages | None = None) -> Labels:
+def label(config: Config, out: Path, index: Path | None = None, stages: Stages | None = None) -> Labels:
     """Make the labels, or go on with them; finished ones of the same configuration are returned as they are.
 
     The documents are embedded into `index`, by default in the folder of the labels. `stages` are those of the run that
@@ -83,36 +82,30 @@ def label(config: Config, out: Path, index: Path | None = None, stages: RunStage
     for problem in labelling_problems(config):
         raise UserError(problem)
     check_gpus()
+    index, scores, stages = index or out / "index", out / "scores.sqlite", stages or Stages()
     with sole_writer(out):
-        return _label(config, out, index or out / "index", stages)
-
-
-def _label(config: Config, out: Path, index: Path, run_stages: RunStages | None) -> Labels:
-    source = lm_source(config.lm, out / "lm_spent.json", out / "scores.sqlite")
-    data = prepared_set(config, RunDirectory(Path(config.run_dir).expanduser()).data)
-    check_data(config, data, source)
-    encoder = load_encoder(config.retriever, dims=config.index.dims)
-    require_store_of(data.corpus, encoder)
-    require_known(encoder, data.corpus, query_sample(data), str(config.retriever.path))
-    folder = labels_folder(out)
-    origin = asdict(label_origin(config, data, source.identity, encoder))
-    folder.claim(origin, may_change=() if any(out.glob("*.parquet")) else origin)
-    if folder.is_finished:
-        log.info(f"{out} holds these labels already")
-        return Labels(out)
-    if run_stages is not None:
-        run_stages.say(data)
-    stages, interruption = run_stages or Stages(), Interruption()
-    workers_of = start_workers(config, ("index",), source, data, index, out / "scores.sqlite", interruption)
-    with workers_of as (laid_out, workers):
-        with stages.stage(INDEX):
-            build_version(laid_out, encoder, data, workers.index, IndexState(0, 0))
-        with stages.stage(LABELS):
-            _write_labels(laid_out, data, out, workers, encoder, interruption.check)
-        counts = workers.lm.metrics()
-        log.info(f"{counts['misses']:,.0f} pairs were scored, {counts['hits']:,.0f} were found in the cache")
-    counts = {"queries": len(data.queries), "dev": len(data.dev) if data.dev is not None else 0}
-    folder.finish([f"{split}.parquet" for split, count in counts.items() if count], {"counts": counts})
+        source = lm_source(config.lm, out / "lm_spent.json", scores)
+        data = prepared_set(config, RunDirectory(Path(config.run_dir).expanduser()).data)
+        check_data(config, data, source)
+        encoder = load_encoder(config.retriever, dims=config.index.dims)
+        require_store_of(data.corpus, encoder)
+        require_known(encoder, data.corpus, query_sample(data), str(config.retriever.path))
+        folder = labels_folder(out)
+        origin = asdict(label_origin(config, data, source.identity, encoder))
+        folder.claim(origin, may_change=() if any(out.glob("*.parquet")) else origin)
+        if folder.is_finished:
+            log.info(f"{out} holds these labels already")
+            return Labels(out)
+        interruption = Interruption()
+        with start_workers(config, ("index",), source, data, index, scores, interruption) as (laid_out, workers):
+            with stages.stage(INDEX):
+                build_version(laid_out, encoder, data, workers.index, IndexState(0, 0))
+            with stages.stage(LABELS):
+                _write_labels(laid_out, data, out, workers, encoder, interruption.check)
+            counts = workers.lm.metrics()
+            log.info(f"{counts['misses']:,.0f} pairs were scored, {counts['hits']:,.0f} were found in the cache")
+        counts = {"queries": len(data.queries), "dev": len(data.dev) if data.dev is not None else 0}
+        folder.finish([f"{split}.parquet" for split, count in counts.items() if count], {"counts": counts})
     return Labels(out)
 
 
@@ -168,10 +161,6 @@ class Candidates:
     ranks: np.ndarray
 
 
-class TooFewFound(ValueError):
-    """BM25 found too few documents that are new."""
-
-
 def mix_candidates(
     wanted: LabelConfig,
     *,
@@ -181,34 +170,53 @@ def mix_candidates(
     seed: int,
     allowed: Allowed,
     spare: np.ndarray | None = None,
-) -> Candidates:
+) -> Candidates | None:
     """Return the candidates of every text, by what searches gave, best first: [N, dense], the others [N, any number].
 
     BM25 gives -1 where no more documents share a word with a text; the nearest of `spare` [N, dense + bm25] then stand
-    in. Raises TooFewFound where a deeper search of BM25 may give what is missing, ValueError where the corpus has too
+    in. Returns None where a deeper search of BM25 may give what is missing. Raises UserError where the corpus has too
     few documents that a text may have.
     """
     total = wanted.dense + wanted.bm25 + wanted.random
     texts = []
     for row in range(len(dense)):
-        others = partial(_others, allowed=partial(allowed, row))
         nearest = dense[row][: wanted.dense].tolist()
-        shared = bm25[row][bm25[row] >= 0]
-        by_bm25, bm25_ranks = others([shared], wanted.bm25, {*nearest})
-        missing = wanted.bm25 - len(by_bm25)
-        if missing and len(shared) == bm25.shape[1]:
-            raise TooFewFound(f"BM25 gave {len(by_bm25)} new documents, {wanted.bm25} are wanted")
-        offered = [] if spare is None else [spare[row]]
-        next_nearest, next_ranks = others(offered, missing, {*nearest, *by_bm25})
+        chosen = {doc: (DENSE, rank) for rank, doc in enumerate(nearest, 1)}
+        of_bm25 = bm25[row][bm25[row] >= 0]
+        missing = _choose(chosen, BM25, [of_bm25], wanted.bm25, row, allowed)
+        if missing and len(of_bm25) == bm25.shape[1] < num_documents:
+            return None
+        _choose(chosen, DENSE, [] if spare is None else [spare[row]], missing, row, allowed)
         drawn = _drawn(num_documents, wanted.random, np.random.default_rng([seed, row]))
-        random, _ = others(drawn, wanted.random, {*nearest, *by_bm25, *next_nearest})
-        found = [*nearest, *by_bm25, *next_nearest, *random]
-        if len(found) < total:
-            raise ValueError(f"the corpus has {num_documents} documents, too few for {total} candidates of a text")
-        ranks = [*range(1, len(nearest) + 1), *bm25_ranks, *next_ranks, *range(1, len(random) + 1)]
-        counts = [len(nearest), len(by_bm25), len(next_nearest), len(random)]
-        texts.append((np.array(found), np.repeat([DENSE, BM25, DENSE, RANDOM], counts), np.array(ranks)))
-    return Candidates(*(np.stack(column) for column in zip(*texts, strict=True)))
+        _choose(chosen, RANDOM, drawn, wanted.random, row, allowed)
+        if len(chosen) < total:
+            raise UserError(f"label: {num_documents} documents are too few for {total} candidates of a text")
+        texts.append(([*chosen], *zip(*chosen.values(), strict=True)))
+    return Candidates(*(np.array(column, np.int64) for column in zip(*texts, strict=True)))
+
+
+def _choose(
+    chosen: dict[int, tuple[int, int]],
+    search: int,
+    offered: Iterable[np.ndarray],
+    count: int,
+    row: int,
+    allowed: Allowed,
+) -> int:
+    """Choose the first `count` documents that are new and that a text may have; returns how many are missing.
+
+    They have the search that gave them and their rank there; random ones are in the order of their choice.
+    """
+    rank = 0
+    for docs in offered if count else ():
+        for doc, is_allowed in zip(docs.tolist(), allowed(row, docs).tolist(), strict=True):
+            rank += is_allowed and doc not in chosen if search == RANDOM else 1
+            if is_allowed and doc not in chosen:
+                chosen[doc] = search, rank
+                count -= 1
+            if not count:
+                return 0
+    return count
 
 
 def any_document(row: int, doc_rows: np.ndarray) -> np.ndarray:
@@ -225,22 +233,6 @@ def other_sources(sources_of: Callable[[np.ndarray], list[str]], exclude: Sequen
     return allowed
 
 
-def _others(
-    offered: Iterable[np.ndarray], count: int, taken: set[int], allowed: Callable[[np.ndarray], np.ndarray]
-) -> tuple[list[int], list[int]]:
-    """Return the first `count` documents that are not taken and are allowed, and their ranks in the offers, from 1."""
-    chosen: dict[int, int] = {}
-    place = 0
-    for rows in offered if count else ():
-        for doc, is_allowed in zip(rows.tolist(), allowed(rows).tolist(), strict=True):
-            place += 1
-            if is_allowed and doc not in taken and doc not in chosen:
-                chosen[doc] = place
-            if len(chosen) == count:
-                return list(chosen), list(chosen.values())
-    return list(chosen), list(chosen.values())
-
-
 def _drawn(num_documents: int, count: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
     """Yield random documents, a few at a time: all of a small corpus in a random order, of a large one without end."""
     if num_documents <= SMALL:
@@ -255,23 +247,45 @@ def find_candidates(
 ) -> tuple[Candidates, np.ndarray]:
     """Return the candidates of all texts and their similarities [N, K] float32 to `encoder`'s queries.
 
-    Index version 0 is that of `encoder`.
+    Index version 0 is that of `encoder`. BM25 is searched deeper until every text has enough.
     """
     label, corpus, examples = config.label, data.corpus, store.examples()
     if len(corpus) < (total := label.dense + label.bm25 + label.random):
         raise UserError(f"label: {total} candidates of a text are wanted, but the corpus has {len(corpus)}")
     exclude = [example.source for example in examples] if config.retrieve.exclude_own_source else None
-    vectors = _query_vectors(examples, encoder)
-    nearest = partial(_nearest, index, vectors, exclude=exclude)
-    mix = partial(
-        mix_candidates,
-        label,
-        dense=nearest(label.dense) if label.hits is None else hits_of(label, corpus, examples),
-        num_documents=len(corpus),
-        seed=config.seed,
-        allowed=any_document if exclude is None else other_sources(corpus.sources, exclude),
-    )
-    candidates = _with_bm25(mix, label, corpus, examples, nearest)
+    queries = [example.query for example in examples]
+    vectors = _in_parts(len(queries), lambda part: encoder.encode_query(queries[part]).numpy())
+    require_finite_vectors(vectors, [example.id for example in examples])
+
+    def nearest(k: int) -> np.ndarray:
+        """Return the rows [N, k] of the nearest documents that are not of the text's own source."""
+        if not k:
+            return np.empty((len(vectors), 0), np.int64)
+        return _in_parts(
+            len(vectors),
+            lambda part: index.search(0, vectors[part], k, None if exclude is None else exclude[part]).doc_rows,
+        )
+
+    dense = nearest(label.dense) if label.hits is None else hits_of(label, corpus, examples)
+    depth, candidates = label.dense + label.bm25, None
+    while candidates is None:
+        bm25 = _bm25(corpus, queries, depth) if label.bm25 else np.empty((len(queries), 0), np.int64)
+        candidates = mix_candidates(
+            label,
+            dense=dense,
+            bm25=bm25,
+            num_documents=len(corpus),
+            seed=config.seed,
+            allowed=any_document if exclude is None else other_sources(corpus.sources, exclude),
+            spare=nearest(label.dense + label.bm25) if (bm25 < 0).any() else None,
+        )
+        depth *= 2
+    num_bm25 = label.bm25 * len(queries)
+    if missing := num_bm25 - int((candidates.found_by == BM25).sum()):
+        log.info(
+            f"{missing:,} of {num_bm25:,} candidates of BM25 are the next nearest documents instead: no more documents "
+            "share a word with their texts"
+        )
     if label.hits is not None:
         candidates.found_by[:, : label.dense] = HITS
     plan = index.store.plan(0)
@@ -281,38 +295,20 @@ def find_candidates(
     return candidates, similarities(vectors, candidates.doc_rows, take)
 
 
-def _with_bm25(
-    mix: Callable[..., Candidates],
-    label: LabelConfig,
-    corpus: CorpusStore,
-    examples: Sequence[Example],
-    nearest: Callable[[int], np.ndarray],
-) -> Candidates:
-    """Mix in what BM25 finds, which is searched deeper until every text has enough."""
-    if not label.bm25:
-        return mix(bm25=np.empty((len(examples), 0), np.int64))
-    queries, depth = [example.query for example in examples], label.dense + label.bm25
-    while True:
-        rows, scores = search_bm25(
-            lambda: (document.text for document in corpus.iterate()), queries, min(depth, len(corpus))
-        )
-        if problem := without_words(scores):
-            raise UserError(f"label.bm25: {problem}; expected label.bm25=0 for this corpus")
-        bm25 = np.where(scores > 0, rows, -1)
-        try:
-            candidates = mix(bm25=bm25, spare=nearest(label.dense + label.bm25) if (bm25 < 0).any() else None)
-            break
-        except TooFewFound as error:
-            if depth >= len(corpus):
-                raise UserError(f"label.bm25: {error}; expected a larger corpus, or fewer") from error
-            depth *= 2
-    missing = label.bm25 * len(examples) - int((candidates.found_by == BM25).sum())
-    if missing:
-        log.info(
-            f"{missing:,} of {label.bm25 * len(examples):,} candidates of BM25 are the next nearest documents instead: "
-            "no more documents share a word with their texts"
-        )
-    return candidates
+def _bm25(corpus: CorpusStore, queries: Sequence[str], depth: int) -> np.ndarray:
+    """Return the rows [N, depth] of BM25's first documents, -1 where no more share a word with the query."""
+    rows, scores = search_bm25(
+        lambda: (document.text for document in corpus.iterate()), queries, min(depth, len(corpus))
+    )
+    if problem := without_words(scores):
+        raise UserError(f"label.bm25: {problem}; expected label.bm25=0 for this corpus")
+    return np.where(scores > 0, rows, -1)
+
+
+def _in_parts(num_texts: int, of: Callable[[slice], np.ndarray]) -> np.ndarray:
+    """Return the concatenated results of a few texts at a time."""
+    starts = range(0, num_texts, TEXTS_PER_SEARCH)
+    return np.concatenate([of(slice(start, start + TEXTS_PER_SEARCH)) for start in starts])
 
 
 def hits_of(label: LabelConfig, corpus: CorpusStore, examples: Sequence[Example]) -> np.ndarray:
@@ -321,53 +317,31 @@ def hits_of(label: LabelConfig, corpus: CorpusStore, examples: Sequence[Example]
     Raises UserError for an example with fewer, and for a document that the corpus does not have.
     """
     run = None if label.hits == ROWS else read_run(Path(str(label.hits)).expanduser())
-    given = [example.candidates if run is None else run.get(example.id, ()) for example in examples]
+    given = [(example.candidates if run is None else run.get(example.id, ()))[: label.dense] for example in examples]
+    rows_of = corpus.rows_of(document for documents in given for document in documents)
     for example, documents in zip(examples, given, strict=True):
         if len(documents) < label.dense:
             raise UserError(
                 f"label.hits: {label.hits} has {len(documents)} candidates of text {example.id}; expected label.dense="
                 f"{label.dense} or more"
             )
-    rows_of = corpus.rows_of(document for documents in given for document in documents[: label.dense])
-    for example, documents in zip(examples, given, strict=True):
-        if unknown := [document for document in documents[: label.dense] if document not in rows_of]:
+        if unknown := [document for document in documents if document not in rows_of]:
             raise UserError(
                 f"label.hits: document {unknown[0]} of text {example.id} is not in the corpus; expected ids of "
                 "data.corpus, which may be the same rows"
             )
-    rows = [[rows_of[document] for document in documents[: label.dense]] for documents in given]
+    rows = [[rows_of[document] for document in documents] for documents in given]
     return np.array(rows, np.int64).reshape(len(examples), label.dense)
-
-
-def _query_vectors(examples: list[Example], encoder: Encoder) -> np.ndarray:
-    """Return vectors [N, D], computed a few texts at a time."""
-    parts = []
-    for start in range(0, len(examples), TEXTS_PER_SEARCH):
-        batch = examples[start : start + TEXTS_PER_SEARCH]
-        parts.append(encoder.encode_query([example.query for example in batch]).numpy())
-        require_finite_vectors(parts[-1], [example.id for example in batch])
-    return np.concatenate(parts)
-
-
-def _nearest(index: IndexService, vectors: np.ndarray, k: int, exclude: Sequence[str | None] | None) -> np.ndarray:
-    """Return the rows [N, k] of the nearest documents that are not of the text's own source."""
-    if not k:
-        return np.empty((len(vectors), 0), np.int64)
-    parts = []
-    for start in range(0, len(vectors), TEXTS_PER_SEARCH):
-        part = slice(start, start + TEXTS_PER_SEARCH)
-        parts.append(index.search(0, vectors[part], k, None if exclude is None else exclude[part]).doc_rows)
-    return np.concatenate(parts)
 
 
 def similarities(queries: np.ndarray, doc_rows: np.ndarray, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """Return inner products [N, K] float32 of query vectors [N, D] and the stored ones of their documents."""
-    parts = []
-    for start in range(0, len(queries), TEXTS_PER_SEARCH):
-        some = slice(start, start + TEXTS_PER_SEARCH)
-        documents = take(doc_rows[some]).astype(np.float64)
-        parts.append(np.einsum("bd,bkd->bk", queries[some].astype(np.float64), documents))
-    return np.concatenate(parts).astype(np.float32)
+
+    def products(part: slice) -> np.ndarray:
+        documents = take(doc_rows[part]).astype(np.float64)
+        return np.einsum("bd,bkd->bk", queries[part].astype(np.float64), documents).astype(np.float32)
+
+    return _in_parts(len(queries), products)
 
 
 # Scores ------------------------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from replug.config.errors import NotFiniteError
-from replug.config.schema import LossConfig, TrainConfig
+from replug.config.schema import Config, TrainConfig
 from replug.data.datamodule import Position
-from replug.data.records import Example, RetrievedBatch, ScoredBatch
+from replug.data.records import NO_INDEX, Example, RetrievedBatch, ScoredBatch
 from replug.data.store import CorpusStore
 from replug.evals.loop import Item
 from replug.models.encoder import Encoder, first_numbers
@@ -44,32 +44,31 @@ class Queries(Protocol):
 
 
 class LSRModule(pl.LightningModule):
-    """Trains `encoder` on what `batches` delivers."""
+    """Trains an encoder that `prepare_encoder` made ready on what `batches` delivers.
+
+    `frozen` gives vectors of documents if they stay as they are. If the retriever is a pair, `encoder` holds both
+    encoders.
+    """
 
     def __init__(
         self,
+        config: Config,
         encoder: Encoder,
         batches: Batches,
         queries: Queries,
         corpus: CorpusStore,
-        loss: LossConfig,
-        train: TrainConfig,
-        dims: Sequence[int] = (),
-        seed: int = 0,
         frozen: FrozenDocuments | None = None,
     ) -> None:
-        """Average the loss over the prefixes `dims` of the vectors, the longest first. Empty means whole vectors.
-
-        `frozen` gives vectors of documents if they stay as they are. If the retriever is a pair, `encoder` holds both
-        encoders.
-        """
         super().__init__()
         self.encoder, self.batches, self.frozen = encoder, batches, frozen
         self._queries, self._corpus = queries, corpus
-        self._loss, self._train, self._dims, self._seed = loss, train, dims, seed
+        self._loss, self._train, self._seed = config.loss, config.train, config.seed
+        # Prefixes of the vectors that the loss is averaged over, None is all: by default what the index searches.
+        self._dims: Sequence[int | None] = sorted(config.retriever.dims, reverse=True)
+        self._dims = self._dims or [config.index.dims or encoder.dims]
         self.batch: ScoredBatch | None = None  # of the step that is under way
         self._is_last = False  # whether the newest of its micro-batches is the last
-        self._metrics: list[dict[str, float | Tensor]] = []  # of its micro-batches so far
+        self._metrics: list[dict[str, Tensor]] = []  # of its micro-batches so far
         self._losses: list[Tensor] = []  # of their texts
 
     def on_train_start(self) -> None:
@@ -91,7 +90,7 @@ class LSRModule(pl.LightningModule):
         # Dropout's randomness follows from the step and the share, so a resumed run draws the same.
         torch.manual_seed(hash((self._seed, position.step, rank, position.part)) % 2**63)
         self.encoder.train_mode()
-        by_prefix = self._by_prefix(scored.retrieved)
+        by_prefix = self.similarities(scored.retrieved)
         with torch.autocast(self.device.type, enabled=False):
             sums, counts = self._on_device(scored.sum_logprobs), self._on_device(scored.num_tokens)
             log_q = log_likelihood(lm_scores(sums, counts, self._loss.lm_score.value), self._loss.beta)
@@ -99,7 +98,7 @@ class LSRModule(pl.LightningModule):
             losses = torch.stack([losses for losses, _ in terms]).mean(0)  # [B], over the prefixes
             loss, log_p = losses.mean(), log_likelihood(by_prefix[0][0], self._loss.gamma)
             self._losses.append(losses.detach())
-            self._metrics.append(_metrics(loss, log_q, log_p, scored))
+            self._metrics.append(_metrics(loss, log_q, log_p))
             if (contrastive := terms[0][1]) is not None:
                 self._metrics[-1]["train/contrastive"] = contrastive.detach().mean()
         assert log_p.dtype == log_q.dtype == loss.dtype == torch.float32
@@ -110,15 +109,15 @@ class LSRModule(pl.LightningModule):
         """Fetch metrics from the device: the backward pass is launched, and nothing waits behind it."""
         if not self._is_last:
             return
+        assert self.batch is not None
         metrics = self._mean_metrics()
         # All ranks have the same means, so all end here where the loss is no number, before the gradient is used.
         if not math.isfinite(metrics["train/loss"]):
-            assert self.batch is not None
             losses = torch.cat(self._losses)
             if self._num_ranks > 1:
                 losses = self.trainer.strategy.all_gather(losses).flatten()  # in the batch's order
             require_finite_losses(losses.cpu().numpy(), self.batch.retrieved, self._queries, self._corpus)
-        self.log_dict(metrics)
+        self.log_dict({**metrics, **_batch_metrics(self.batch)})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         leave_out_untrained(self.encoder, checkpoint)
@@ -144,34 +143,23 @@ class LSRModule(pl.LightningModule):
     def _num_ranks(self) -> int:
         return self.trainer.world_size if self._trainer is not None else 1
 
-    def _mean_metrics(self) -> dict[str, float | Tensor]:
+    def _mean_metrics(self) -> dict[str, Tensor]:
         """Return means over the parts of the step and over the ranks, which have equally many texts."""
-        names = list(self._metrics[0])
-        values = [value for part in self._metrics for value in part.values() if isinstance(value, Tensor)]
-        fetched = iter(torch.stack(values).tolist())  # in one fetch from the device
-        numbers = [[next(fetched) if isinstance(v, Tensor) else v for v in part.values()] for part in self._metrics]
-        means = torch.tensor(numbers, device=self.device).mean(0)
+        means = torch.stack([torch.stack([*part.values()]) for part in self._metrics]).mean(0)
         if self._num_ranks > 1:
             means = self.trainer.strategy.reduce(means, reduce_op="mean")
-        return dict(zip(names, means.cpu(), strict=True))
+        return dict(zip(self._metrics[0], means.cpu(), strict=True))  # in one fetch from the device
 
-    def similarities(self, batch: RetrievedBatch) -> Tensor:
-        """Return s(d, x) [B, K] of whole vectors, in float32 with gradient; a document is encoded once."""
-        queries, documents, places = self._encoded(batch)
-        return inner_products(queries, documents[places])
+    def similarities(self, batch: RetrievedBatch) -> list[tuple[Tensor, Tensor | None]]:
+        """Return s(d, x) [B, K] at each prefix, the longest first; with `in_batch` those of others [B, U] too.
 
-    def _by_prefix(self, batch: RetrievedBatch) -> list[tuple[Tensor, Tensor | None]]:
-        """Return similarities [B, K] at each prefix, the longest first; with `in_batch` those of others [B, U] too.
-
-        The loss is the mean over prefixes of the vectors (Matryoshka Representation Learning, Kusupati et al. 2022).
-        With cosine similarity a prefix has the length 1 again. A query's own documents are minus infinity among others.
+        They are float32 with gradient. The loss is the mean over prefixes of the vectors (Matryoshka Representation
+        Learning, Kusupati et al. 2022). With cosine similarity a prefix has the length 1 again. A query's own documents
+        are minus infinity among others.
         """
-        if not self._dims and not self._loss.in_batch:
-            return [(self.similarities(batch), None)]
         queries, documents, places = self._encoded(batch)
-        prefixes: Sequence[int | None] = self._dims or [None]
         found: list[tuple[Tensor, Tensor | None]] = []
-        for count in prefixes:
+        for count in self._dims:
             q, d = (first_numbers(vectors, count, self.encoder.similarity) for vectors in (queries, documents))
             others = None
             if self._loss.in_batch:
@@ -235,28 +223,34 @@ def learning_rate_factor(step: int, settings: TrainConfig) -> float:
     return max(0.0, (settings.max_steps - step) / max(1, settings.max_steps - warmup))
 
 
-def _metrics(loss: Tensor, log_q: Tensor, log_p: Tensor, scored: ScoredBatch) -> dict[str, float | Tensor]:
-    batch, log_p = scored.retrieved, log_p.detach()
+def _metrics(loss: Tensor, log_q: Tensor, log_p: Tensor) -> dict[str, Tensor]:
+    log_p = log_p.detach()
     if log_p.shape[1] == 1:  # questions: one document has no order
         return {"train/loss": loss.detach()}
-    means = scored.sum_logprobs / scored.num_tokens[:, None]
-    of_index = {
-        "index/version": float(batch.index_version),
-        "index/age_steps": float(batch.step - batch.index_step),
-        "pipeline/query_age_steps": float(batch.step - batch.query_step),
-    }
     return {
         "train/loss": loss.detach(),
         "train/kl": kl_lm_retriever(log_q, log_p).mean(),
         "lm/entropy": entropy(log_q).mean(),
         "lm/top1_mass": log_q.exp().amax(-1).mean(),
-        "lm/mean_logprob": float(means.mean()),
-        "lm/spread": float(means.std(axis=1).mean()),
         "retriever/entropy": entropy(log_p).mean(),
         "retriever/top1_mass": log_p.exp().amax(-1).mean(),
         "retriever/rank_correlation": rank_correlation(log_q, log_p),
-        **(of_index if batch.index_version >= 0 else {}),
     }
+
+
+def _batch_metrics(scored: ScoredBatch) -> dict[str, float]:
+    """Return what the whole batch says of the LM, and of the index if it is not of labels."""
+    batch, means = scored.retrieved, scored.sum_logprobs / scored.num_tokens[:, None]
+    if means.shape[1] == 1:
+        return {}
+    metrics = {"lm/mean_logprob": float(means.mean()), "lm/spread": float(means.std(axis=1).mean())}
+    if batch.index_version != NO_INDEX:
+        metrics |= {
+            "index/version": float(batch.index_version),
+            "index/age_steps": float(batch.step - batch.index_step),
+            "pipeline/query_age_steps": float(batch.step - batch.query_step),
+        }
+    return metrics
 
 
 def rank_correlation(log_q: Tensor, log_p: Tensor) -> Tensor:

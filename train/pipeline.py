@@ -17,6 +17,7 @@ import numpy as np
 
 from replug.cluster.interruption import LOOK_SECONDS, wait_for
 from replug.config.errors import RunError
+from replug.config.schema import RetrieveConfig, TrainConfig
 from replug.data.records import Example, RetrievedBatch, ScoredBatch, SearchResult
 from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet
@@ -44,31 +45,28 @@ _InFlight = tuple[Future[RetrievedBatch], Future[Scores]]  # the documents of a 
 class BatchPipeline:
     """Keeps `depth` batches in flight, and no more: so the LM's pool never has more than that to do.
 
-    `encode` maps texts to vectors [B, D] by the live weights, `executor` runs `search` for `k` documents of each, and
-    `score` takes examples and the texts before each. There is no batch after step `max_steps`. `check` is called while
-    a step waits, to raise what should end the wait.
+    `encode` maps texts to vectors [B, D] by the live weights, `executor` runs `search` for documents of each, and
+    `score` takes examples and the texts before each. `check` is called while a step waits, to raise what should end the
+    wait.
     """
 
     def __init__(
         self,
         sampler: QuerySampler,
         data: PreparedSet,
+        retrieve: RetrieveConfig,
+        train: TrainConfig,
         *,
         encode: Callable[[Sequence[str]], np.ndarray],
         search: Search,
         executor: Executor,
-        k: int,
         score: Callable[[Sequence[Example], list[list[str]]], Scores],
-        depth: int,
-        max_steps: int,
         clock: StepClock,
-        exclude_own_source: bool = False,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._sampler, self._queries, self._corpus = sampler, data.queries, data.corpus
-        self._encode, self._search, self._executor, self._k = encode, search, executor, k
-        self._exclude_own_source, self._score = exclude_own_source, score
-        self._depth, self._max_steps = depth, max_steps
+        self._retrieve, self._train = retrieve, train
+        self._encode, self._search, self._executor, self._score = encode, search, executor, score
         self._clock, self._check_run = clock, check
         self._in_flight: dict[int, _InFlight] = {}
         self._last_search: Future[RetrievedBatch] | None = None
@@ -76,7 +74,7 @@ class BatchPipeline:
     def advance(self, step: int, index: IndexState) -> None:
         """Put into flight all batches that should be at the boundary before `step`."""
         with self._clock.measure("retrieve"):
-            for ahead in range(step, min(step + self._depth, self._max_steps - 1) + 1):
+            for ahead in range(step, min(step + self._train.pipeline_depth + 1, self._train.max_steps)):
                 if ahead not in self._in_flight:
                     self._in_flight[ahead] = self._begin(ahead, step, index)
 
@@ -144,31 +142,23 @@ class BatchPipeline:
         examples = self._queries.examples(rows)
         vectors = self._encode([example.query for example in examples])
         require_finite_vectors(vectors, [example.id for example in examples])
-        exclude = [example.source for example in examples] if self._exclude_own_source else None
-        given = (step, query_step, index, rows, vectors, exclude, self._last_search)
-        self._last_search = self._executor.submit(self._retrieve, *given)
+        exclude = [example.source for example in examples] if self._retrieve.exclude_own_source else None
+        previous = self._last_search
+
+        def search() -> RetrievedBatch:
+            """Search, unless the previous search failed: the run ends at its step, and each may take minutes."""
+            if previous is not None:
+                previous.result()
+            found = self._search(index.version, vectors, self._retrieve.k, exclude)
+            seen = (step, query_step, found.index_version, index.step)
+            return RetrievedBatch(*seen, rows, found.doc_rows, found.similarities)
+
+        self._last_search = self._executor.submit(search)
         return self._submitted(self._last_search)
 
     def _submitted(self, search: Future[RetrievedBatch]) -> _InFlight:
         """Ask the LM after the search. If that fails, the documents are known and a checkpoint keeps them."""
         return search, self._executor.submit(lambda: self._ask(search.result()))
-
-    def _retrieve(
-        self,
-        step: int,
-        query_step: int,
-        index: IndexState,
-        rows: np.ndarray,
-        vectors: np.ndarray,
-        exclude: Sequence[str | None] | None,
-        previous: Future[RetrievedBatch] | None,
-    ) -> RetrievedBatch:
-        """Search, unless the previous search failed: the run ends at its step, and each search may take minutes."""
-        if previous is not None:
-            previous.result()
-        found = self._search(index.version, vectors, self._k, exclude)
-        seen = (step, query_step, found.index_version, index.step)
-        return RetrievedBatch(*seen, rows, found.doc_rows, found.similarities)
 
     def _ask(self, batch: RetrievedBatch) -> Scores:
         """Put the whole batch to the LM in one call, so that the pool can put pairs of similar length together."""

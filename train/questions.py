@@ -102,17 +102,11 @@ def make_questions(
         inputs["lm.identity"] = lm
     elif kind != RULE:
         inputs["data.questions (sha256)"] = rows_sha256(kind)
-    wanted = _wanted(config, data.corpus)
+    most = MOST_JUDGED.get(kind, MOST_JUDGED[RULE])
+    wanted = {"heldout": most, "dev": most} if data.corpus.url is None else {"heldout": most}  # a store gives none
     folder.claim({**inputs, **wanted, "train": config.train.batch_size * config.train.max_steps if training else 0})
     if not folder.is_finished:
-        splits = _own(kind, wanted) if kind not in (RULE, BY_LM) else {}
-        trained = {one_line(of.example.query).lower() for of in training}
-        for of in (of for judging in splits.values() for of in judging):
-            if one_line(of.example.query).lower() in trained:
-                raise UserError(
-                    f"data.questions: question {of.example.id} of {kind} is trained on too (data.train), so it would "
-                    "judge what was learned by heart; remove it from one of the two"
-                )
+        splits = _own(kind, wanted, training) if kind not in (RULE, BY_LM) else {}
         if not splits and (own := _own_rows(config, config.data.heldout, data.heldout)):
             splits = {"heldout": own}
         missing = {split: count for split, count in wanted.items() if split not in splits}
@@ -189,20 +183,21 @@ def _with_documents(questions: Sequence[OpenQuestion], corpus: CorpusStore) -> l
     return [replace(of, example=replace(of.example, gold=tuple(gold))) for of, gold in pairs if gold]
 
 
-def _wanted(config: Config, corpus: CorpusStore) -> dict[str, int]:
-    """Return how many questions each judging split needs; documents in a store give none that choose."""
-    most = MOST_JUDGED.get(str(config.data.questions), MOST_JUDGED[RULE])
-    return {"heldout": most, "dev": most} if corpus.url is None else {"heldout": most}
-
-
-def _own(path: str, wanted: Mapping[str, int]) -> dict[str, list[OpenQuestion]]:
+def _own(path: str, wanted: Mapping[str, int], training: Sequence[OpenQuestion]) -> dict[str, list[OpenQuestion]]:
     """Return the user's questions; of many, every second one develops."""
     rows = read_questions(path, needs_answers=False)
-    if unknown := [row.example.id for row in rows if not (row.answers or row.example.gold)]:
-        raise UserError(
-            f"data.questions: question {unknown[0]} of {path} has neither answers nor gold documents; expected "
-            "answers, which some passage holds, or ids of documents as gold"
-        )
+    trained = {one_line(of.example.query).lower() for of in training}
+    for row in rows:
+        if not (row.answers or row.example.gold):
+            raise UserError(
+                f"data.questions: question {row.example.id} of {path} has neither answers nor gold documents; expected "
+                "answers, which some passage holds, or ids of documents as gold"
+            )
+        if one_line(row.example.query).lower() in trained:
+            raise UserError(
+                f"data.questions: question {row.example.id} of {path} is trained on too (data.train), so it would "
+                "judge what was learned by heart; remove it from one of the two"
+            )
     if "dev" in wanted and len(rows) >= OWN_BOTH:
         return {"dev": rows[1::2], "heldout": rows[::2]}
     log.info(f"{path}: all {len(rows)} questions judge at the end; of {OWN_BOTH} or more, half choose weights")
@@ -233,10 +228,12 @@ def _from_documents(
             break
         for document in corpus.documents(order[start : start + ROWS_AT_A_TIME]):
             name = document.source if by_source else document.id
-            split = _split_of(name, config.seed)
+            split = {0: "heldout", 1: "dev"}.get(hash64(f"questions/{config.seed}/{name}") % SHARE, "train")
             if len(made.get(split, ())) < most.get(split, 0) and name not in excluded:
                 num = max(per_document[split], PER_DOCUMENT if split == "train" else 1)
-                made[split] += [(of, document) for of in _opened(document, num, config.seed)]
+                for number, (question, answer) in enumerate(questions_of(document, num, config.seed)):
+                    item = Item(f"{document.id}-q{number}", question, "all", (document.id,), document.source)
+                    made[split].append((OpenQuestion(item, (answer,)), document))
     if write is None:
         return {split: [question for question, _ in of[: most[split]]] for split, of in made.items()}
     others = corpus.texts(order[:SEARCHED])
@@ -248,18 +245,6 @@ def _none_made(corpus: CorpusStore, split: str) -> str:
         f"data.questions: no question could be made of {len(corpus):,} documents for the {split} split; expected "
         "sentences with names, numbers or dates, or data.questions=FILE with your own questions"
     )
-
-
-def _split_of(name: str, seed: int) -> str:
-    return {0: "heldout", 1: "dev"}.get(hash64(f"questions/{seed}/{name}") % SHARE, "train")
-
-
-def _opened(document: Document, num: int, seed: int) -> list[OpenQuestion]:
-    gold, source = (document.id,), document.source
-    return [
-        OpenQuestion(Item(f"{document.id}-q{number}", question, "all", gold, source), (answer,))
-        for number, (question, answer) in enumerate(questions_of(document, num, seed))
-    ]
 
 
 def _write_rows(path: Path, questions: Sequence[OpenQuestion]) -> None:

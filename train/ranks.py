@@ -5,11 +5,9 @@ node has room, so one command trains on one machine or many. Each rank counts as
 which then need not know how many there are on which machine.
 
 A rank that died breaks its connections, and Ray reports it. A rank that hangs is found by the time-out that gloo and
-NCCL have for the gradient's collective (`COLLECTIVE_PATIENCE`).
+NCCL have for the gradient's collective (`COLLECTIVE_PATIENCE`), as is one whose death a GPU does not notice.
 """
 
-import logging
-import os
 import socket
 import threading
 import time
@@ -22,7 +20,8 @@ import pytorch_lightning as pl
 import ray
 import torch
 import torch.distributed as dist
-from pytorch_lightning.plugins.environments import ClusterEnvironment
+from pytorch_lightning.plugins.environments import LightningEnvironment
+from pytorch_lightning.strategies import DDPStrategy
 from ray.exceptions import RayError
 from torch.distributed import TCPStore
 
@@ -34,25 +33,22 @@ from replug.config.errors import RunError
 from replug.data.records import ScoredBatch
 from replug.train.module import Batches
 
-log = logging.getLogger(__name__)
-
 # All waits between ranks but that for a batch: to meet at the start, for the gradient, while rank 0 copies a
 # checkpoint's state. All ranks do the same work between them, but for compiling and for loading from a slow disk.
 COLLECTIVE_PATIENCE = timedelta(minutes=10)
 # Other ranks wait for a batch as long as rank 0 waits for the LM or for a refresh, which have time limits of their own.
 BATCH_PATIENCE = timedelta(days=30)
-LOOK_SECONDS = 1.0
-NOTICE_SECONDS = 60.0  # for rank 0 to notice by its connections that the others were killed; a GPU's may not tell
+LOOK_SECONDS, EXPLAIN_SECONDS = 1.0, 10.0
 FINISH_SECONDS = 120.0  # for the others to end after rank 0 did
 
 
-class RankEnvironment(ClusterEnvironment):
+class RankEnvironment(LightningEnvironment):
     """Tells Lightning which rank this process is; `device` is its GPU among those that it sees."""
 
     def __init__(self, rank: int, ranks: int, address: str, port: int, device: int = 0) -> None:
         super().__init__()
-        self._rank, self._ranks, self._address, self._port = rank, ranks, address, port
-        self.device = device
+        self.set_world_size(ranks)
+        self.rank, self._address, self._port, self.device = rank, address, port, device
         self.store: TCPStore | None = None  # where this process opened it
 
     def join(self, backend: str, timeout: timedelta, device: torch.device | None = None) -> None:
@@ -60,42 +56,40 @@ class RankEnvironment(ClusterEnvironment):
         assert dist.is_available()
         store = self.store or TCPStore(self._address, self._port, is_master=False, timeout=timeout)
         dist.init_process_group(
-            backend, store=store, rank=self._rank, world_size=self._ranks, timeout=timeout, device_id=device
+            backend, store=store, rank=self.rank, world_size=self.world_size(), timeout=timeout, device_id=device
         )
 
     @property
     def creates_processes_externally(self) -> bool:
         return True
 
-    @property
-    def main_address(self) -> str:
-        return self._address
-
-    @property
-    def main_port(self) -> int:
-        return self._port
-
-    @staticmethod
-    def detect() -> bool:
-        return False
-
-    def world_size(self) -> int:
-        return self._ranks
-
-    def set_world_size(self, size: int) -> None:
-        assert size == self._ranks, f"{size} ranks, expected {self._ranks}"
-
-    def global_rank(self) -> int:
-        return self._rank
-
-    def set_global_rank(self, rank: int) -> None:
-        assert rank == self._rank, f"rank {rank}, expected {self._rank}"
-
     def local_rank(self) -> int:
         return 0
 
     def node_rank(self) -> int:
-        return self._rank
+        return self.rank
+
+
+class OwnStoreDDP(DDPStrategy):
+    """DDP whose ranks meet in the store of rank 0, which listens on one address only.
+
+    A user's callbacks are on rank 0 alone, so the ranks that they ask together are that one.
+    """
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        return obj
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        return decision
+
+    def setup_distributed(self) -> None:
+        """Join the process group, which Lightning then uses."""
+        environment, device = self.cluster_environment, self.root_device
+        assert isinstance(environment, RankEnvironment)
+        if not dist.is_initialized():
+            own_gpu = device if device.type == "cuda" else None
+            environment.join(self._get_process_group_backend(), self._timeout or COLLECTIVE_PATIENCE, own_gpu)
+        super().setup_distributed()
 
 
 class TrainerRank:
@@ -114,25 +108,20 @@ class OtherRanks:
         address = ray.util.get_node_ip_address()
         store = open_store(address)
         use_interface_of(address)
-        seen = gpu_of_rank_0(gpus) if gpus else None
-        device = device_of(seen) if seen else 0
+        device = device_of(gpu_of_rank_0(gpus)) if gpus else 0
         keep_to_memory_bound(memory_bound(TRAINER, 0), device)
         self.environment = RankEnvironment(0, ranks, address, store.port, device)
         self.environment.store = store
-        self.num_others = ranks - 1
         actor, env = ray.remote(TrainerRank), thread_env(threads)["env_vars"]
-        self._actors: list[Any] = [
-            actor.options(**place(TRAINER, rank, gpus, env)).remote() for rank in range(1, ranks)
-        ]
-        environments = [RankEnvironment(rank, ranks, address, store.port) for rank in range(1, ranks)]
-        self._fits = {
-            rank.run.remote(fit, environment): environment.global_rank()
-            for rank, environment in zip(self._actors, environments, strict=True)
+        options = [place(TRAINER, rank, gpus, env) for rank in range(1, ranks)]
+        self._actors: list[Any] = [actor.options(**own).remote() for own in options]
+        self._fits: dict[Any, int] = {
+            own.run.remote(fit, RankEnvironment(rank, ranks, address, store.port)): rank
+            for rank, own in enumerate(self._actors, 1)
         }
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True, name="ranks")
-        if self._fits:
-            self._watcher.start()
+        self._watcher.start()
 
     def check(self) -> None:
         """Raise RuntimeError where one has ended by an error: the newest checkpoint is what counts."""
@@ -141,36 +130,34 @@ class OtherRanks:
 
     def finish(self) -> None:
         """Wait for the others, which end with rank 0."""
-        _, running = ray.wait(list(self._fits), num_returns=len(self._fits), timeout=FINISH_SECONDS)
-        if running:
+        if running := self._wait(FINISH_SECONDS)[1]:
             raise RunError(f"trainer rank {self._fits[running[0]]} does not end ({FINISH_SECONDS:g} s after rank 0)")
 
     def close(self) -> None:
         self._closed.set()
         self._kill()
-        if self._fits:
-            self._watcher.join()
+        self._watcher.join()
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
         self.environment.store = None
 
     def explain(self, error: RuntimeError) -> RuntimeError:
         """Return why a connection broke, given a moment to show; a collective has a time limit too."""
-        end = time.monotonic() + 10
-        while self._fits and time.monotonic() < end:
-            if problem := self._problem():
-                return RunError(f"{problem}; the same command goes on from the newest checkpoint")
+        problem, end = self._problem(), time.monotonic() + EXPLAIN_SECONDS
+        while self._fits and not problem and time.monotonic() < end:
             time.sleep(0.2)
-        if self._fits and (isinstance(error, dist.DistError) or "gloo" in str(error)):
-            return RunError(
-                f"the trainer's ranks do not reach each other: {str(error).splitlines()[0]}; "
-                "the same command goes on from the newest checkpoint"
-            )
-        return error
+            problem = self._problem()
+        if not problem and self._fits and (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            problem = f"the trainer's ranks do not reach each other: {str(error).splitlines()[0]}"
+        return RunError(f"{problem}; the same command goes on from the newest checkpoint") if problem else error
+
+    def _wait(self, seconds: float) -> tuple[list[Any], list[Any]]:
+        """Return the fits that have ended and those that have not, after so many seconds at most."""
+        fits = list(self._fits)
+        return ray.wait(fits, num_returns=len(fits), timeout=seconds) if fits else ([], [])
 
     def _problem(self) -> str | None:
-        done, _ = ray.wait(list(self._fits), num_returns=len(self._fits), timeout=0) if self._fits else ([], [])
-        for fit in done:
+        for fit in self._wait(0)[0]:
             try:
                 ray.get(fit)
             except RayError as error:
@@ -179,16 +166,11 @@ class OtherRanks:
         return None
 
     def _watch(self) -> None:
-        """Kill all other ranks if one died, which ends the collectives that wait for it.
-
-        Where even that does not end the wait of rank 0, end the process.
-        """
+        """Kill all other ranks if one died, which ends the collectives that wait for it."""
         while not self._closed.wait(LOOK_SECONDS):
-            if problem := self._problem():
+            if self._problem():
                 self._kill()
-                if not self._closed.wait(NOTICE_SECONDS):
-                    log.warning(f"replug: {problem}; rank 0 waits for it in vain and ends; the same command goes on")
-                    os._exit(1)
+                return
 
     def _kill(self) -> None:
         for actor in self._actors:

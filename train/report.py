@@ -1,32 +1,35 @@
 """The report of a training run: the table on the terminal, and `report.html`, one self-contained page.
 
-Both begin with the verdict. results.json has the evaluations of the held-out texts (`evals/results.py`), and beside
+Both begin with the verdict in plain words: did the tuned retriever help? On held-out texts it compares the ensembles of
+the tuned and the untuned retriever in bits per byte (lsr − replug, with the paper's weights), on held-out questions at
+which rank they find what answers them. Each is tested alone at 5%, and a verdict is what its 95% interval over six
+sources or more says: a retriever may predict texts better and find answers worse. Weights that follow the text are a
+further sentence, corrected as in the table.
+
+results.json has the evaluations of the held-out texts (`evals/results.py`), and beside
 them
 
-verdict   whether tuning helped, in words (`train/verdict.py`)
+verdict   whether tuning helped, in words (`verdict_of`)
 weights   of the tuned retriever: their step of how many steps, the first and the best development result, and
           bits per byte of labelled ones without documents
 """
 
-import json
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 
-from replug.config.methods import POSTERIOR, RANDOM
-from replug.data.files import replace_file
-from replug.evals.charts import bars, draw_document_weights, lines, to_svg, write_png
-from replug.evals.intervals import Interval
+from replug.config.methods import POSTERIOR
+from replug.data.files import read_json, replace_file
+from replug.evals.charts import draw_document_weights, lines, to_svg, write_png
+from replug.evals.intervals import FEW_CLUSTERS, FEWEST_CLUSTERS, LEVEL, NO_DIFFERENCE, sign_shown
 from replug.evals.language_modelling import headroom_lines
-from replug.evals.results import Results
+from replug.evals.results import Entry, Results, num_clusters
 from replug.evals.tables import (
     Block,
     Html,
-    Table,
-    differences_of,
     figure,
     grid,
     html_page,
@@ -34,8 +37,27 @@ from replug.evals.tables import (
     result_blocks,
 )
 from replug.train.development import describe_weights
-from replug.train.evaluation import ANSWERS, LANGUAGE_MODELLING, QUESTIONS, RETRIEVAL
-from replug.train.verdict import HARMED, HELPED, verdict_of
+from replug.train.evaluation import ANSWERS, LANGUAGE_MODELLING, QUESTION, QUESTIONS, RETRIEVAL
+from replug.train.run_dir import MEND, RunDirectory
+
+HELPED, HARMED, NOT_SHOWN = "HELPED", "HARMED", "NO DIFFERENCE SHOWN"
+EXIT_STATUSES = {HELPED: 0, NOT_SHOWN: 3, HARMED: 4}  # of `replug compare --exit-status`
+UNIT = "bits per byte"
+MRR = "MRR@20"
+FEW_QUESTIONS = 50
+AFTER_HARM = (
+    "Keep the retriever as it was. Try a smaller train.lr or fewer steps, more to train on, or more questions or texts "
+    "that choose the weights (data.questions, data.num_dev)."
+)
+AFTER_NOTHING = (
+    "Try more training texts or steps (data.num_queries, train.max_steps, train.epochs) for a larger difference, more "
+    "held-out texts (data.num_heldout, evaluate.max_examples) for a narrower interval."
+)
+AFTER_NOTHING_ASKED = (
+    "Try more steps (train.max_steps) or training questions (data.train) for a larger difference, more questions of "
+    "your own (data.questions, data.heldout) for a narrower interval."
+)
+AS_IT_WAS = "The development split chose the weights of step 0: the tuned retriever is the one as it was."
 
 Rows = Sequence[Mapping[str, Any]]
 METHODS_LINE = (
@@ -70,6 +92,7 @@ CURVES = (
     ("KL of development texts (nats)", {"dev/kl": "KL"}),
     ("mean reciprocal rank of development questions", {"dev/mrr": "chosen weights"}),
     ("age of the index (steps); dotted: hot swap", {"index/age_steps": "age"}),
+    ("index: recall, and overlap with the version before", {"index/recall": "recall", "index/overlap": "overlap"}),
     (
         "seconds of a step",
         {
@@ -80,64 +103,52 @@ CURVES = (
         },
     ),
 )
-INDEX_COLUMNS = (
-    ("version", "index/live_version", "v{:.0f}"),
-    ("first seen at step", "step", "{:.0f}"),
-    ("weights of step", "index/live_step", "{:.0f}"),
-    ("recall", "index/recall", "{:.3f}"),
-    ("overlap", "index/overlap", "{:.3f}"),
-    ("drift", "index/drift", "{:.4f}"),
-    ("documents / s", "index/swap_documents_per_second", "{:,.0f}"),
-    ("build, s", "index/swap_build_seconds", "{:.1f}"),
-    ("waited, s", "index/swap_wait_seconds", "{:.2f}"),
-    ("switch, ms", "index/swap_ms", "{:.1f}"),
-)
-INDEX_NOTE = (
-    "Recall: the share of the exact top documents that the index finds. Overlap: the share of what it finds that the "
-    "version before found for the same queries. Drift: 1 − mean cosine of a document's vectors in both. "
-    "Waited: how long training stood still for the refresh."
-)
 
 
-def write_report(
-    path: Path,
-    results: Mapping[str, Any],
-    *,
-    metrics: Rows,
-    examples_path: Path,
-    questions_path: Path,
-    config_path: Path,
-    made_by: Sequence[str] = (),
-    document_weights: Mapping[str, Any] | None = None,
-) -> None:
-    """Write the page; it loads nothing from elsewhere.
-
-    `metrics` are the rows of that file. `made_by` are lines that say how the run was made.
-    `document_weights` says how the weights of documents follow one text (`train.evaluation`).
-    """
-    paths = (examples_path, questions_path)
-    examples, questions = (json.loads(path.read_text()) if path.exists() else [] for path in paths)
-    config = Html("<details><summary>resolved</summary><pre>{}</pre></details>").format(config_path.read_text())
-    heldout = results.get(LANGUAGE_MODELLING)
+def write_report(run: RunDirectory) -> dict[str, Any]:
+    """Write the page of a finished run, which loads nothing from elsewhere; returns what `results.json` holds."""
+    run.folder.require()
+    results: dict[str, Any] = read_json(run.results, MEND)
+    # How documents' weights follow one text, and what each retriever finds (`train.evaluation`).
+    weights, examples, questions = (
+        read_json(path, MEND) if path.is_file() else []
+        for path in (run.document_weights, run.examples, run.question_examples)
+    )
+    if weights:
+        write_png(run.picture, partial(draw_document_weights, picture=weights), *_picture_size(weights))
+    config = Html("<details><summary>resolved</summary><pre>{}</pre></details>")
+    heldout, metrics = results.get(LANGUAGE_MODELLING), run.read_metrics()
     sections: dict[str, Sequence[Block]] = {
         "": [*_verdict_blocks(results), *weights_lines(results)],
-        "Held-out texts": _heldout_blocks(heldout, with_figures=True) if heldout else [],
+        "Held-out texts": _heldout_blocks(heldout) if heldout else [],
         "Questions": [*_question_blocks(results), *_example_blocks(questions, ANSWERS_MARKED)],
         "How to read this": [SYMBOLS] if heldout else [],
-        "How weights follow a text": _picture_blocks(document_weights) if document_weights else [],
+        "How weights follow a text": _picture_blocks(weights) if weights else [],
         "Gold documents": result_blocks(results[RETRIEVAL], RETRIEVAL) if RETRIEVAL in results else [],
         "Training": _training_blocks(metrics, is_online=any("index/live_version" in row for row in metrics)),
-        "The index": _index_blocks(metrics),
         "What each retriever finds first": _example_blocks(examples),
-        "How this was made": list(made_by),
-        "Configuration": [config],
+        "How this was made": run.provenance(),
+        "Configuration": [config.format(run.config.read_text())],
     }
-    replace_file(path, html_page(f"REPLUG LSR: {path.parent.name}", sections).encode())
+    replace_file(run.report, html_page(f"REPLUG LSR: {run.path.name}", sections).encode())
+    return results
 
 
 def print_results(results: Mapping[str, Any]) -> None:
     """Print the tables of a run to the terminal."""
     print_blocks(run_blocks(results))
+
+
+def print_summary(run: RunDirectory, results: Mapping[str, Any]) -> None:
+    """Print the verdict, the table, where things are, and what to do next."""
+    print_results(results)
+    print(f"tuned retriever: {run.retriever}")
+    print(f"report: {run.report}")
+    verdict = verdict_of(results)
+    if verdict and verdict["verdict"] == HARMED:
+        print("next: train again with other keys, in another run_dir")
+    else:
+        print(f"next: replug export {shlex.quote(str(run.path))} --out DIR, a model for sentence-transformers")
 
 
 def run_blocks(results: Mapping[str, Any]) -> list[Block]:
@@ -164,15 +175,10 @@ def _verdict_blocks(results: Mapping[str, Any]) -> list[Block]:
     return [section.format(colour, verdict["verdict"], Html().join(sentences))]
 
 
-def _heldout_blocks(results: Results, with_figures: bool = False) -> list[Block]:
+def _heldout_blocks(results: Results) -> list[Block]:
     blocks = [METHODS_LINE, *result_blocks(results, LANGUAGE_MODELLING)]
     if rooms := headroom_lines(results):
         blocks.append(rooms)
-    if with_figures:
-        figures = [figure(to_svg(partial(draw_bpb, results=results)))]
-        if any(" - " in name for of in results.values() for name in of):
-            figures.append(figure(to_svg(partial(draw_differences, results=results))))
-        blocks.append(grid(figures))
     return blocks
 
 
@@ -185,6 +191,118 @@ def _question_blocks(results: Mapping[str, Any]) -> list[Block]:
     return blocks
 
 
+# The verdict ----------------------------------------------------------------------------------------------------------
+
+
+def verdict_of(results: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the verdict on what results.json holds; None where nothing was measured by both retrievers.
+
+    `verdict` is HELPED, HARMED or NO DIFFERENCE SHOWN: harm by texts or by questions is harm, help by either is help.
+    `texts` and `questions` are the verdicts by each, None where it was not measured. `sentence` says it with the
+    intervals, `more` has further sentences: posterior weights, few sources, and what to try. `value` and `interval` are
+    lsr − replug in bits per byte, below 0 where tuning helped; without texts, in mean reciprocal ranks, above 0.
+    """
+    before, after = QUESTION
+    by_texts = results.get(LANGUAGE_MODELLING, {}).get(after, {}).get(f"bpb - {before}")
+    by_questions = results.get(QUESTIONS, {}).get(after, {}).get(f"{MRR} - {before}")
+    entry = by_texts or by_questions
+    if entry is None:
+        return None
+    texts, questions = _outcome(by_texts, -1), _outcome(by_questions, 1)
+    outcome = next((one for one in (HARMED, HELPED) if one in (texts, questions)), NOT_SHOWN)
+    sentences = [_sentence(texts, difference_words(by_texts, " than before"))] if by_texts else []
+    sentences += [_question_sentence(questions, results[QUESTIONS])] if by_questions else []
+    more = _posterior_sentence(results[LANGUAGE_MODELLING]) if by_texts else []
+    return {
+        "verdict": outcome,
+        "texts": texts,
+        "questions": questions,
+        "sentence": " ".join(sentences),
+        "more": [*more, *_caveats(results, entry, outcome, bool(by_texts))],
+        "value": entry["value"],
+        "interval": entry["interval"],
+    }
+
+
+def _outcome(entry: Entry | None, better: int) -> str | None:
+    """Return what an interval says, where values of the sign `better` are gains; None without one."""
+    if entry is None:
+        return None
+    low, high = entry["interval"]
+    return {1: HELPED, -1: HARMED, 0: NOT_SHOWN}[better * sign_shown(low, high, num_clusters(entry))]
+
+
+def _sentence(outcome: str | None, text: str) -> str:
+    if outcome == HELPED:
+        return f"Tuned retriever: {text}. It helped."
+    return f"HARMED: tuned retriever {text}." if outcome == HARMED else f"No difference shown: tuned retriever {text}."
+
+
+def _question_sentence(outcome: str | None, results: Mapping[str, Mapping[str, Entry]]) -> str:
+    """Say how the tuned retriever answers questions, and what so few of them could show."""
+    before, after = QUESTION
+    entry, (old, new) = results[after][f"{MRR} - {before}"], (results[name]["Success@1"] for name in QUESTION)
+    low, high = entry["interval"]
+    if low == high == 0:
+        return f"By questions it is the same: a right document is first for {old['value']:.1%} of {entry['n']}."
+    said = {HELPED: "By questions it helped", HARMED: "HARMED by questions"}.get(
+        str(outcome), "By questions no difference is shown"
+    )
+    is_few = outcome == NOT_SHOWN and entry["n"] < FEW_QUESTIONS
+    few = f" So few show only differences above {(high - low) / 2:.2f}." if is_few else ""
+    return (
+        f"{said}: of {entry['n']} questions a right document is first for {new['value']:.1%} "
+        f"({old['value']:.1%} before), mean reciprocal rank {entry['value']:+.3f} (95% interval {low:+.3f} to "
+        f"{high:+.3f}).{few}"
+    )
+
+
+def _posterior_sentence(heldout: Mapping[str, Mapping[str, Entry]]) -> list[str]:
+    before, after = (f"{name}/{POSTERIOR}" for name in QUESTION)
+    entry = heldout.get(after, {}).get(f"bpb - {before}")
+    if entry is None:
+        return []
+    low, high = entry["interval"]
+    is_shown = sign_shown(low, high, num_clusters(entry)) and entry.get("p_holm", 0.0) < LEVEL
+    unsure = "" if is_shown else f": {NO_DIFFERENCE}"
+    return [f"With weights that follow the text: {difference_words(entry)}{unsure}."]
+
+
+def _caveats(results: Mapping[str, Any], entry: Entry, outcome: str, by_texts: bool) -> list[str]:
+    """Say how little a few sources, or examples that stand alone, can show, and what to try."""
+    num, what = num_clusters(entry), "sources" if "clusters" in entry else "texts" if by_texts else "questions"
+    lines = [f"There are {num} {what} only, so the interval is too narrow."] if num < FEW_CLUSTERS else []
+    if num < FEWEST_CLUSTERS:
+        lines = [f"There are {num} {what} only; fewer than {FEWEST_CLUSTERS} show no difference."]
+    if (results.get("weights") or {}).get("step") == 0:
+        return [*lines, AS_IT_WAS]
+    nothing = AFTER_NOTHING if by_texts else AFTER_NOTHING_ASKED
+    return lines + {HELPED: [], HARMED: [AFTER_HARM], NOT_SHOWN: [nothing]}[outcome]
+
+
+def difference_words(entry: Entry, than: str = "") -> str:
+    """Return a difference with its interval: `0.034 bits per byte lower (95% interval 0.009 to 0.072)`.
+
+    `than` follows the word lower or higher. Both ends of an interval around 0 name their side.
+    """
+    value, (low, high) = entry["value"], entry["interval"]
+    if low == value == high == 0:
+        return f"the same {UNIT}{than.replace('than', 'as')}"
+    digits = 3 if max(abs(value), abs(low), abs(high)) >= 0.01 else 5
+
+    def size(number: float) -> str:
+        return f"{abs(number):.{digits}f}"
+
+    def side(number: float) -> str:
+        return "lower" if number < 0 else "higher"
+
+    if low <= 0 <= high:
+        between = f"{size(low)} lower to {size(high)} higher"
+    else:
+        between = " to ".join(size(end) for end in sorted((low, high), key=abs))
+    return f"{size(value)} {UNIT} {side(value)}{than} (95% interval {between})"
+
+
 # The weights of the tuned retriever --------------------------------------------------------------------------------
 
 
@@ -194,70 +312,40 @@ def weights_lines(results: Mapping[str, Any]) -> list[str]:
     if not weights:
         return []
     first, best = weights["first"], weights["best"]
+    lines = [f"lsr: the weights of {describe_weights(weights)}, in retriever/"]
     if best is None:
-        return [f"lsr: the weights of step {weights['step']}, the last, in retriever/"]
+        return lines
     if best.get("mrr") is not None:
-        return [
-            f"lsr: the weights of {describe_weights(weights)}, in retriever/",
-            f"development questions, mean reciprocal rank: {best['mrr']:.4f}, before {first['mrr']:.4f}",
-        ]
+        about = "development questions, mean reciprocal rank"
+        return [*lines, f"{about}: {best['mrr']:.4f}, before {first['mrr']:.4f}"]
+    if best["scored_share"] is not None:
+        lines.append(_drift_line(first["scored_share"], best["scored_share"]))
     about = "labelled candidates of the development texts" if best["kl"] is not None else "development texts"
     more = "" if weights["alone"] is None else f"; without documents {weights['alone']:.4f}"
     more += "" if best["kl"] is None else f"; KL {best['kl']:.4f}, before {first['kl']:.4f}"
-    return [
-        f"lsr: the weights of step {best['step']} of {weights['steps']}, the best on development texts, in retriever/",
-        *(_drift_lines(first, best) if best["scored_share"] is not None else []),
-        f"{about}, bits per byte: {best['bpb']:.4f} at a temperature of {best['temperature']:g}; "
-        f"before {first['bpb']:.4f} at {first['temperature']:g}{more}",
-    ]
+    measured = (f"{look['bpb']:.4f} at a temperature of {look['temperature']:g}" for look in (best, first))
+    return [*lines, f"{about}, bits per byte: {'; before '.join(measured)}{more}"]
 
 
-def _drift_lines(first: Mapping[str, Any], best: Mapping[str, Any]) -> list[str]:
-    """Say what the tuned retriever finds beside what the LM has scored."""
-    share, share_before = best["scored_share"], first["scored_share"]
+def _drift_line(before: float, now: float) -> str:
+    """Say which share of the documents that the tuned retriever finds the LM has scored."""
     text = (
-        f"the LM has scored {share:.0%} of the documents that are nearest to a development text now, and "
-        f"{share_before:.0%} of those that were nearest before"
+        f"the LM has scored {now:.0%} of the documents that are nearest to a development text now, and {before:.0%} of "
+        "those that were nearest before"
     )
-    if share >= FAR * share_before:
-        return [text]
-    return [
+    if now >= FAR * before:
+        return text
+    return (
         f"{text}: a search finds others, of which the next line knows nothing. Held-out texts say what they are worth; "
         "label.random, loss.contrastive with loss.in_batch, a smaller train.lr or fewer epochs keep them away"
-    ]
+    )
 
 
 # Figures ---------------------------------------------------------------------------------------------------------
 
 
-def write_picture(path: Path, document_weights: Mapping[str, Any]) -> None:
-    """Write how the weights of documents follow one text, as PNG."""
-    write_png(path, partial(draw_document_weights, picture=document_weights), *_picture_size(document_weights))
-
-
 def _picture_size(document_weights: Mapping[str, Any]) -> tuple[float, float]:
     return 3.5 + 0.2 * len(document_weights["tokens"]), 2.6 + 0.22 * len(document_weights["documents"])
-
-
-def draw_bpb(axes: Axes, results: Results) -> None:
-    """Draw a group of bars for all texts and for each domain, one bar for each method."""
-    names = [name for name in next(iter(results.values())) if name.partition("/")[0] == "bpb" and " - " not in name]
-    groups = {
-        name.partition("/")[2] or "all texts": {method: of[name]["value"] for method, of in results.items()}
-        for name in names
-    }
-    bars(axes, groups, "bits per byte (not from 0)", from_zero=False)
-
-
-def draw_differences(axes: Axes, results: Results) -> None:
-    """Draw what other documents, and other weights of the same, change in bits per byte, with 95% intervals."""
-    differences = {
-        f"{method} − {other}": {method: Interval(entry["value"], *entry["interval"])}
-        for method, of in results.items()
-        for other, entry in differences_of(of, "bpb")
-        if RANDOM not in (method, other)
-    }
-    bars(axes, differences, "difference in bits per byte, 95% interval", horizontal=True)
 
 
 def draw_curve(axes: Axes, metrics: Rows, title: str, names: Mapping[str, str]) -> None:
@@ -310,23 +398,12 @@ def _training_blocks(metrics: Rows, is_online: bool) -> list[Block]:
 def _throughput_line(metrics: Rows) -> str:
     seconds = sum(row.get("time/step_seconds", 0.0) for row in metrics)
     waited = sum(row.get("time/wait_scores_seconds", 0.0) for row in metrics)
-    swaps = sum(bool(row.get("index/swapped")) for row in metrics)
+    swaps, last = sum(bool(row.get("index/swapped")) for row in metrics), metrics[-1]
     return (
         f"{len(metrics)} logged steps in {seconds:.0f} s ({60 * len(metrics) / seconds:.1f} a minute), "
-        f"{waited / seconds:.0%} of it waiting for LM scores; {swaps} hot swaps of the index."
+        f"{waited / seconds:.0%} of it waiting for LM scores; {swaps} hot swaps of the index; refreshes skipped: "
+        f"{last['index/refreshes_skipped']:.0f}, failed: {last['index/refreshes_failed']:.0f}."
     )
-
-
-def _index_blocks(metrics: Rows) -> list[Block]:
-    """Show a row for each version that served, as the first step that logged it says."""
-    versions = {row["index/live_version"]: row for row in reversed(metrics) if "index/live_version" in row}
-    if not versions:
-        return []
-    rows = [[text.format(versions[version][key]) for _, key, text in INDEX_COLUMNS] for version in sorted(versions)]
-    return [
-        f"{INDEX_NOTE} Refreshes that failed: {metrics[-1]['index/refreshes_failed']:.0f}.",
-        Table([title for title, _, _ in INDEX_COLUMNS], rows),
-    ]
 
 
 def _example_blocks(examples: Sequence[dict], marked: str = TEXTS_MARKED) -> list[Block]:

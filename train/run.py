@@ -4,12 +4,10 @@ Each stage leaves its result in the run directory. A rerun skips finished stages
 training on labels asks the LM only for the held-out texts at the end, and not at all with `evaluate.heldout=false`.
 """
 
-import json
 import logging
 import math
-import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,29 +18,29 @@ import pytorch_lightning as pl
 from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
-from replug.config.choices import Examples, Teacher, TrainedSide
-from replug.config.errors import UserError
+from replug.config.choices import Examples, Teacher
+from replug.config.load import flatten
 from replug.config.rules import BY_LM, FIT, OWN_LABELS, chooses_by_dev, is_live, require_logprobs
 from replug.config.schema import Config
 from replug.data.files import read_json, write_json, writing
 from replug.data.folder import sole_writer
 from replug.data.labels import Labels
+from replug.data.progress import Stages
 from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
 from replug.evals.questions import OpenQuestion
-from replug.index_workers.build import build_version, index_kind, require_store_of
+from replug.evals.retrieval import RECALL_DEPTH
+from replug.index_workers.build import build_version
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import IndexService
 from replug.models.build import lm_source, load_encoder
 from replug.models.encoder import Encoder
-from replug.models.encoder_side import query_sample, require_known
 from replug.models.ensemble import can_fit
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, write_temperature
 from replug.models.hardware import check_gpus
 from replug.models.preparing import data_folder, prepared_set
 from replug.planning.stages import HELDOUT, INDEX, QUESTIONS_MADE, TRAINING, TUNED
 from replug.train.callbacks import require_measured
-from replug.train.data_checks import check_data, check_texts
 from replug.train.development import Chooser, LabelledDevTexts, TextChooser, describe_weights
 from replug.train.evaluation import (
     ANSWERS,
@@ -53,17 +51,15 @@ from replug.train.evaluation import (
     evaluate_heldout,
     judge_by_questions,
     measured_encoder,
+    search_examples,
     search_heldout,
-    search_questions,
     searched_version,
-    untuned_retrieval,
     write_examples,
-    write_question_examples,
 )
 from replug.train.fitting import Fit, own_globals, started_ranks
 from replug.train.labels import label, label_origin
 from replug.train.model_card import write_model_card
-from replug.train.outlook import RunStages
+from replug.train.outset import check_data, check_texts, plan_stages, require_trainable
 from replug.train.questions import (
     DevQuestions,
     QuestionChooser,
@@ -75,14 +71,13 @@ from replug.train.questions import (
     say_how_far,
     training_questions,
 )
-from replug.train.report import print_results, write_picture, write_report
+from replug.train.report import print_results, verdict_of, write_report
 from replug.train.run_dir import LM, MEND, SET, RunDirectory, manifest_sha256
 from replug.train.sources import LabelledBatches, LiveBatches, QuestionBatches, version_after
-from replug.train.step_metrics import log_configuration, loggers_of, publish_results, require_loggers
-from replug.train.trained_weights import check_training, save_retriever
-from replug.train.verdict import HARMED, verdict_of
+from replug.train.step_metrics import log_hyperparameters, loggers_of, publish_results, require_loggers
+from replug.train.trained_weights import save_retriever
 from replug.train.workers import Workers, start_index, start_workers
-from replug.train.written_questions import write_questions
+from replug.train.written_questions import Pairs, write_questions
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +91,7 @@ def train(config: Config, callbacks: Sequence[pl.Callback] = (), loggers: Sequen
     if not run.is_finished:
         require_loggers(config)  # before the labels, which take the longest
     with own_globals():
-        stages = RunStages(config, run)
+        stages = Stages()
         run.begin_anew_if_other(config)
         labels = _labels(config, run, stages)
         if labels is not None and config.train.epochs is not None:
@@ -112,10 +107,10 @@ def train(config: Config, callbacks: Sequence[pl.Callback] = (), loggers: Sequen
                 interruption = Interruption()
                 with interruption.installed():
                     _Run(config, run, labels, stages, interruption, callbacks, loggers).train()
-        return write_results(run)
+        return write_report(run)
 
 
-def _labels(config: Config, run: RunDirectory, stages: RunStages) -> Labels | None:
+def _labels(config: Config, run: RunDirectory, stages: Stages) -> Labels | None:
     """Return the labels that are named, or the run's own, which are made before it begins; None for a live run."""
     if config.train.labels != OWN_LABELS:
         return Labels(Path(config.train.labels).expanduser()) if config.train.labels else None
@@ -125,7 +120,9 @@ def _labels(config: Config, run: RunDirectory, stages: RunStages) -> Labels | No
         return Labels(run.labels)  # made again they could be others
     run.require_config(config)
     with sole_writer(run.path):
-        _require_trainable(config, prepared_set(config, run.data), measured_encoder(config))
+        data = prepared_set(config, run.data)
+        require_trainable(config, data, measured_encoder(config))
+        plan_stages(stages, config, run, data)
         return label(config, run.labels, run.index, stages)
 
 
@@ -145,7 +142,7 @@ class _Run:
         config: Config,
         run: RunDirectory,
         labels: Labels | None,
-        stages: RunStages,
+        stages: Stages,
         interruption: Interruption,
         callbacks: Sequence[pl.Callback],
         loggers: Sequence[Logger],
@@ -158,48 +155,48 @@ class _Run:
         self._lm_identity = self._lm.identity if self._lm else labels.origin.lm if labels else ""
         self._encoder, self._data = measured_encoder(config), prepared_set(config, run.data)
         check_data(config, self._data, self._lm) if self._lm else check_texts(config, self._data)
-        _require_trainable(config, self._data, self._encoder)
+        require_trainable(config, self._data, self._encoder)
         require_measured(callbacks, self._data.dev is not None, config.data.questions is not None)
         if labels is not None:
             labels.require(label_origin(config, self._data, self._lm_identity, self._encoder))
         # Claim last: correcting a refused key must not look like changing a started run.
         run.claim(config, self._lm_identity, self._data.folder, labels.folder if labels else None)
         self._loggers = [*loggers_of(config, run), *loggers]
-        log_configuration(self._loggers, config)
+        for logger in self._loggers:
+            log_hyperparameters(logger, flatten(config))
         self._questions: Questions | None = None
         self._training: TrainingQuestions | None = None
         self._loss = math.inf  # of untuned weights on training questions
 
     def train(self) -> None:
         """Run every stage and finish the run. Stages whose results exist are skipped."""
-        self._stages.say(self._data)
+        config = self._config
+        plan_stages(self._stages, config, self._run, self._data)
         results: dict[str, Any] = {}
-        if self._config.data.questions:
+        if config.data.questions:
             with self._stages.stage(QUESTIONS_MADE):
                 questions = self._make_questions()
                 self._questions = questions if questions.heldout else None
-        if is_live(self._config):
+        if is_live(config):
             with self._workers("train", "index") as (laid_out, workers):
                 with self._stages.stage(INDEX):  # version 0, which the first steps search
-                    untuned_retrieval(laid_out, self._run, self._data, workers)
-                    self._search_untuned(laid_out, workers.index)
+                    self._search_untuned(laid_out, workers.index, workers)
                 with self._stages.stage(TRAINING):
                     weights = self._tune(laid_out, workers)
-                if self._config.evaluate.heldout:
-                    results = self._measure(laid_out, workers, weights["step"])
+                results = self._measure(laid_out, workers.index, weights["step"], workers)
         else:
             with self._stages.stage(TRAINING):
-                weights = self._tune(self._config, None)
-            if self._config.evaluate.heldout:
+                weights = self._tune(config, None)
+            if config.evaluate.heldout:
                 with self._workers("index") as (laid_out, workers):
-                    results = self._measure(laid_out, workers, weights["step"])
+                    results = self._measure(laid_out, workers.index, weights["step"], workers)
             elif self._questions is not None:
-                with start_index(self._config, ("index",), self._data, self._run.index, self._interruption) as started:
-                    results = self._judge(*started, weights["step"])
+                with start_index(config, ("index",), self._data, self._run.index, self._interruption) as started:
+                    results = self._measure(*started, weights["step"])
         results["weights"] = weights
         results["verdict"] = verdict_of(results)
         made_by = self._run.provenance(is_public=True)
-        write_model_card(self._run.retriever, self._config, describe_weights(weights), made_by, results)
+        write_model_card(self._run.retriever, config, describe_weights(weights), made_by, results)
         self._run.finish(results)
         publish_results(self._loggers, self._run, results)
 
@@ -217,9 +214,11 @@ class _Run:
         if config.data.questions != BY_LM or is_made:
             return make_questions(config, data, run.questions, training, self._lm_identity)
         with self._workers("index") as (_, workers):
-            has_logprobs = config.lm.score is Teacher.logprob
-            write = partial(write_questions, workers.lm, seed=config.seed, has_logprobs=has_logprobs)
-            write = partial(write, check=self._interruption.check)
+
+            def write(pairs: Pairs, others: Sequence[str], most: int) -> list[OpenQuestion]:
+                has_logprobs, check = config.lm.score is Teacher.logprob, self._interruption.check
+                return write_questions(workers.lm, pairs, others, most, config.seed, has_logprobs, check)
+
             return make_questions(config, data, run.questions, training, self._lm_identity, write)
 
     def _workers(self, *roles: str) -> AbstractContextManager[tuple[Config, Workers]]:
@@ -291,119 +290,91 @@ class _Run:
         measured = {"first": asdict(first) if first else None, "best": asdict(best) if best else None}
         return {"step": best.step if best else fit.steps, "steps": fit.steps, **measured}
 
-    def _measure(self, config: Config, workers: Workers, step: int) -> dict[str, Any]:
-        """Measure bits per byte of the held-out texts before and after; the tuned weights are those of `step`."""
-        run, data = self._run, self._data
-        with self._stages.stage(INDEX):
-            if not run.untuned_retrieval.exists():
-                build_version(config, measured_encoder(config), data, workers.index, IndexState(0, 0))
-        with self._stages.stage(TUNED):
-            before = untuned_retrieval(config, run, data, workers)
-            self._search_untuned(config, workers.index)
-            after = _tuned_retrieval(config, run, data, workers, step, before)
-            self._search_tuned(config, workers.index, step)
-            _keep_tuned_version(config, workers.index, step)
-        with self._stages.stage(HELDOUT):
-            results = evaluate_heldout(config, data, workers, {"replug": before, "lsr": after}, run.evaluation)
-        picture = run.evaluation / LANGUAGE_MODELLING / PICTURE
-        shutil.copyfile(picture, run.document_weights)  # `evaluate` writes another
-        write_examples(run, data, before, after)
-        return {**results, **self._by_questions(config, workers, {"replug": before, "lsr": after})}
-
-    def _judge(self, config: Config, index: IndexService, step: int) -> dict[str, Any]:
-        """Return what held-out questions say of the untuned retriever and of the tuned one, without an LM."""
-        with self._stages.stage(INDEX):
-            self._search_untuned(config, index)
-        with self._stages.stage(TUNED):
-            self._search_tuned(config, index, step)
-            _keep_tuned_version(config, index, step)
-        return self._by_questions(config)
-
-    def _search_untuned(self, config: Config, index: IndexService) -> None:
-        """Search the held-out questions by the untuned retriever, in index version 0."""
-        if self._questions is not None and not self._run.questions_before.exists():
-            encoder = measured_encoder(config)
-            build_version(config, encoder, self._data, index, IndexState(0, 0))
-            retrieved = search_questions(self._data, index, encoder, 0, self._questions.heldout)
-            retrieved.save(self._run.questions_before)
-
-    def _search_tuned(self, config: Config, index: IndexService, step: int) -> None:
-        """Search the held-out questions by the tuned retriever, whose weights are of `step`."""
-        run, data = self._run, self._data
-        if self._questions is None or run.questions_after.exists():
-            return
-        if step == 0:
-            shutil.copyfile(run.questions_before, run.questions_after)
-            return
-        version = searched_version(config, version_after(index.store, step))
-        encoder = load_encoder(config.retriever, run.retriever, config.index.dims)
-        if version:
-            build_version(config, encoder, data, index, IndexState(version, step))
-        search_questions(data, index, encoder, version, self._questions.heldout).save(run.questions_after)
-
-    def _by_questions(
-        self, config: Config, workers: Workers | None = None, texts: Mapping[str, RetrievedDocuments] | None = None
+    def _measure(
+        self, config: Config, index: IndexService, step: int, workers: Workers | None = None
     ) -> dict[str, Any]:
-        """Return the results of held-out questions, and of their answers where `workers` have an LM.
+        """Compare the untuned retriever with the tuned one, whose weights are those of `step`.
 
-        The ensembles' temperatures are those of the retrievals of held-out `texts`.
+        Held-out questions need no LM. With the LM of `workers`, held-out texts and answers are measured too.
         """
-        if self._questions is None:
-            return {}
-        run, data, questions = self._run, self._data, self._questions.heldout
-        paths = {"replug": run.questions_before, "lsr": run.questions_after}
-        found = {name: RetrievedDocuments.load(path) for name, path in paths.items()}
-        write_question_examples(run, data, questions, found)
-        results = {QUESTIONS: judge_by_questions(config, data, questions, found, run.evaluation / QUESTIONS)}
-        if workers is not None and texts is not None and any(question.answers for question in questions):
-            found = {name: replace(of, temperature=texts[name].temperature) for name, of in found.items()}
-            results[ANSWERS] = evaluate_answers(config, data, workers, questions, found, run.evaluation)
+        run, data = self._run, self._data
+        results: dict[str, Any] = {}
+        with self._stages.stage(INDEX):
+            self._search_untuned(config, index, workers)
+        with self._stages.stage(TUNED):
+            self._search_tuned(config, index, step, workers)
+        texts = {}
+        if workers is not None:
+            texts = _retrieved(run.untuned_retrieval, run.tuned_retrieval)
+            with self._stages.stage(HELDOUT):
+                results |= evaluate_heldout(config, data, workers, texts, run.evaluation)
+            picture = run.evaluation / LANGUAGE_MODELLING / PICTURE
+            shutil.copyfile(picture, run.document_weights)  # `evaluate` writes another
+            write_examples(run.examples, data, texts, partial(_text_shown, data), 3)
+        if self._questions is not None:
+            questions = self._questions.heldout
+            found = _retrieved(run.questions_before, run.questions_after)
+            write_examples(run.question_examples, data, found, partial(_question_shown, questions), 1)
+            results[QUESTIONS] = judge_by_questions(config, data, questions, found, run.evaluation / QUESTIONS)
+            if workers is not None and any(question.answers for question in questions):
+                found = {name: replace(of, temperature=texts[name].temperature) for name, of in found.items()}
+                results[ANSWERS] = evaluate_answers(config, data, workers, questions, found, run.evaluation)
         return results
 
+    def _search_untuned(self, config: Config, index: IndexService, workers: Workers | None) -> None:
+        """Search held-out texts and questions by the untuned retriever, in index version 0."""
+        run, encoder = self._run, measured_encoder(config)
+        if workers is not None and not run.untuned_retrieval.exists():
+            untuned = search_heldout(config, self._data, workers, encoder, IndexState(0, 0), "replug")
+            untuned.save(run.untuned_retrieval)
+        if self._questions is not None and not run.questions_before.exists():
+            build_version(config, encoder, self._data, index, IndexState(0, 0))
+            self._search_questions(config, index, encoder, 0).save(run.questions_before)
 
-def _require_trainable(config: Config, data: PreparedSet, encoder: Encoder) -> None:
-    """Raise UserError where retriever and set cannot be trained as asked, before the LM scores anything."""
-    _require_dev_texts(config, data)
-    index_kind(config, encoder.dim, len(data.corpus))
-    require_store_of(data.corpus, encoder)
-    require_known(encoder, data.corpus, query_sample(data), str(config.retriever.path))
-    if data.corpus.url and config.retriever.train is not TrainedSide.query:
-        raise UserError(
-            f"retriever.train is {config.retriever.train.value}; expected query, since data.corpus is a store, whose "
-            "vectors stay as they are"
-        )
-    check_training(config, encoder)
-
-
-def _require_dev_texts(config: Config, data: PreparedSet) -> None:
-    """Raise UserError where something is to be chosen by development texts and the set has none."""
-    if chooses_by_dev(config):
-        data.require_dev()
-
-
-def _tuned_retrieval(
-    config: Config, run: RunDirectory, data: PreparedSet, workers: Workers, step: int, before: RetrievedDocuments
-) -> RetrievedDocuments:
-    """Search the held-out texts by the tuned retriever, in an index of its own. Weights of step 0 are untuned."""
-    if run.tuned_retrieval.exists():
-        return RetrievedDocuments.load(run.tuned_retrieval)
-    if step == 0:
-        retrieved, temperature = before, before.temperature if config.ensemble.temperature is not None else None
-    else:
-        version = version_after(workers.index.store, step)
+    def _search_tuned(self, config: Config, index: IndexService, step: int, workers: Workers | None) -> None:
+        """Search them by the tuned retriever, in an index of its own. Weights of step 0 are untuned."""
+        run, version = self._run, version_after(index.store, step) if step else 0
         tuned = load_encoder(config.retriever, run.retriever, config.index.dims)
-        retrieved = search_heldout(config, data, workers, tuned, IndexState(version, step))
-        temperature = tuned.temperature
-    if temperature is not None:  # fitted again, to what a search of the whole corpus finds
-        write_temperature(run.retriever, temperature)
-    retrieved.save(run.tuned_retrieval)
-    return retrieved
+        if workers is not None and not run.tuned_retrieval.exists():
+            if step:
+                retrieved = search_heldout(config, self._data, workers, tuned, IndexState(version, step))
+            else:
+                retrieved = RetrievedDocuments.load(run.untuned_retrieval)
+                tuned.temperature = retrieved.temperature if config.ensemble.temperature is not None else None
+            if tuned.temperature is not None:  # fitted again, to what a search of the whole corpus finds
+                write_temperature(run.retriever, tuned.temperature)
+            retrieved.save(run.tuned_retrieval)
+        searched = searched_version(config, version)
+        if self._questions is not None and not run.questions_after.exists():
+            if step == 0:
+                shutil.copyfile(run.questions_before, run.questions_after)
+            else:
+                if searched:
+                    build_version(config, tuned, self._data, index, IndexState(searched, step))
+                self._search_questions(config, index, tuned, searched).save(run.questions_after)
+        index.store.remove_all_but({searched})  # no checkpoint needs the others any more
+
+    def _search_questions(
+        self, config: Config, index: IndexService, encoder: Encoder, version: int
+    ) -> RetrievedDocuments:
+        assert self._questions is not None
+        asked = [question.example for question in self._questions.heldout]
+        k = min(len(self._data.corpus), RECALL_DEPTH)
+        return search_examples(config, self._data, index, encoder, version, asked, k, are_questions=True)
 
 
-def _keep_tuned_version(config: Config, index: IndexService, step: int) -> None:
-    """Remove the index versions that no checkpoint needs any more: all but the one of the weights of `step`."""
-    kept = searched_version(config, version_after(index.store, step)) if step else 0
-    index.store.remove_all_but({kept})
+def _retrieved(before: Path, after: Path) -> dict[str, RetrievedDocuments]:
+    return {"replug": RetrievedDocuments.load(before), "lsr": RetrievedDocuments.load(after)}
+
+
+def _text_shown(data: PreparedSet, row: int) -> dict[str, str]:
+    fields = data.heldout.examples([row])[0].as_row()
+    return {name: fields[name] for name in ("query", "context", "continuation") if name in fields}
+
+
+def _question_shown(questions: Sequence[OpenQuestion], row: int) -> dict[str, str]:
+    answers = questions[row].answers
+    return {"context": questions[row].example.query, "continuation": f"\n{', '.join(answers)}" if answers else ""}
 
 
 def evaluate(config: Config) -> dict:
@@ -418,7 +389,8 @@ def _evaluate(config: Config, run: RunDirectory) -> dict:
     require_logprobs(config.lm)
     lm = lm_source(config.lm, run.budget_file, run.scores)
     data = prepared_set(config, run.data)
-    _require_dev_texts(config, data)
+    if chooses_by_dev(config):
+        data.require_dev()
     check_data(config, data, lm)
     log.info(f"measuring {data.describe_heldout()}")
     paths = {"replug": None, **({"lsr": run.retriever} if run.retriever.is_dir() else {})}
@@ -436,35 +408,3 @@ def _evaluate(config: Config, run: RunDirectory) -> dict:
     print_results(results)
     print(f"results: {run.evaluation / 'results.json'}")
     return results
-
-
-def write_results(run: RunDirectory) -> dict:
-    """Write the report of a finished run; returns what `results.json` holds."""
-    run.folder.require()
-    results = json.loads(run.results.read_text())
-    weights = read_json(run.document_weights, MEND) if run.document_weights.is_file() else None
-    if weights:
-        write_picture(run.picture, weights)
-    write_report(
-        run.report,
-        results,
-        document_weights=weights,
-        metrics=run.read_metrics(),
-        examples_path=run.examples,
-        questions_path=run.question_examples,
-        config_path=run.path / "config.yaml",
-        made_by=run.provenance(),
-    )
-    return results
-
-
-def print_summary(run: RunDirectory, results: Mapping[str, Any]) -> None:
-    """Print the verdict, the table, where things are, and what to do next."""
-    print_results(results)
-    print(f"tuned retriever: {run.retriever}")
-    print(f"report: {run.report}")
-    verdict = verdict_of(results)
-    if verdict and verdict["verdict"] == HARMED:
-        print("next: train again with other keys, in another run_dir")
-    else:
-        print(f"next: replug export {shlex.quote(str(run.path))} --out DIR, a model for sentence-transformers")

@@ -52,17 +52,8 @@ MEND = "bring it back, or run `replug train` in another run_dir"
 # What a run directory holds beside its finished files, and what other commands leave where a run is to begin.
 OTHERS = (
     *("given", "data", "labels", "questions", "index", "checkpoints", "best_weights*", "evaluation", "retriever"),
-    *(
-        "wandb*",
-        "tensorboard",
-        "mlflow*",
-        "submitted",
-        "logs",
-        "*scores.sqlite*",
-        "*lm_spent.json*",
-        "environment.json",
-    ),
-    *("heldout_*.npz", "questions_*.npz", "report.html", "weights.png"),
+    *("wandb*", "tensorboard", "mlflow*", "submitted", "logs", "*scores.sqlite*", "*lm_spent.json*"),
+    *("heldout_*.npz", "questions_*.npz", "environment.json", "report.html", "weights.png"),
 )
 PACKAGES = [
     *("torch", "pytorch-lightning", "transformers", "ray", "datasets", "wandb", "omegaconf", "numpy"),
@@ -87,6 +78,8 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.folder = Folder(path, "run", key="run_dir", fix_hint=MEND, others=OTHERS)
+        self.config = path / "config.yaml"
+        self.environment = path / "environment.json"
         self.data = path / "data"
         self.index = path / "index"
         self.checkpoints = path / "checkpoints"
@@ -131,19 +124,18 @@ class RunDirectory:
 
     def _begin_anew_with(self, inputs: Mapping[str, Any], are_all: bool = True) -> None:
         changed = self.folder.changed(inputs, are_all) if run_work(self.path) is None else {}
-        for name, (before, now) in changed.items():
-            log.info(f"{name} is {now!r}, and was {before!r}: the run begins anew, since nothing was made with it")
-            for path in (self.untuned_retrieval, self.questions_before, self.path / "config.yaml"):
-                path.unlink(missing_ok=True)
-            for folder in (self.best_weights, self.questions):
-                shutil.rmtree(folder, ignore_errors=True)
-            (self.path / INPUTS).unlink()
+        if not changed:
             return
+        name, (before, now) = next(iter(changed.items()))
+        log.info(f"{name} is {now!r}, and was {before!r}: the run begins anew, since nothing was made with it")
+        for path in (self.untuned_retrieval, self.questions_before, self.config, self.path / INPUTS):
+            path.unlink(missing_ok=True)
+        for folder in (self.best_weights, self.questions):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def begun_with(self) -> Config | None:
         """Return the configuration of the run that is here, finished or not."""
-        stored = self.path / "config.yaml"
-        return load_stored_config(stored) if stored.is_file() else None
+        return load_stored_config(self.config) if self.config.is_file() else None
 
     def require_candidates(self, config: Config, begun: Config) -> None:
         """Raise UserError where keys ask for other candidates than those of the run's own labels, which are made."""
@@ -161,16 +153,15 @@ class RunDirectory:
         inputs = {**_inputs_of(config), **made_from}
         self._begin_anew_with(inputs)
         self.folder.claim(inputs)
-        replace_file(self.path / "config.yaml", config_to_yaml(config).encode())
-        write_json(self.path / "environment.json", describe_environment())
+        replace_file(self.config, config_to_yaml(config).encode())
+        write_json(self.environment, describe_environment())
 
     def finish(self, results: dict) -> None:
         """Write results.json and the manifest, which ends the run; remove what only an unfinished run needs."""
         write_json(self.results, results)
-        names = ("config.yaml", "environment.json", "fitted.json")
-        files = [*(self.path / name for name in names), self.metrics, self.examples, self.results]
-        files += [self.document_weights, self.question_examples]
-        self.folder.finish([path.name for path in files if path.is_file()])
+        files = [self.config, self.environment, self.fitted, self.metrics, self.results]
+        shown = [self.examples, self.document_weights, self.question_examples]
+        self.folder.finish([path.name for path in (*files, *shown) if path.is_file()])
         for folder in (self.checkpoints, self.best_weights):
             shutil.rmtree(folder, ignore_errors=True)
         link_equal_files(self.path.rglob("*.safetensors"))  # an index holds the weights that embedded it
@@ -240,15 +231,15 @@ class RunDirectory:
             kept = [line for line in self.metrics.read_text().splitlines() if _logged_step(line, step) < step]
             replace_file(self.metrics, "".join(f"{line}\n" for line in kept).encode())
 
-    def read_metrics(self) -> list[dict]:
-        return _read_rows(self.metrics)
+    def read_metrics(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.metrics.read_text().splitlines()] if self.metrics.exists() else []
 
     def provenance(self, is_public: bool = False) -> list[str]:
         """Return lines that say how the run was made, `is_public` for readers elsewhere."""
-        environment, config = self.path / "environment.json", self.begun_with()
+        config = self.begun_with()
         if config is None:
             return []
-        known = read_json(environment, MEND) if environment.is_file() else {}
+        known = read_json(self.environment, MEND) if self.environment.is_file() else {}
         return provenance_lines(config, known, (self.folder.inputs or {}).get(LM), is_public)
 
 
@@ -263,10 +254,6 @@ def _inputs_of(config: Config) -> dict[str, Any]:
 def manifest_sha256(folder: Path) -> str:
     """Return what tells one finished folder from another: the hash of its manifest."""
     return file_sha256(folder / MANIFEST)
-
-
-def _read_rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def _logged_step(line: str, torn: int) -> int:

@@ -163,14 +163,12 @@ class LiveBatches(BatchSource):
         self._pipeline = BatchPipeline(
             QuerySampler(len(data.queries), config.train.batch_size, config.seed),
             data,
+            config.retrieve,
+            config.train,
             encode=self._encode,
             search=workers.index.search,
             executor=self._executor,
-            k=config.retrieve.k,
-            exclude_own_source=config.retrieve.exclude_own_source,
             score=partial(workers.lm.submit_examples, workers.template),
-            depth=config.train.pipeline_depth,
-            max_steps=config.train.max_steps,
             clock=clock,
             check=check,
         )
@@ -278,21 +276,18 @@ class LiveBatches(BatchSource):
         return in_background(measure, "development")
 
     def _adopted(self, step: int) -> None:
-        self._say_swapped(step)
         self._record()
-
-    def _record(self) -> None:
-        result, store = self._refresh.dev, self._workers.index.store
-        if result is not None:
-            self._watch.record(result, partial(shutil.copytree, store.encoder_folder(self._refresh.live.version)))
-
-    def _say_swapped(self, step: int) -> None:
         live, measures, result = self._refresh.live, self._refresh.last.measures, self._refresh.dev
         log.info(
             f"step {step}: swapped to index v{live.version} (weights of step {live.step}); recall "
             f"{measures.recall:.3f}, {measures.overlap:.0%} of the documents found stay, vectors moved by "
             f"{measures.drift:.4f}" + ("" if result is None else f"; development texts {result.bpb:.4f} bits per byte")
         )
+
+    def _record(self) -> None:
+        result, store = self._refresh.dev, self._workers.index.store
+        if result is not None:
+            self._watch.record(result, partial(shutil.copytree, store.encoder_folder(self._refresh.live.version)))
 
 
 def batch_to_state(batch: RetrievedBatch) -> dict[str, Any]:

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
-from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
-from pytorch_lightning.utilities import rank_zero_only
+from pytorch_lightning.loggers.logger import Logger
 
 from replug.config.choices import LoggerName, WandbMode
 from replug.config.errors import RunError, UserError, require_extra
-from replug.config.load import flatten
 from replug.config.schema import Config
 from replug.data.files import write_json
 from replug.train.run_dir import RunDirectory
@@ -51,30 +49,23 @@ class StepClock:
 class JsonLinesLogger(Logger):
     """`metrics.jsonl`: one object for every logged step, written and flushed at once."""
 
+    name, version = "metrics", 0
+
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
 
-    @property
-    def name(self) -> str:
-        return "metrics"
-
-    @property
-    def version(self) -> int:
-        return 0
-
-    @property
-    @rank_zero_experiment
-    def experiment(self) -> None:
-        return None
-
-    @rank_zero_only
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(self, *params: Any, **more: Any) -> None:
         """Do nothing: the run directory's config.yaml holds them."""
 
-    @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        append_row(self._path, {"step": step, **{k: v for k, v in metrics.items() if k != "epoch"}})
+        """Append one line of JSON. Raises RunError if it cannot be written."""
+        row = {"step": step, **{name: value for name, value in metrics.items() if name != "epoch"}}
+        try:
+            with self._path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise RunError(f"{self._path} cannot be written: {error.strerror or error}") from error
 
 
 def require_loggers(config: Config) -> None:
@@ -127,14 +118,8 @@ def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:
     return loggers
 
 
-def log_configuration(loggers: Sequence[Logger], config: Config) -> None:
-    """Log every key's full path and value as hyperparameters."""
-    for logger in loggers:
-        _log_new(logger, flatten(config))
-
-
-def _log_new(logger: Logger, values: dict[str, Any]) -> None:
-    """Log hyperparameters; MLflow refuses another value of one that a run has."""
+def log_hyperparameters(logger: Logger, values: dict[str, Any]) -> None:
+    """Log values by the full path of their keys; MLflow refuses another value of one that a run has."""
     if isinstance(logger, MLFlowLogger):
         known = logger.experiment.get_run(logger.run_id).data.params
         values = {name: value for name, value in values.items() if name not in known}
@@ -156,18 +141,7 @@ def publish_results(loggers: Sequence[Logger], run: RunDirectory, results: dict[
     verdict = results["verdict"]
     words = {"verdict": verdict["verdict"], "verdict_sentence": verdict["sentence"]} if verdict else {}
     for logger in loggers:
-        if isinstance(logger, JsonLinesLogger):
-            continue
-        if isinstance(logger, TensorBoardLogger):  # it shows the first hyperparameters alone
-            for name, text in words.items():
-                logger.experiment.add_text(name, text)
-        elif not isinstance(logger, WandbLogger):
-            _log_new(logger, words)
-        if not isinstance(logger, WandbLogger):
-            logger.log_metrics(summary, results["weights"]["steps"])
-            logger.save()
-            logger.finalize("success")
-        else:
+        if isinstance(logger, WandbLogger):
             import wandb  # takes seconds
 
             logger.experiment.summary.update(summary | words)
@@ -175,12 +149,12 @@ def publish_results(loggers: Sequence[Logger], run: RunDirectory, results: dict[
             artifact.add_dir(str(run.retriever))
             logger.experiment.log_artifact(artifact)
             wandb.finish()
-
-
-def append_row(path: Path, row: dict[str, Any]) -> None:
-    """Append one line of JSON. Raises RunError if it cannot be written."""
-    try:
-        with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
+        elif not isinstance(logger, JsonLinesLogger):
+            if isinstance(logger, TensorBoardLogger):  # it shows the first hyperparameters alone
+                for name, text in words.items():
+                    logger.experiment.add_text(name, text)
+            else:
+                log_hyperparameters(logger, words)
+            logger.log_metrics(summary, results["weights"]["steps"])
+            logger.save()
+            logger.finalize("success")

@@ -51,10 +51,12 @@ WORDS = range(3, 26)  # of a question, as they are searched by
 FOUND_AMONG = 20  # documents that BM25 ranks first
 LEAST_GAIN = 0.5  # nats a token that the document adds to the answer
 
+Pairs = Sequence[tuple[OpenQuestion, Document]]
+
 
 def write_questions(
     lm: AsyncLM,
-    pairs: Sequence[tuple[OpenQuestion, Document]],
+    pairs: Pairs,
     others: Sequence[str],
     most: int,
     seed: int,
@@ -85,9 +87,7 @@ def write_questions(
     return [question for question, _ in kept[:most]]
 
 
-def _worded(
-    lm: AsyncLM, pairs: Sequence[tuple[OpenQuestion, Document]], seed: int, check: Callable[[], None]
-) -> Iterator[str]:
+def _worded(lm: AsyncLM, pairs: Pairs, seed: int, check: Callable[[], None]) -> Iterator[str]:
     """Yield what the LM writes for each answer and passage."""
     opening = "".join(f"Passage: {of}\nAnswer: {answer}\nQuestion: {question}\n\n" for of, answer, question in SHOTS)
     options = replace(OPTIONS, seed=seed, opening=opening)
@@ -109,9 +109,7 @@ def _passage(question: OpenQuestion, document: Document) -> str:
     return text[start : start + PASSAGE_CHARACTERS]
 
 
-def _found_by_bm25(
-    pairs: Sequence[tuple[OpenQuestion, Document]], others: Sequence[str]
-) -> list[tuple[OpenQuestion, Document]]:
+def _found_by_bm25(pairs: Pairs, others: Sequence[str]) -> list[tuple[OpenQuestion, Document]]:
     if not pairs:
         return []
     texts = list(dict.fromkeys([*(document.text for _, document in pairs), *others]))
@@ -122,9 +120,7 @@ def _found_by_bm25(
     return [pair for pair, hit in zip(pairs, hits.any(1), strict=True) if hit]
 
 
-def _helped_by_document(
-    lm: AsyncLM, pairs: Sequence[tuple[OpenQuestion, Document]], check: Callable[[], None]
-) -> list[tuple[OpenQuestion, Document]]:
+def _helped_by_document(lm: AsyncLM, pairs: Pairs, check: Callable[[], None]) -> list[tuple[OpenQuestion, Document]]:
     """Keep questions whose answer the document makes likelier, by `LEAST_GAIN` nats a token."""
     alone = [question_prompt(question.example.query) for question, _ in pairs]
     given = [f"{_passage(*pair)}\n{prompt}" for pair, prompt in zip(pairs, alone, strict=True)]

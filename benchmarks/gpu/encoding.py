@@ -138,7 +138,7 @@ def _step(
     found = RetrievedBatch(0, 0, 0, 0, np.arange(size), rows, rng.random((size, k), np.float32))
     scores = 20 * rng.standard_normal((size, k)).astype(np.float32)
     batches: Any = SimpleNamespace(take=lambda step: ScoredBatch(found, scores, np.full(size, 128)))
-    module = LSRModule(encoder, batches, queries, corpus, config.loss, config.train).to(kit.device)
+    module = LSRModule(config, encoder, batches, queries, corpus).to(kit.device)
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=2e-5)
 
     def forward() -> torch.Tensor:

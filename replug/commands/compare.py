@@ -47,7 +47,7 @@ def compare(
     from replug.messages import quiet_transformers
     from replug.models.packaged import resolve_encoder_path
     from replug.train.evaluation import QUESTION, QUESTIONS
-    from replug.train.verdict import EXIT_STATUSES, MRR, verdict_of
+    from replug.train.report import EXIT_STATUSES, MRR, verdict_of
 
     if json_file is not None:
         require_folder("--json", json_file.absolute().parent)

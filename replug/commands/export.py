@@ -44,8 +44,8 @@ def export(
         if index is not None:
             return
         raise UserError("there is nowhere to write to; expected --out DIR, or --index FILE")
+    from replug.train.report import HARMED, verdict_of
     from replug.train.run_dir import RunDirectory
-    from replug.train.verdict import HARMED, verdict_of
 
     require_folder("--out", out)
     if out.exists() and any(out.iterdir()):

@@ -104,7 +104,7 @@ def _report_policies(folders: list[Path], out: Path) -> None:
 
 def _report_runs(folders: list[Path], out: Path | None) -> None:
     from replug.data.folder import sole_writer
-    from replug.train.run import print_summary, write_results
+    from replug.train.report import print_summary, write_report
     from replug.train.run_dir import RunDirectory
 
     runs = [RunDirectory(folder) for folder in folders]
@@ -116,7 +116,7 @@ def _report_runs(folders: list[Path], out: Path | None) -> None:
         return
     [run] = runs
     with sole_writer(run.path):
-        print_summary(run, write_results(run))
+        print_summary(run, write_report(run))
 
 
 def _joined_runs(runs: list["RunDirectory"]) -> "Blocks":

@@ -23,7 +23,7 @@ def train(
     """
     trainer = library.LSRTrainer(config=config, overrides=with_short_keys(overrides, source, retriever, lm))
     results = trainer.train()
-    from replug.train.run import print_summary
+    from replug.train.report import print_summary
     from replug.train.run_dir import RunDirectory
 
     print_summary(RunDirectory(Path(trainer.config.run_dir).expanduser()), results)

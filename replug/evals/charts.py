@@ -1,4 +1,4 @@
-"""The figures of all evaluations and of training: bars and lines, as SVG or PNG.
+"""The figures of all evaluations and of training, as SVG or PNG.
 
 A value is a number, or an `Interval`, which gets an error bar. matplotlib's figures are made directly, so that no
 backend of a caller's is changed.
@@ -63,42 +63,6 @@ def _drawn(draw: Draw, width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     draw(figure.subplots())
     return figure
-
-
-def bars(
-    axes: Axes,
-    groups: Mapping[str, Mapping[str, Value]],
-    label: str,
-    *,
-    horizontal: bool = False,
-    from_zero: bool = True,
-) -> None:
-    """Draw a group of bars for each key; bars of one name have one colour, and names of groups need no legend.
-
-    Without `from_zero` the axis begins shortly before the lowest value.
-    """
-    names = list(dict.fromkeys(name for of in groups.values() for name in of))
-    width = 0.82 / max(map(len, groups.values()))
-    for name, colour in colours_of(names).items():
-        shown = [(row, list(of), of[name]) for row, of in enumerate(groups.values()) if name in of]
-        places = [row + (own.index(name) - (len(own) - 1) / 2) * width for row, own, _ in shown]
-        values = [value for _, _, value in shown]
-        look: Any = {"color": colour, "label": name, "error_kw": {"lw": 0.9}}
-        draw, error = (axes.barh, "xerr") if horizontal else (axes.bar, "yerr")
-        look[error] = _errors(values)
-        draw(places, [_middle(value) for value in values], width * 0.92, **look)
-    of_values, of_groups = (axes.xaxis, axes.yaxis) if horizontal else (axes.yaxis, axes.xaxis)
-    of_groups.set_ticks(range(len(groups)), [name.replace("_", " ") for name in groups])
-    of_groups.grid(visible=False)
-    of_values.set_label_text(label)
-    if horizontal:
-        axes.invert_yaxis()
-    if not from_zero:
-        ends = [end for of in groups.values() for value in of.values() for end in _ends(value)]
-        margin = 0.25 * (max(ends) - min(ends)) or 0.1
-        (axes.set_xlim if horizontal else axes.set_ylim)(max(0.0, min(ends) - margin), max(ends) + margin)
-    if names != list(groups):
-        legend(axes)
 
 
 def lines(

@@ -32,7 +32,7 @@ TEXT_BYTES_PER_TOKEN = 4.0  # of English prose; program code has about 3
 NAME_BYTES = 60.0  # a row's id, domain and source together
 OFFSET_BYTES, TOKEN_END_BYTES = 4, 8  # where a string of a row ends, and a document's token ids
 SMALL_VOCABULARY = 1 << 16  # token ids below it take two bytes, others four
-KEPT_CHECKPOINTS = 2  # train/checkpoints.py
+KEPT_CHECKPOINTS = 2  # while training
 SCORE_BYTES = 45  # a row of the cache: key, sum and counts, in pages that random keys fill to two thirds
 
 

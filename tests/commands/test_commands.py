@@ -35,7 +35,7 @@ def test_the_exported_retriever_is_the_one_that_made_the_last_index(quiet_run, t
 
 def test_a_retriever_that_the_run_made_worse_is_exported_only_when_asked_for(quiet_run, replug, tmp_path, monkeypatch):
     verdict = {"verdict": "HARMED", "sentence": "HARMED: tuned retriever worse.", "more": ["Try a smaller train.lr."]}
-    monkeypatch.setattr("replug.train.verdict.verdict_of", lambda results: verdict)
+    monkeypatch.setattr("replug.train.report.verdict_of", lambda results: verdict)
     refused = replug("export", quiet_run, "--out", tmp_path / "out")
     assert refused.status == 2 and not (tmp_path / "out").exists()
     assert "HARMED: tuned retriever worse. Try a smaller train.lr. Give --harmed to export it" in refused.errors

@@ -22,7 +22,7 @@ from replug.data.prepare.sets import prepare_rows
 from replug.data.store import PreparedSet
 from replug.models.encoder import Encoder
 from replug.models.preparing import prepared_set
-from replug.train.data_checks import check_data
+from replug.train.outset import check_data
 from replug.train.run import train
 from tests.support.command_line import ROOT, CommandLine
 

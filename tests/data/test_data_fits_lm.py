@@ -13,7 +13,7 @@ from replug.data.records import Document, Example
 from replug.data.shards import prepared_folder, write_documents, write_examples
 from replug.data.store import TEXTS, PreparedSet
 from replug.models.local.hf_lm import HuggingFaceSource
-from replug.train.data_checks import check_data
+from replug.train.outset import check_data
 
 
 class Source(HuggingFaceSource):

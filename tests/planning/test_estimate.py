@@ -26,7 +26,7 @@ from replug.planning.stages import (
     lengths,
     run_stages,
 )
-from replug.train.outlook import RunStages
+from replug.train.outset import stages_left
 from replug.train.run_dir import CheckpointMark, RunDirectory
 from tests.support.command_line import ROOT
 
@@ -70,15 +70,15 @@ def test_a_resumed_run_on_its_own_labels_has_its_training_before_it(tmp_path: Pa
     config, run = load_config(ROOT / "configs/own_data.yaml", keys), RunDirectory(tmp_path)
     names = [INDEX, LABELS, QUESTIONS_MADE, TRAINING, INDEX, HELDOUT]
     found = [Stage(name, "", pairs=8, steps=40) for name in names]
-    assert RunStages(config, run)._left(found, 40) == found
+    assert stages_left(config, run, found, 40) == found
     published = tmp_path / "index/v000000"
     published.mkdir(parents=True)
     (published / "manifest.json").touch()
-    assert RunStages(config, run)._left(found, 40) == found[1:]
+    assert stages_left(config, run, found, 40) == found[1:]
     (tmp_path / "config.yaml").write_text(config_to_yaml(config))
     run.checkpoints.mkdir()
     run.mark(CheckpointMark(run.checkpoint(10), 10, (), "a"))
-    assert RunStages(config, run)._left(found, 40) == [found[2], Stage(TRAINING, "", pairs=6, steps=30), *found[-2:]]
+    assert stages_left(config, run, found, 40) == [found[2], Stage(TRAINING, "", pairs=6, steps=30), *found[-2:]]
 
 
 # Hours --------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from replug.cluster.background import InlineExecutor
-from replug.config.schema import Config
+from replug.config.schema import Config, RetrieveConfig, TrainConfig
 from replug.data.records import RetrievedBatch, ScoredBatch, SearchResult
 from replug.data.sampling import QuerySampler
 from replug.data.store import PreparedSet
@@ -18,7 +18,6 @@ from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
-from replug.train.fitting import lsr_module
 from replug.train.module import Batches, LSRModule
 from replug.train.pipeline import BatchPipeline
 from replug.train.step_metrics import StepClock
@@ -70,13 +69,12 @@ def pipeline_for(
     pipeline = BatchPipeline(
         QuerySampler(len(data.queries), 4, 0),
         data,
+        RetrieveConfig(k=5),
+        TrainConfig(max_steps=steps, pipeline_depth=depth),
         encode=partial(encoded_queries, module),
         search=search or exact_search(module, data),
         executor=executor or InlineExecutor(),
-        k=5,
         score=lambda examples, texts: lm.submit_sums(*PromptTemplate("\n").prompts(examples, texts)),
-        depth=depth,
-        max_steps=steps,
         clock=StepClock(),
     )
     module.batches = pipeline
@@ -86,7 +84,8 @@ def pipeline_for(
 def made_module(config: Config, data: PreparedSet, batches: Batches | None = None) -> LSRModule:
     """The module that a training makes. Its batches may be set later: they may need its weights."""
     encoder = load_encoder(config.retriever, dims=config.index.dims)
-    return lsr_module(config, encoder, data, cast(Batches, batches), prepare_encoder(config, encoder, data.corpus))
+    frozen = prepare_encoder(config, encoder, data.corpus)
+    return LSRModule(config, encoder, cast(Batches, batches), data.queries, data.corpus, frozen)
 
 
 def module_given(config: Config, data: PreparedSet, batch: ScoredBatch | None = None, **sections: dict) -> LSRModule:

@@ -1,6 +1,6 @@
 """Runs that train a part of the retriever, through the whole loop: they refresh, are broken off and resume.
 
-A full disk breaks them off, as in `test_checkpoints.py`, so that both commands run in this process.
+A full disk breaks them off, as in `test_callbacks.py`, so that both commands run in this process.
 """
 
 import errno

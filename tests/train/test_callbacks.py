@@ -1,31 +1,45 @@
-"""When a run's state is saved; and advice on temperatures before the first step."""
+"""When a run's state is saved and how its checkpoints lie in the folder, torn or on a full disk; temperatures."""
 
+import errno
+import os
+import shutil
+import threading
+from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from replug.config.errors import Interrupted, NotFiniteError, RunError
+from replug.config.errors import Interrupted, NotFiniteError, RunError, UserError
 from replug.data.datamodule import Position
-from replug.train.callbacks import entropy_share, half_entropy_temperature, temperature_warning
-from replug.train.checkpoints import Checkpointer
+from replug.data.files import file_sha256
+from replug.data.folder import read_mark, write_mark
+from replug.index_workers.version_store import VersionStore
+from replug.train.callbacks import (
+    Checkpointer,
+    CheckpointWriter,
+    entropy_share,
+    half_entropy_temperature,
+    temperature_warning,
+)
+from replug.train.run_dir import CheckpointMark, RunDirectory
 from replug.train.step_metrics import StepClock
+from tests.support.command_line import arguments
+from tests.support.index_versions import begin, write_corpus
+from tests.support.runs import metrics
 
 
 class Writer:
-    """Remembers the steps of checkpoints; each is written when it is waited for, if it can be."""
+    """Remembers the steps of checkpoints; each is written when it is waited for."""
 
-    def __init__(self, is_full: bool = False) -> None:
-        self.newest_step, self._is_full, self._step = 4, is_full, 0
+    newest_step, _step = 4, 0
 
     def begin(self, step: int, state: dict, versions: set[int]) -> None:
         self._step = step
 
     def finish(self) -> bool:
-        if self._is_full and self._step:
-            raise RunError("step-8.partial cannot be written: No space left on device")
         self.newest_step = max(self.newest_step, self._step)
         return True
 
@@ -79,12 +93,7 @@ def test_weights_that_are_not_finite_do_not_replace_a_checkpoint():
     assert writer._step == 0
 
 
-def test_on_a_full_disk_the_checkpoint_that_counts_is_named(capsys):
-    checkpointer(Writer(is_full=True), []).on_exception(trainer(8), module(), RunError("full"))
-    assert "step 8 is not saved, step 4 is: step-8.partial cannot be written" in capsys.readouterr().err
-
-
-SCORES = np.random.default_rng(0).normal(size=(6, 10))
+SCORES = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(("temperature", "shape"), [(1e4, "nearly uniform"), (1e-4, "nearly one-hot")])
@@ -95,4 +104,107 @@ def test_a_warning_names_the_distribution_the_key_its_value_and_one_of_half_the_
     assert temperature_warning("Q", "loss.beta", SCORES, better) is None
     text = temperature_warning("Q", "loss.beta", SCORES, temperature)
     assert text.startswith(f"Q is {shape} at loss.beta={temperature:g}: ") and f"loss.beta={better:.2g}" in text
-    assert half_entropy_temperature(np.repeat([[1.0], [-3.0]], 4, axis=1)) is None  # equal scores
+    assert half_entropy_temperature(torch.tensor([[1.0] * 4, [-3.0] * 4])) is None  # equal scores
+
+
+# Checkpoints on the disk --------------------------------------------------------------------------------------
+
+
+def checkpoint(run: RunDirectory, step: int, versions: tuple[int, ...] = (0,)) -> Path:
+    path = run.checkpoint(step)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not run.index.exists():
+        write_corpus(run.data / "documents")
+        begin(VersionStore(run.index), version=0)
+    path.write_bytes(bytes([step]) * 100)
+    run.mark(CheckpointMark(path, step, versions, file_sha256(path)))
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path)
+
+
+def test_the_newest_whole_checkpoint_is_taken_and_a_torn_one_is_named(run, capsys):
+    checkpoint(run, 4)
+    torn = checkpoint(run, 8)
+    torn.write_bytes(torn.read_bytes()[:50])
+    assert run.newest_checkpoint().step == 4
+    assert f"{torn} is torn" in capsys.readouterr().err
+    run.forget_after(4)
+    assert [mark.step for mark in run.checkpoint_marks()] == [4]
+    run.checkpoint(4).write_bytes(b"torn")
+    with pytest.raises(RunError, match=r"no checkpoint in .* is whole"):
+        run.newest_checkpoint()
+
+
+def test_a_checkpoint_whose_index_version_is_gone_is_skipped_unless_only_its_weights_are_wanted(run, capsys):
+    """As two runs in one folder left it, each of which removed the other's versions."""
+    checkpoint(run, 8)
+    shutil.rmtree(run.index / "v000000")
+    begin(VersionStore(run.index), version=0)
+    newest = checkpoint(run, 12, (0, 1))
+    assert run.newest_checkpoint().step == 8
+    assert f"{newest} needs index version 1, which is gone from {run.index}" in capsys.readouterr().err
+    assert run.newest_checkpoint(with_index=False).step == 12
+
+
+def test_a_checkpoint_of_another_version_of_replug_is_refused_by_name(run):
+    mark = checkpoint(run, 4).with_suffix(".json")
+    write_mark(mark, {**read_mark(mark, ""), "format": 1})
+    with pytest.raises(UserError, match=r"step-000004.json is of another version of replug"):
+        run.newest_checkpoint()
+
+
+def state(value: float) -> dict:
+    return {"weights": {"a": torch.full((1000,), value)}, "optimizer": [{0: {"step": torch.tensor(value)}}], "epoch": 0}
+
+
+def full(*given: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_checkpoint_holds_the_state_of_its_step_though_the_steps_go_on_and_counts_once_it_is_marked(run, monkeypatch):
+    now, written, save = state(1.0), threading.Event(), torch.save
+    monkeypatch.setattr(torch, "save", lambda *given: written.wait(100) and save(*given))
+    with closing(CheckpointWriter(run, keep_last=2, newest_step=0)) as writer:
+        writer.begin(4, now, {0, 1})
+        now["weights"]["a"].fill_(2.0)  # the next step, in place
+        assert not writer.collect() and run.newest_checkpoint(with_index=False) is None
+        written.set()
+        assert writer.finish() and writer.newest_step == 4 and not writer.finish()
+    mark = run.newest_checkpoint(with_index=False)
+    assert (mark.step, mark.versions, mark.sha256) == (4, (0, 1), file_sha256(mark.path))
+    saved = torch.load(mark.path, weights_only=True)
+    assert saved["weights"]["a"].unique().tolist() == [1.0]
+    assert saved["optimizer"] == [{0: {"step": torch.tensor(1.0)}}]
+
+
+def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(run, monkeypatch):
+    with closing(CheckpointWriter(run, keep_last=1, newest_step=0)) as writer:
+        writer.begin(4, state(1.0), {0})
+        writer.finish()
+        monkeypatch.setattr(torch, "save", full)
+        writer.begin(8, state(2.0), {0})
+        with pytest.raises(RunError, match=r"step-000008\.partial cannot be written: No space left on device"):
+            writer.finish()
+    assert writer.newest_step == run.newest_checkpoint(with_index=False).step == 4
+    assert list(run.checkpoints.glob("*.partial")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120, func_only=True)
+def test_a_disk_that_is_full_at_a_checkpoint_ends_every_rank_and_the_same_command_resumes(
+    replug, finish, tmp_path, monkeypatch
+):
+    """Rank 0 is this process. The checkpoint of step 4 is there, those of step 8 and of the end are not."""
+    run, save = tmp_path / "run", torch.save
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "save", lambda what, *to: full() if what["global_step"] > 4 else save(what, *to))
+        ended = replug(*arguments(run, ("resources.train=2",), "train", "debug"))
+    assert ended.status == 1, ended.printed
+    assert "step-000008.partial cannot be written: No space left on device" in ended.errors.splitlines()[-1]
+    assert "is not saved, step 4 is: " in ended.printed and "Traceback" not in ended.printed
+    assert "resuming at step 4" in finish(run, "train.micro_batches=2")
+    assert [row["step"] for row in metrics(run)] == list(range(24))

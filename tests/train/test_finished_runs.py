@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,8 @@ from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.data.folder import read_mark, write_mark
 from replug.train import run_dir
-from replug.train.run import train, write_results
+from replug.train.report import write_report
+from replug.train.run import train
 from replug.train.run_dir import RunDirectory, describe_environment, provenance_lines
 from tests.support.command_line import BASE, ROOT, STEPS, CommandLine, arguments
 
@@ -65,22 +65,11 @@ def test_a_run_with_its_own_labels_is_not_shown_for_other_candidates(copied: Run
     copied.require_candidates(begun, begun)
 
 
-def test_the_table_and_the_report_say_which_weights_they_are_of(quiet_run: Path, finish: Callable[..., str]) -> None:
-    results = json.loads((quiet_run / "results.json").read_text())
-    weights = {"step": STEPS, "steps": STEPS, "first": None, "best": None, "alone": None}
-    assert results["weights"] == weights == json.loads((quiet_run / "fitted.json").read_text())
-    line = f"lsr: the weights of step {STEPS}, the last, in retriever/"
-    printed, page = " ".join(finish(quiet_run).split()), (quiet_run / "report.html").read_text()
-    verdict = results["verdict"]
-    assert line in printed and printed.index(verdict["sentence"]) < printed.index(line) < printed.index("report: ")
-    assert line in page and page.index(f"<h2>{verdict['verdict']}</h2>") < page.index(line)
-
-
 def test_the_report_keeps_the_picture_of_its_run_whatever_is_measured_again(copied: RunDirectory) -> None:
     picture = json.loads(copied.document_weights.read_text())
     other = picture | {"id": "another text"}  # as `replug evaluate` leaves it
     (copied.evaluation / "language_modelling/document_weights.json").write_text(json.dumps(other))
-    write_results(copied)
+    write_report(copied)
     assert f"on text {picture['id']}," in copied.report.read_text()
     assert "another text" not in copied.report.read_text()
 

@@ -1,19 +1,21 @@
-"""One LSR step on a real (tiny) encoder: the weights that move, the loss, and refusals."""
+"""One LSR step on a real (tiny) encoder: the weights that move, the loss, its precision, chunks, and refusals."""
 
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from replug.config.errors import RunError
+from replug.config.errors import NotFiniteError, RunError
 from replug.config.schema import Config, TrainConfig
 from replug.data.datamodule import Position
 from replug.data.store import PreparedSet
 from replug.index_workers.build_plan import IndexState
+from replug.models import batching
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.encoder import first_numbers
 from replug.train.loss import log_likelihood, text_losses
-from replug.train.module import LSRModule, learning_rate_factor
-from tests.support.training import InlineLM, batch_of, encoded_queries, module_given, pipeline_for
+from replug.train.module import LSRModule, inner_products, learning_rate_factor
+from tests.support.training import Given, InlineLM, batch_of, encoded_queries, module_given, pipeline_for
 
 
 def one_step(module: LSRModule) -> torch.Tensor:
@@ -35,45 +37,15 @@ def test_every_weight_that_should_move_has_moved_after_one_step(module, scored):
 
 
 def test_similarities_equal_one_by_one_encoding(module, scored):
-    fresh = module.similarities(scored.retrieved).detach().numpy()  # the index was made by the same weights
+    fresh = module.similarities(scored.retrieved)[0][0].detach().numpy()  # the index was made by the same weights
     np.testing.assert_allclose(fresh, scored.retrieved.similarities, atol=1e-5)
-
-
-def gradient(module: LSRModule, parts: int = 1) -> dict[str, torch.Tensor]:
-    """Of the mean over the parts of a batch."""
-    module.zero_grad()
-    for part in range(parts):
-        (module.training_step(Position(0, part, parts), part) / parts).backward()
-    return {name: weight.grad.clone() for name, weight in module.encoder.named_parameters() if weight.grad is not None}
-
-
-def test_a_gradient_added_up_over_parts_or_computed_again_is_that_of_the_whole_batch(module, scored):
-    whole = gradient(module)
-    largest = max(float(values.abs().max()) for values in whole.values())
-    in_parts = gradient(module, parts=4)
-    module.encoder.prepare_training(dropout=False, gradient_checkpointing=True)
-    for other in (in_parts, gradient(module)):
-        for name, values in whole.items():
-            torch.testing.assert_close(other[name], values, rtol=1e-4, atol=1e-5 * largest)
 
 
 def test_the_loss_is_that_of_the_formula(module, scored):
     log_q = log_likelihood(torch.tensor(scored.sum_logprobs / scored.num_tokens[:, None]).float(), 0.5)
-    log_p = log_likelihood(module.similarities(scored.retrieved).detach(), 0.02)
+    log_p = log_likelihood(module.similarities(scored.retrieved)[0][0].detach(), 0.02)
     expected = text_losses(log_q, log_p, "kl_lm_retriever").mean()
     torch.testing.assert_close(one_step(module).detach(), expected)
-
-
-def test_depth_changes_only_which_weights_encoded_the_query(module, data):
-    pipeline = pipeline_for(module, data, InlineLM(), depth=2, steps=4)
-    pipeline.advance(0, IndexState(0, 0))
-    assert [batch.step for batch in pipeline.state()] == [0, 1, 2]
-    pipeline.take(0)
-    pipeline.advance(1, IndexState(7, 1))
-    assert [(b.step, b.query_step, b.index_version) for b in pipeline.state()] == [(1, 0, 0), (2, 0, 0), (3, 1, 7)]
-    pipeline.take(1)
-    pipeline.advance(2, IndexState(7, 1))
-    assert [batch.step for batch in pipeline.state()] == [2, 3], "nothing beyond the last step"
 
 
 def test_a_score_that_is_not_finite_is_refused_with_the_ids(module, data):
@@ -105,7 +77,7 @@ def loss_of(module: LSRModule) -> float:
 def test_the_contrastive_term_and_the_batchs_other_documents_add_their_part_to_the_loss(debug_config, data):
     keys = [{}, {"contrastive": 0.5}, {"contrastive": 0.5, "in_batch": True}]
     plain, contrastive, in_batch = (loss_of(module_given(debug_config, data, loss=of)) for of in keys)
-    similarities = module_given(debug_config, data).similarities(batch_of().retrieved).detach()
+    similarities = module_given(debug_config, data).similarities(batch_of().retrieved)[0][0].detach()
     log_p, best = log_likelihood(similarities, debug_config.loss.gamma), torch.tensor([2, 1])
     assert contrastive == pytest.approx(plain - 0.5 * float(log_p[torch.arange(2), best].mean()), rel=1e-5)
     assert in_batch > contrastive  # two more documents stand against each text's best
@@ -134,3 +106,168 @@ def test_without_prefixes_loss_and_queries_are_of_the_dimensions_of_the_index(de
     vectors = encoded_queries(module, ["mida furo"])
     whole = encoded_queries(at_prefixes(debug_config, data, []), ["mida furo"])[:, :8]
     np.testing.assert_allclose(vectors, whole / np.linalg.norm(whole), rtol=1e-6)
+
+
+# Numbers that are not finite -------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_is_named_with_its_text_and_its_documents(module, data, scored):
+    whole = module.similarities
+    bad = torch.tensor([2]), torch.tensor(torch.nan)
+    module.similarities = lambda batch: [(whole(batch)[0][0].index_put((bad[0],), bad[1]), None)]
+    text = data.queries.examples(scored.retrieved.query_rows[[2]])[0].id
+    documents = ", ".join(document.id for document in data.corpus.documents(scored.retrieved.doc_rows[2]))
+    expected = rf"^step 0: the loss of 1 of 4 texts is not finite \(nan\): {text}; documents of the first: {documents};"
+    module.training_step(Position(0), 0).backward()
+    with pytest.raises(NotFiniteError, match=expected):
+        module.on_after_backward()
+
+
+def test_a_gradient_that_is_not_finite_is_named_with_the_texts_of_its_batch(module, data, scored):
+    loss = module.training_step(Position(0), 0)
+    loss.backward()
+    optimizer = module.configure_optimizers()["optimizer"]
+    module.on_before_optimizer_step(optimizer)
+    weight = next(weight for weight in module.encoder.parameters() if weight.grad is not None)
+    weight.grad.view(-1)[-1] = torch.inf
+    texts = ", ".join(example.id for example in data.queries.examples(scored.retrieved.query_rows))
+    with pytest.raises(NotFiniteError, match=rf"^step 0: the gradient is not finite; its texts are {texts};"):
+        module.on_before_optimizer_step(optimizer)
+
+
+def test_query_vectors_that_are_not_finite_are_named_before_they_are_searched(module, data):
+    def search(*given):
+        raise AssertionError("searched")
+
+    pipeline = pipeline_for(module, data, InlineLM(), search=search)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.fill_(torch.nan)
+    with pytest.raises(NotFiniteError, match=r"vectors of 4 of 4 texts are not finite, first [^,]+, [^,]+, [^,]+:"):
+        pipeline.advance(0, IndexState(0, 0))
+
+
+# Under the trainer's autocast only the backbone computes in bfloat16 ---------------------------------------
+
+
+def autocast() -> torch.autocast:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def test_the_loss_is_that_of_float32_to_the_last_bit(module, scored):
+    def encode(ids, task="document"):
+        """Give random unit vectors, the same with and without autocast."""
+        vectors = torch.randn(len(ids), 768, generator=torch.Generator().manual_seed(len(ids)))
+        return torch.nn.functional.normalize(vectors, dim=-1).requires_grad_()
+
+    module.encoder.encode_with_gradient = encode
+    module.log_dict = lambda *args, **kwargs: None
+    log_q = log_likelihood(torch.tensor(scored.sum_logprobs / scored.num_tokens[:, None]).float(), 0.5)
+    log_p = log_likelihood(module.similarities(scored.retrieved)[0][0], 0.02)
+    with autocast():
+        loss = module.training_step(Position(0), 0)
+    assert loss.dtype == torch.float32
+    assert loss.item() == text_losses(log_q, log_p, "kl_lm_retriever").mean().item()
+
+
+def test_queries_are_encoded_in_bfloat16_only_where_train_precision_says_so(module, data):
+    texts = [example.context for example in data.queries.examples(range(20))]
+    exact, rounded = encoded_queries(module, texts), encoded_queries(module, texts, autocast=True)
+    assert rounded.dtype == np.float32 and not np.array_equal(rounded, exact)
+    assert (rounded * exact).sum(1) == pytest.approx(np.ones(20), abs=1e-3)
+    assert np.array_equal(encoded_queries(module, texts, autocast=True), rounded)
+    with autocast():
+        assert np.array_equal(encoded_queries(module, texts), exact)
+        assert np.array_equal(encoded_queries(module, texts[:1]), exact[:1])
+
+
+def test_inner_products_are_float32_under_the_autocast_of_a_gpu():
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    torch.set_autocast_enabled("cuda", True)  # `torch.autocast` refuses to where there is no GPU
+    try:
+        with FakeTensorMode():
+            queries, documents = torch.empty(2, 8, device="cuda"), torch.empty(2, 3, 8, device="cuda")
+            assert torch.einsum("bd,bkd->bk", queries, documents).dtype == torch.bfloat16, "this is what autocast does"
+            assert inner_products(queries, documents).dtype == torch.float32
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+# Chunks of a step: the whole batch's gradient, the activations of one chunk at a time ----------------------
+
+
+CHUNK = 64  # padded tokens, of which the step has hundreds
+
+
+@pytest.fixture
+def make(debug_config: Config, data: PreparedSet):
+    def make(chunk_tokens: int | None, dropout: bool = False, **loss: object) -> LSRModule:
+        torch.manual_seed(0)
+        sections = {"retriever": {"dropout": dropout}, "train": {"chunk_tokens": chunk_tokens}, "loss": loss}
+        module = module_given(debug_config, data, **sections)
+        pipeline = pipeline_for(module, data, InlineLM())
+        pipeline.advance(0, IndexState(0, 0))
+        module.batches = Given(pipeline.take(0))
+        return module
+
+    return make
+
+
+def step(module: LSRModule, parts: int = 1) -> tuple[float, dict[str, torch.Tensor]]:
+    """The loss, and the gradient of the mean over the parts of a batch."""
+    losses = []
+    for part in range(parts):
+        losses.append(module.training_step(Position(0, part, parts), part))
+        (losses[-1] / parts).backward()
+    gradients = {name: weight.grad for name, weight in module.encoder.named_parameters() if weight.grad is not None}
+    return float(torch.stack(losses).detach().mean()), gradients
+
+
+@pytest.mark.parametrize(
+    ("way", "lever"),
+    [
+        ("parts", {}),
+        ("checkpointing", {}),
+        ("chunks", {}),
+        ("chunks", {"contrastive": 0.5, "in_batch": True}),
+    ],
+)
+def test_the_gradient_in_parts_or_chunks_or_computed_again_is_that_of_the_whole_batch(make, way: str, lever) -> None:
+    (loss, whole), module = step(make(None, **lever)), make(CHUNK if way == "chunks" else None, **lever)
+    if way == "checkpointing":
+        module.encoder.prepare_training(dropout=False, gradient_checkpointing=True)
+    other_loss, gradients = step(module, parts=4 if way == "parts" else 1)
+    assert other_loss == pytest.approx(loss, rel=1e-6)
+    largest = max(float(values.abs().max()) for values in whole.values())
+    assert gradients.keys() == whole.keys()
+    for name, values in whole.items():
+        torch.testing.assert_close(gradients[name], values, rtol=1e-4, atol=1e-5 * largest)
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_recomputed_passes_have_the_same_bits_and_the_same_dropout(make, monkeypatch, dropout: bool) -> None:
+    """Against passes of the same texts, whose activations are kept."""
+    loss, chunked = step(make(CHUNK, dropout))
+    monkeypatch.setitem(batching.ENCODER_TOKENS_WITH_GRADIENT, "cpu", CHUNK)
+    kept_loss, kept = step(make(None, dropout))
+    assert loss == kept_loss
+    assert all(torch.equal(chunked[name], values) for name, values in kept.items())
+
+
+def kept_bytes(module: LSRModule) -> int:
+    """Bytes that the forward pass keeps for the backward pass, without weights."""
+    weights = {weight.data_ptr() for weight in module.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in weights:
+            kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        module.training_step(Position(0), 0)
+    return sum(kept.values())
+
+
+def test_the_forward_pass_keeps_vectors_and_no_activations(make) -> None:
+    assert kept_bytes(make(CHUNK)) < kept_bytes(make(None)) / 5

@@ -1,11 +1,13 @@
-"""Several trainer ranks, real processes joined by gloo: the losses of one rank, and what the death of one does."""
+"""Several trainer ranks, joined by gloo: the losses of one rank, what the death of one does, and their trackers."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -15,15 +17,20 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 
 from replug.config.errors import RunError, UserError
 from replug.config.load import load_config
+from replug.config.schema import Config
 from replug.data.datamodule import Position
 from replug.data.records import RetrievedBatch, ScoredBatch
+from replug.train.fitting import lightning_trainer
 from replug.train.module import share_of
-from replug.train.ranks import open_store, other_ranks
+from replug.train.pipeline import BatchPipeline
+from replug.train.ranks import COLLECTIVE_PATIENCE, RankEnvironment, open_store, other_ranks
 from replug.train.run import train
-from tests.support.command_line import ROOT, clean_environment, start, wait_for
+from replug.train.run_dir import RunDirectory
+from tests.support.command_line import ROOT, arguments, clean_environment, start, wait_for
 from tests.support.runs import descendants, metrics, name_of, wait_for_step, what_must_be_equal
 
 TWO = "resources.train=2"
@@ -213,3 +220,90 @@ def test_a_cluster_of_our_own_is_on_loopback_in_a_folder_of_this_user():
     assert mode == "0o700"
     assert set(listening) <= {"127.0.0.1", "::ffff:127.0.0.1"}  # loopback in both notations
     assert not os.path.exists(folder)  # noqa: PTH110 - as a user would look
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120, func_only=True)
+def test_a_loss_that_is_not_finite_on_rank_1_alone_ends_both_ranks_with_its_text(replug, tmp_path, monkeypatch):
+    """Rank 1 has the last row of the batch, whose sums were finite when they came."""
+    run, take = tmp_path / "run", BatchPipeline.take
+
+    def poisoned(pipeline: BatchPipeline, step: int):
+        scored = take(pipeline, step)
+        sums = scored.sum_logprobs.copy()
+        sums[-1] = np.nan
+        return replace(scored, sum_logprobs=sums) if step == 5 else scored
+
+    monkeypatch.setattr(BatchPipeline, "take", poisoned)
+    ended = replug(*arguments(run, ("resources.train=2",), "train", "debug"))
+    assert ended.status == 1
+    assert re.search(r"^replug: step 5: the loss of 1 of \d+ texts is not finite \(nan\): \S+; ", ended.errors, re.M)
+    assert RunDirectory(run).checkpoint_marks()[-1].step == 4
+
+
+# GPUs, with torch.cuda patched: nothing computes on them ---------------------------------------------------
+
+
+@pytest.fixture
+def paper(monkeypatch: pytest.MonkeyPatch) -> Config:
+    """On a machine of eight GPUs, in a step of SLURM's, whose variables Lightning takes for ranks that srun made."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    step = {"SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_JOB_NAME": "x"}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    return load_config(ROOT / "configs/paper.yaml")
+
+
+def test_a_rank_alone_trains_on_the_gpu_that_ray_gave_it(paper: Config, tmp_path: Path) -> None:
+    trainer = lightning_trainer(paper, tmp_path, [], [], RankEnvironment(0, 1, "10.0.0.1", 1234, 7))
+    assert isinstance(trainer.strategy, SingleDeviceStrategy)
+    assert trainer.strategy.root_device == torch.device("cuda", 7)
+    assert (trainer.world_size, trainer.global_rank, trainer.precision) == (1, 0, "bf16-mixed")
+
+
+@pytest.mark.parametrize(("rank", "device"), [(0, 7), (1, 0)])
+def test_a_rank_among_others_has_its_gpu_its_number_and_waits_that_end(
+    paper: Config, tmp_path: Path, rank: int, device: int
+) -> None:
+    """Rank 0 sees all GPUs of its node, the others their own alone."""
+    environment = RankEnvironment(rank, 2, "10.0.0.1", 1234, device)
+    trainer = lightning_trainer(paper, tmp_path, [], [], environment)
+    strategy = trainer.strategy
+    assert isinstance(strategy, DDPStrategy) and strategy.cluster_environment is environment
+    assert strategy.root_device == torch.device("cuda", device) and strategy.determine_ddp_device_ids() == [device]
+    assert (trainer.world_size, trainer.global_rank, trainer.local_rank) == (2, rank, 0)
+    assert (strategy.process_group_backend, strategy._timeout) == ("nccl", COLLECTIVE_PATIENCE)
+    assert trainer.precision == "bf16-mixed"
+
+
+# W&B offline, read back from what was written: no account, no network --------------------------------------
+
+
+def value_of(tree: object, key: str) -> object:
+    """The first value under a key, however deep."""
+    if not isinstance(tree, dict):
+        return None
+    if key in tree:
+        return tree[key]
+    values = (value_of(branch, key) for branch in tree.values())
+    return next((value for value in values if value is not None), None)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_of_two_ranks_is_one_run_with_every_metric_the_table_and_the_retriever(two_ranks: Path) -> None:
+    run = two_ranks
+    logs = sorted(run.glob("wandb/offline-run-*/run-*.wandb"))
+    assert len(logs) == 2, "one file for each time that the command was run, by rank 0 alone"
+    assert {log.stem.removeprefix("run-") for log in logs} == {json.loads((run / "wandb.json").read_text())["id"]}
+    command = [str(Path(sys.executable).parent / "wandb"), "leet", "inspect", "--summary", "--json", str(logs[-1])]
+    last = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout)
+    measured = set().union(*metrics(run))
+    assert [name for name in measured if value_of(last, name) is None] == []
+    assert value_of(last, "train/loss") == pytest.approx(metrics(run)[-1]["train/loss"])
+    assert value_of(last, "loss.beta") is not None
+    results = json.loads((run / "results.json").read_text())["language_modelling"]["lsr"]
+    for metric in ("bpb", "bpb - replug"):
+        assert value_of(last, f"results/lsr/{metric}") == pytest.approx(results[metric]["value"])
+    assert value_of(last, "verdict") == json.loads((run / "results.json").read_text())["verdict"]["verdict"]
+    assert b"model.safetensors" in logs[-1].read_bytes(), "the artifact names the file"

@@ -82,14 +82,6 @@ def walk(control: RefreshController, service: FakeService, steps: range, ready: 
     return versions
 
 
-def test_an_index_is_adopted_exactly_lag_steps_after_its_trigger():
-    service = FakeService()
-    control = controller(service)
-    assert walk(control, service, range(30)) == [0] * 13 + [1] * 10 + [2] * 7
-    assert control.live == IndexState(2, 20)
-    assert service.previous == {1: 0, 2: 1} and service.committed == [1, 2]
-
-
 @pytest.mark.parametrize("works", [True, False])
 def test_a_failed_refresh_leaves_the_live_index_until_it_is_too_old_and_a_resumed_run_waits_for_a_new_one(works):
     service = FakeService()

@@ -2,12 +2,13 @@
 
 import json
 import re
-import warnings
-from pathlib import Path
 
 import pytest
 
-from replug.train.report import INDEX_COLUMNS, weights_lines, write_picture, write_report
+from replug.config.load import config_to_yaml, load_config
+from replug.train.report import weights_lines, write_report
+from replug.train.run_dir import RunDirectory
+from tests.support.command_line import ROOT
 
 ATTACK = "<script>alert('x')</script>"
 
@@ -35,7 +36,9 @@ METRICS = [
         "retriever/entropy": 2.2,
         "retriever/rank_correlation": 0.5,
         "index/age_steps": step % 4,
-        **{name: 1.0 for _, name, _ in INDEX_COLUMNS if name.startswith("index/")},
+        "index/live_version": float(step // 4),
+        "index/recall": 1.0,
+        "index/overlap": 0.9,
         "index/refreshes_failed": 0.0,
         "time/step_seconds": 2.0,
         "time/wait_scores_seconds": 0.5,
@@ -62,65 +65,43 @@ PICTURE = {
 }
 
 
-def write(folder: Path, results: dict, metrics: list[dict], examples: list[dict] | None) -> str:
-    path = folder / "report.html"
-    (folder / "config.yaml").write_text(f"name: {ATTACK}\n")
-    if examples is not None:
-        (folder / "examples.json").write_text(json.dumps(examples))
-    write_report(
-        path,
-        results,
-        metrics=metrics,
-        examples_path=folder / "examples.json",
-        questions_path=folder / "question_examples.json",
-        config_path=folder / "config.yaml",
-        document_weights=PICTURE,
-    )
-    assert not path.with_suffix(".partial").exists()
-    return path.read_text(encoding="utf-8")
-
-
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write(tmp_path_factory.mktemp("run"), RESULTS, METRICS, EXAMPLES)
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A finished run whose texts attack, with its page."""
+    run = RunDirectory(tmp_path_factory.mktemp("run"))
+    config = load_config(ROOT / "configs/debug.yaml", [f"run_dir={run.path}", f"lm.separator={ATTACK}"])
+    run.folder.claim({})
+    run.config.write_text(config_to_yaml(config))
+    run.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in METRICS))
+    run.examples.write_text(json.dumps(EXAMPLES))
+    run.document_weights.write_text(json.dumps(PICTURE))
+    run.finish(RESULTS)
+    assert write_report(run) == RESULTS
+    return run
 
 
-def test_the_page_loads_nothing_from_elsewhere(page: str) -> None:
+def test_the_page_loads_nothing_begins_with_the_verdict_and_has_numbers_and_figures(run: RunDirectory) -> None:
+    page = run.report.read_text(encoding="utf-8")
     assert not re.findall(r"""(?:src|href)\s*=\s*["']?\s*(?:https?:)?//""", page)
     assert not re.findall(r"""(?:url\(|@import)\s*["']?\s*(?:https?:)?//""", page)
     assert "<link" not in page and "<script" not in page
-    assert page.count("<svg") == page.count("</svg>") == 8
-
-
-def test_the_page_begins_with_the_verdict_and_fits_a_phone(page: str) -> None:
+    assert page.count("<svg") == page.count("</svg>") == 7
     top = page.split("<h2>")[1]
     assert top.startswith("HELPED</h2>") and "lower than before (95% interval 0.050 to 0.200)" in top
-    assert "name=viewport" in page and "Holm" in page.split("How to read this")[1]
-
-
-def test_texts_are_escaped_and_not_run(page: str) -> None:
-    escaped = "&lt;script&gt;"
-    for text in ("before", "after", "text", "id", "name:"):
-        assert f"{text} {escaped}" in page
-    assert "<td>a &amp; &lt;b&gt;</td>" in page
-    assert "日本" in page
-
-
-def test_the_numbers_are_in_the_page(page: str) -> None:
-    assert "language_modelling, n = 12" in page and "<td>1.7000</td>" in page and "<td>1.9000</td>" in page
-    assert "bpb of lsr − replug: -0.1000 (-0.2000 to -0.0500: lower)" in page
-    assert "bpb of replug − none: -0.2000 (-0.3000 to +0.1000: no difference shown)" in page
-    assert "<th>Success@20</th>" in page and "<td>0.6250</td>" in page
-    assert "9 logged steps in 18 s (30.0 a minute), 25% of it waiting for LM scores; 2 hot swaps" in page
-
-
-def test_how_weights_follow_a_text_is_told_and_drawn(tmp_path: Path, page: str) -> None:
-    assert "gains most per byte over lsr (0.250 bits); the first 4 of its 60 tokens." in page
-    for token in ("sky", "␣", "\\n\\n", "$a_b$␣&lt;␣c"):
-        assert f">{token}</text>" in page, token
-    with warnings.catch_warnings(action="error"):  # of letters that the font lacks
-        write_picture(tmp_path / "weights.png", PICTURE | {"tokens": ["日", "本", "$", "\0"]})
-    assert (tmp_path / "weights.png").read_bytes().startswith(b"\x89PNG")
+    for text in (
+        "<td>1.7000</td>",
+        "bpb of lsr − replug: -0.1000 (-0.2000 to -0.0500: lower)",
+        "bpb of replug − none: -0.2000 (-0.3000 to +0.1000: no difference shown)",
+        "<th>Success@20</th>",
+        "9 logged steps in 18 s (30.0 a minute), 25% of it waiting for LM scores; 2 hot swaps of the index",
+        "gains most per byte over lsr (0.250 bits); the first 4 of its 60 tokens.",
+        *(f">{token}</text>" for token in ("sky", "␣", "\\n\\n", "$a_b$␣&lt;␣c")),
+        *(f"{text} &lt;script&gt;" for text in ("before", "after", "text", "id", "separator:")),  # escaped, not run
+        "<td>a &amp; &lt;b&gt;</td>",
+        "日本",
+    ):
+        assert text in page, text
+    assert run.picture.read_bytes().startswith(b"\x89PNG")
 
 
 LOOK = {"step": 0, "bpb": 0.92, "kl": 1.0, "temperature": 0.1, "scored_share": 0.91}
@@ -131,8 +112,10 @@ def test_the_lines_say_which_weights_the_tuned_retriever_has() -> None:
     assert weights_lines({"weights": last}) == ["lsr: the weights of step 30, the last, in retriever/"]
     online = {**LOOK, "step": 10, "kl": None, "scored_share": None}
     lines = weights_lines({"weights": {**last, "first": online, "best": online}})
-    assert lines[0] == "lsr: the weights of step 10 of 30, the best on development texts, in retriever/"
-    assert lines[1:] == ["development texts, bits per byte: 0.9200 at a temperature of 0.1; before 0.9200 at 0.1"]
+    assert lines[0] == "lsr: the weights of step 10, the best of 30 on development texts, in retriever/"
+    assert lines[1:] == [
+        "development texts, bits per byte: 0.9200 at a temperature of 0.1; before 0.9200 at a temperature of 0.1"
+    ]
 
 
 @pytest.mark.parametrize(("share", "warns"), [(0.46, False), (0.15, True)])

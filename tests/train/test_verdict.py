@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from replug.train.verdict import HARMED, HELPED, NOT_SHOWN, verdict_of
+from replug.train.report import HARMED, HELPED, NOT_SHOWN, verdict_of
 
 
 def results(value: float, low: float, high: float, step: int = 30, **more: Any) -> dict[str, Any]:
@@ -12,47 +12,49 @@ def results(value: float, low: float, high: float, step: int = 30, **more: Any) 
     return {"language_modelling": {"lsr": {"bpb - replug": difference}}, "weights": {"step": step}}
 
 
-def test_tuning_that_helped_is_one_plain_sentence() -> None:
-    told = verdict_of(results(-0.034, -0.072, -0.009))
-    assert told is not None and told["verdict"] == HELPED and told["more"] == []
-    assert told["sentence"] == (
-        "Tuned retriever: 0.034 bits per byte lower than before (95% interval 0.009 to 0.072). It helped."
-    )
-
-
-def test_an_interval_with_0_shows_no_difference_and_both_its_sides() -> None:
-    told = verdict_of(results(-0.0041, -0.0122, 0.005))
-    assert told is not None and told["verdict"] == NOT_SHOWN
-    assert told["sentence"].startswith("No difference shown: tuned retriever 0.004 bits per byte lower than before")
-    assert "interval 0.012 lower to 0.005 higher)" in told["sentence"] and "data.num_heldout" in told["more"][0]
-
-
-def test_harm_is_said_in_capitals_first_with_what_to_try() -> None:
-    told = verdict_of(results(0.034, 0.009, 0.072))
-    assert told is not None and told["verdict"] == HARMED
-    assert told["sentence"].startswith("HARMED: tuned retriever 0.034 bits per byte higher than before (95%")
-    assert "train.lr" in told["more"][0]
+def asked(value: float, low: float, high: float) -> dict[str, Any]:
+    firsts = {"replug": {"Success@1": {"value": 0.5}}, "lsr": {"Success@1": {"value": 0.6}}}
+    firsts["lsr"]["MRR@20 - replug"] = {"value": value, "interval": [low, high], "n": 40}
+    return {"questions": firsts, "weights": {"step": 30}}
 
 
 @pytest.mark.parametrize(
-    ("interval", "clusters", "verdict"),
+    ("found", "verdict", "sentence", "more"),
     [
-        ((0.01, 0.03), 6, HARMED),
-        ((0.01, 0.03), 5, NOT_SHOWN),
-        ((1e-9, 4e-6), 40, NOT_SHOWN),
-        ((6e-6, 2e-5), 40, HARMED),
+        (
+            results(-0.034, -0.072, -0.009),
+            HELPED,
+            "Tuned retriever: 0.034 bits per byte lower than before (95% interval 0.009 to 0.072). It helped.",
+            "",
+        ),
+        (results(-0.0041, -0.0122, 0.005), NOT_SHOWN, "interval 0.012 lower to 0.005 higher)", "data.num_heldout"),
+        (results(0.034, 0.009, 0.072), HARMED, "HARMED: tuned retriever 0.034 bits per byte higher", "train.lr"),
+        (results(0.0, 0.0, 0.0, step=0), NOT_SHOWN, "the same bits per byte as before.", "weights of step 0"),
+        # Few sources and differences of rounding show nothing.
+        (results(0.02, 0.01, 0.03, clusters=6), HARMED, "", "so the interval is too narrow"),
+        (results(0.02, 0.01, 0.03, clusters=5), NOT_SHOWN, "", "fewer than 6 show no difference"),
+        (results(2e-6, 1e-9, 4e-6, clusters=40), NOT_SHOWN, "", ""),
+        (results(1.3e-5, 6e-6, 2e-5, clusters=40), HARMED, "", ""),
+        # Questions have a sentence of their own, and harm by either is harm.
+        (asked(0.1, 0.04, 0.2), HELPED, "By questions it helped: of 40 questions", ""),
+        (asked(0.01, -0.06, 0.1), NOT_SHOWN, "only differences above 0.08", "data.heldout"),
+        (asked(0.0, 0.0, 0.0), NOT_SHOWN, "By questions it is the same", "data.heldout"),
+        (
+            results(-0.03, -0.07, -0.01) | asked(-0.1, -0.2, -0.04),
+            HARMED,
+            "It helped. HARMED by questions",
+            "train.lr",
+        ),
+        (results(0.03, 0.01, 0.07) | asked(0.1, 0.04, 0.2), HARMED, "By questions it helped", "train.lr"),
+        (results(-0.03, -0.07, -0.01) | asked(0.0, 0.0, 0.0), HELPED, "it is the same", ""),
+        ({"weights": {"step": 3}}, None, "", ""),
     ],
 )
-def test_few_sources_and_differences_of_rounding_show_nothing(interval, clusters: int, verdict: str) -> None:
-    told = verdict_of(results(sum(interval) / 2, *interval, clusters=clusters))
-    assert told is not None and told["verdict"] == verdict
-    assert ("fewer than 6 show no difference" in " ".join(told["more"])) is (clusters == 5)
-
-
-def test_weights_of_step_0_are_named_as_the_reason_that_nothing_changed() -> None:
-    told = verdict_of(results(0.0, 0.0, 0.0, step=0))
-    assert told is not None and told["verdict"] == NOT_SHOWN and "weights of step 0" in told["more"][0]
-    assert told["sentence"] == "No difference shown: tuned retriever the same bits per byte as before."
+def test_the_verdict_its_sentence_and_what_to_try(found: dict, verdict: str | None, sentence: str, more: str) -> None:
+    told = verdict_of(found)
+    assert (told and told["verdict"]) == verdict
+    if told is not None:
+        assert sentence in told["sentence"] and more in " ".join(told["more"])
 
 
 @pytest.mark.parametrize(("p_holm", "is_shown"), [(0.2, False), (0.01, True)])
@@ -64,31 +66,3 @@ def test_posterior_weights_are_a_second_sentence_corrected_as_in_the_table(p_hol
     assert told is not None and "12 sources only" in told["more"][1]
     assert "0.00002 bits per byte lower (95% interval 0.00001 to 0.00003)" in told["more"][0]
     assert told["more"][0].endswith(": no difference shown.") is not is_shown
-
-
-def test_a_run_that_measured_no_held_out_text_has_no_verdict() -> None:
-    assert verdict_of({"weights": {"step": 3}}) is None
-
-
-def asked(value: float, low: float, high: float) -> dict[str, Any]:
-    firsts = {"replug": {"Success@1": {"value": 0.5}}, "lsr": {"Success@1": {"value": 0.6}}}
-    firsts["lsr"]["MRR@20 - replug"] = {"value": value, "interval": [low, high], "n": 40}
-    return {"questions": firsts, "weights": {"step": 30}}
-
-
-@pytest.mark.parametrize(
-    ("texts", "questions", "verdict", "words"),
-    [
-        (None, (0.1, 0.04, 0.2), HELPED, "By questions it helped: of 40 questions"),
-        (None, (0.01, -0.06, 0.1), NOT_SHOWN, "only differences above 0.08"),
-        (None, (0.0, 0.0, 0.0), NOT_SHOWN, "By questions it is the same"),
-        ((-0.03, -0.07, -0.01), (-0.1, -0.2, -0.04), HARMED, "It helped. HARMED by questions"),
-        ((0.03, 0.01, 0.07), (0.1, 0.04, 0.2), HARMED, "By questions it helped"),
-        ((-0.03, -0.07, -0.01), (0.0, 0.0, 0.0), HELPED, "it is the same"),
-    ],
-)
-def test_questions_have_a_sentence_and_harm_by_either_is_harm(texts, questions, verdict, words) -> None:
-    told = verdict_of({**(results(*texts) if texts else {}), **asked(*questions)})
-    assert told is not None and told["verdict"] == verdict and words in told["sentence"]
-    advice = {HELPED: "", NOT_SHOWN: "data.num_queries" if texts else "data.heldout", HARMED: "train.lr"}[verdict]
-    assert advice in " ".join(told["more"])

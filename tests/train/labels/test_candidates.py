@@ -11,7 +11,6 @@ from replug.train.labels import (
     DENSE,
     RANDOM,
     SMALL,
-    TooFewFound,
     any_document,
     hits_of,
     mix_candidates,
@@ -52,10 +51,9 @@ def test_a_texts_own_source_gives_no_candidate_by_bm25_or_chance():
     assert not any(sources[row] == "s1" for row in mixed.doc_rows[0, 1:].tolist())
 
 
-def test_too_few_of_bm25_and_too_small_a_corpus_are_refused():
-    with pytest.raises(TooFewFound, match="BM25 gave 2 new documents, 3 are wanted"):
-        mixed_of(2, 3)
-    with pytest.raises(ValueError, match="too few for 10 candidates"):
+def test_too_few_of_bm25_ask_for_a_deeper_search_and_too_small_a_corpus_is_refused():
+    assert mixed_of(2, 3) is None
+    with pytest.raises(UserError, match="too few for 10 candidates"):
         mixed_of(2, 2, 6, num_documents=9)
 
 
