@@ -19,9 +19,8 @@ from replug.data.records import Example
 from replug.data.store import Corpus, CorpusStore, PreparedSet
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.folder import EvaluationFolder
-from replug.evals.kinds import PromptedLM
 from replug.evals.language_modelling import LanguageModelling
-from replug.evals.loop import outcome_rows
+from replug.evals.loop import PromptedLM, outcome_rows
 from replug.evals.search import find_all, query_folder
 from replug.evals.temperature_fit import DocumentScores, ensemble_bits, fit_temperature
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, temperature_in
@@ -85,7 +84,8 @@ def fit_ensemble(
 ) -> EnsembleTemperature:
     """Fit the temperature of a method's retriever to what it finds for development texts, and log its worth there."""
     book = EvidenceBook([method], corpus, {method.source: found}, [True] * len(examples))
-    task, scores = LanguageModelling(lm.lm, lm.template, examples, keeps_documents=True), []
+    task, scores = LanguageModelling(examples, keeps_documents=True), []
+    task.open(lm, book)
     progress = Progress(f"development texts with {method.source}", len(examples))
     for row, outcome in enumerate(outcome_rows(task, book)):
         given = outcome["methods"][method.name]["detail"]["document_logprobs"]

@@ -18,16 +18,13 @@ measured the validation part, on which weights are fitted.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from replug.answering.prompts import Shot
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
-from replug.config.methods import GOLD, NONE, Method
-from replug.config.rules import evaluation_methods
+from replug.config.evaluation_schema import QuestionsConfig
 from replug.data.answers import normalize_answer
 from replug.data.row_files import read_rows
 from replug.data.rows import texts_of
@@ -45,7 +42,6 @@ from replug.evals.questions import (
     questions_of_rows,
     text_of,
 )
-from replug.web.records import FoundEvidence, Passage
 
 GOLD_EVIDENCE = "gold_evidence"
 
@@ -67,25 +63,6 @@ class InternetQuestion(OpenQuestion):
     def origin(self) -> str:
         """Return what variants of one question share: they are on one side of every split."""
         return self.example.source or self.example.id
-
-
-@dataclass(frozen=True, slots=True)
-class QuestionSet:
-    """How a row of a public set becomes a question, and the metric of its answers.
-
-    `read_shot_row` reads `questions.demonstrations`; None reads them as the same set, which has evidence of its own.
-    """
-
-    metric: str
-    read_row: Callable[[Mapping[str, Any], str], InternetQuestion]
-    read_shot_row: Callable[[Mapping[str, Any], str], InternetQuestion] | None = None
-
-    def read(self, path: Path, as_shots: bool = False) -> list[InternetQuestion]:
-        """Return every question of a file of rows, such as a JSON array or JSON Lines.
-
-        Raises UserError with file and line for a field that is missing or malformed.
-        """
-        return questions_of_rows(read_rows(path), (as_shots and self.read_shot_row) or self.read_row, path)
 
 
 def given_evidence(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
@@ -216,13 +193,22 @@ def _situatedqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion
 
 EXACT_MATCH, ACCURACY = "exact_match", "accuracy"
 
-QUESTION_SETS = {
-    "nq": QuestionSet(EXACT_MATCH, _nq_question),
-    "hotpotqa": QuestionSet(EXACT_MATCH, _hotpotqa_question),
-    "fever": QuestionSet(ACCURACY, _claim),
-    "strategyqa": QuestionSet(ACCURACY, _strategyqa_question),
-    "situatedqa": QuestionSet(EXACT_MATCH, _situatedqa_question, _nq_question),
-}
+QUESTION_SETS: dict[str, tuple[str, Callable[[Mapping[str, Any], str], InternetQuestion]]] = {
+    "nq": (EXACT_MATCH, _nq_question),
+    "hotpotqa": (EXACT_MATCH, _hotpotqa_question),
+    "fever": (ACCURACY, _claim),
+    "strategyqa": (ACCURACY, _strategyqa_question),
+    "situatedqa": (EXACT_MATCH, _situatedqa_question),
+}  # the metric of a set's answers, and how a row becomes a question
+SHOTS_OF = {"situatedqa": "nq"}  # whose own rows have no evidence
+
+
+def read_set(dataset: str, path: str | Path) -> list[InternetQuestion]:
+    """Return every question of a file of rows, such as a JSON array or JSON Lines.
+
+    Raises UserError with file and line for a field that is missing or malformed.
+    """
+    return questions_of_rows(read_rows(Path(path).expanduser()), QUESTION_SETS[dataset][1], path)
 
 
 # Gold evidence, shots and the validation part -----------------------------------------------------------------------
@@ -241,17 +227,17 @@ def is_validation(question: InternetQuestion) -> bool:
 
 
 def plan_questions(
-    keys: QuestionsConfig, question_set: QuestionSet, seed: int, with_evidence: bool = True
+    keys: QuestionsConfig, seed: int, with_evidence: bool = True
 ) -> tuple[list[InternetQuestion], list[InternetQuestion]]:
     """Return the questions that are measured, in the file's order, and those that are shown before each.
 
     Both are drawn by the seed; `with_evidence` draws shots with evidence alone. Raises UserError for too few questions.
     """
-    num_shots = NUM_SHOTS if keys.shots is None else keys.shots
-    questions = question_set.read(Path(str(keys.path)).expanduser())
+    num_shots, dataset = NUM_SHOTS if keys.shots is None else keys.shots, str(keys.dataset)
+    questions = read_set(dataset, str(keys.path))
     if keys.demonstrations is not None:
         measured = draw_questions(questions, keys.max_questions, seed)
-        pool = question_set.read(Path(keys.demonstrations).expanduser(), as_shots=True)
+        pool = read_set(SHOTS_OF.get(dataset, dataset), keys.demonstrations)
         free = _possible_shots(pool, measured, num_shots, keys.demonstrations, with_evidence)
         return measured, draw_demonstrations(free, measured, num_shots, seed)
     free = _possible_shots(questions, (), num_shots, str(keys.path), with_evidence)
@@ -333,50 +319,3 @@ def _own_evidence(question: InternetQuestion, corpus: CorpusStore | None) -> str
             f"does not hold; expected a corpus with it, or the field {GOLD_EVIDENCE}"
         )
     return " ".join(corpus.texts([rows[name] for name in question.evidence_ids]))
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """`gold` is the evidence of the questions that are asked with it, by id. `found` is empty if no method reranks.
-
-    `in_pages` are the ids of questions that a page answers, before passages are cut and chosen.
-    """
-
-    methods: tuple[Method, ...]
-    questions: tuple[InternetQuestion, ...]
-    shots: tuple[Shot, ...]
-    metric: str
-    gold: Mapping[str, str]
-    found: Mapping[str, FoundEvidence]
-    in_pages: Collection[str] = ()
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Return all possible answers; empty where answers are free."""
-        return self.questions[0].labels
-
-    @property
-    def num_passages(self) -> int:
-        """Return as many passages as any method reads; 0 where none reranks."""
-        return max(method.k for method in self.methods)
-
-    def passages(self, question: InternetQuestion) -> Sequence[Passage]:
-        return self.found[question.example.id].passages[: self.num_passages]
-
-
-def prepare(config: EvaluationConfig, corpus: CorpusStore | None) -> Prepared:
-    """Return what a configuration measures, before anything is searched for."""
-    assert config.questions.dataset is not None, "problems are looked for first"
-    question_set, methods = QUESTION_SETS[config.questions.dataset], evaluation_methods(config)
-    reads = any(method.source != NONE for method in methods)
-    measured, shots = plan_questions(config.questions, question_set, config.seed, with_evidence=reads)
-    shown = gold_evidence(shots, corpus, "a shot (questions.shots)") if reads else {}
-    asked_with_gold = measured if any(method.source == GOLD for method in methods) else []
-    return Prepared(
-        tuple(methods),
-        tuple(measured),
-        tuple(Shot(shot.example.query, shot.answers[0], shown.get(shot.example.id)) for shot in shots),
-        question_set.metric,
-        gold_evidence(asked_with_gold, corpus, "the method gold"),
-        {},
-    )

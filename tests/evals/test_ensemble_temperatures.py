@@ -17,7 +17,7 @@ from replug.evals import ensemble_temperatures
 from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.folder import EvaluationFolder
-from replug.evals.kinds import PromptedLM
+from replug.evals.loop import PromptedLM
 from replug.evals.temperature_fit import DocumentScores, ensemble_bits, fit_temperature
 from replug.models import ensemble
 from replug.models.encoder import Encoder

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from replug.config.load import load_evaluation_config
-from replug.evals.internet_sets import QUESTION_SETS, is_validation
+from replug.evals.internet_sets import is_validation, read_set
 from replug.evals.run import evaluate
 from replug.models.lm_source import LocalSource
 from replug.models.score_cache import ScoreCache
@@ -91,7 +91,7 @@ def test_the_whole_grid_is_measured_in_one_pass(evaluate_here, data, tmp_path):
     value = {name: {metric: entry["value"] for metric, entry in of.items()} for name, of in results.items()}
     rows = [json.loads(line) for line in (out / "outcomes.jsonl").read_text().splitlines()]
     assert len(rows) == 24 - SHOTS
-    questions = {one.example.id: one for one in QUESTION_SETS["nq"].read(data / "nq.jsonl")}
+    questions = {one.example.id: one for one in read_set("nq", data / "nq.jsonl")}
     validation = [row["id"] for row in rows if is_validation(questions[row["id"]])]
     assert results["poe@3"]["exact_match"]["n"] == len(rows) - len(validation)
     assert results["poe@3"]["validation"]["n"] == len(validation)

@@ -10,11 +10,11 @@ from replug.config.evaluation_schema import QuestionsConfig
 from replug.evals.internet_sets import (
     NEW,
     OLD,
-    QUESTION_SETS,
     InternetQuestion,
     gold_evidence,
     is_validation,
     plan_questions,
+    read_set,
 )
 from replug.evals.loop import Item
 from tests.support.preparing import write_jsonl
@@ -65,7 +65,7 @@ def read(dataset: str, folder: Path, *rows: dict):
     else:
         path = folder / "set.jsonl"
         write_jsonl(path, list(rows))
-    return QUESTION_SETS[dataset].read(path)
+    return read_set(dataset, path)
 
 
 def test_nq_has_answers_under_either_name_and_evidence_of_three_kinds(tmp_path):
@@ -168,11 +168,11 @@ def ids(questions) -> list[str]:
 
 
 def test_shots_have_evidence_and_are_never_measured(questions):
-    plan = plan_questions(QuestionsConfig(path=str(questions)), QUESTION_SETS["nq"], 0)
+    plan = plan_questions(QuestionsConfig(path=str(questions), dataset="nq"), 0)
     assert len(plan[1]) == 15 and all(shot.evidence for shot in plan[1])
     assert len(plan[0]) == 25 and not set(ids(plan[1])) & set(ids(plan[0]))
-    assert plan == plan_questions(QuestionsConfig(path=str(questions)), QUESTION_SETS["nq"], 0)
-    assert ids(plan[1]) != ids(plan_questions(QuestionsConfig(path=str(questions)), QUESTION_SETS["nq"], 1)[1])
+    assert plan == plan_questions(QuestionsConfig(path=str(questions), dataset="nq"), 0)
+    assert ids(plan[1]) != ids(plan_questions(QuestionsConfig(path=str(questions), dataset="nq"), 1)[1])
 
 
 def test_situatedqas_shots_are_natural_questions_and_variants_are_on_one_side(questions, tmp_path):
@@ -180,9 +180,7 @@ def test_situatedqas_shots_are_natural_questions_and_variants_are_on_one_side(qu
     rows = [{"id": n, "edited_question": f"who leads {n} as of {y}", "date": y, "answer": ["x"]} for n, y in dated]
     path = tmp_path / "temp.jsonl"
     write_jsonl(path, rows)
-    plan = plan_questions(
-        QuestionsConfig(path=str(path), demonstrations=str(questions)), QUESTION_SETS["situatedqa"], 0
-    )
+    plan = plan_questions(QuestionsConfig(path=str(path), dataset="situatedqa", demonstrations=str(questions)), 0)
     assert len(plan[0]) == 400 and plan[1][0].example.query.startswith("what is")
     sides = {question.origin: set() for question in plan[0]}
     for question in plan[0]:
@@ -190,7 +188,7 @@ def test_situatedqas_shots_are_natural_questions_and_variants_are_on_one_side(qu
     assert all(len(side) == 1 for side in sides.values())
     assert 2 <= sum(map(any, sides.values())) <= 20, "a tenth of a hundred"
     with pytest.raises(UserError, match="0 of 400 questions"):
-        plan_questions(QuestionsConfig(path=str(path)), QUESTION_SETS["situatedqa"], 0)
+        plan_questions(QuestionsConfig(path=str(path), dataset="situatedqa"), 0)
 
 
 def question(name: str, **of) -> InternetQuestion:

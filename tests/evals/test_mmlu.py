@@ -4,6 +4,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,22 +13,16 @@ from replug.config.errors import RunError, UserError
 from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import Method
 from replug.evals.evidence import NOTHING, Evidence
-from replug.evals.few_shot import Asking, FewShot
-from replug.evals.kinds import PromptedLM
 from replug.evals.loop import Item
 from replug.evals.mmlu import (
     CONTINUATIONS,
-    FORM,
-    ROOM,
     Mmlu,
     MmluQuestion,
     mmlu_choice,
-    mmlu_dataset,
     read_mmlu,
 )
 from replug.models.ensemble import MovingWeights, Weighting, prior_log_weights
-from replug.models.prompt import PromptTemplate
-from tests.support.known_lm import ImmediateLM, KnownLM, outcome_rows
+from tests.support.known_lm import ImmediateLM, KnownLM, opened, outcome_rows
 
 DEV = "".join(f"shot {number}?,1,2,3,4,B\n" for number in range(5))
 TEST = "asked?,1,2,3,4,B\n"
@@ -37,7 +32,8 @@ def question(text: str) -> MmluQuestion:
     return MmluQuestion(Item(text, text, "anatomy"), ("p", "q", "r", "s"), 0)
 
 
-SHOTS = [(question(f"shot {number}"), f"knows {number}") for number in range(5)]
+SHOTS = [(question(f"shot {number}"), None) for number in range(5)]
+SERVER = SimpleNamespace(max_tokens=None)  # whose limit is unknown
 ASKED = question("asked")
 
 
@@ -61,14 +57,13 @@ def test_the_demonstrations_of_a_set_are_searched_for_behind_its_questions(tmp_p
         for subject, content in zip(("anatomy", "virology"), rows, strict=True):
             (tmp_path / split / f"{subject}_{split}.csv").write_text(content.replace("asked?", f"{subject}?"))
     config = EvaluationConfig("mmlu", "out", questions=QuestionsConfig(path=str(tmp_path), max_questions=2, shots=2))
-    dataset = mmlu_dataset(config, None)
-    assert list(dataset.queries) == ["anatomy?"] * 2 + ["virology?"] * 2 + ["shot 0?", "shot 1?"] * 2
+    task = Mmlu.of(config, None, SERVER)
+    assert list(task.queries) == ["anatomy?"] * 2 + ["virology?"] * 2 + ["shot 0?", "shot 1?"] * 2
     config.questions.query = "{question} {choices}"
-    first, *_ = mmlu_dataset(config, None).queries
+    first, *_ = Mmlu.of(config, None, SERVER).queries
     assert first.startswith("anatomy? A. ") and first.count("\n") == 3
     lm = KnownLM(lambda prefix, letter: [math.log(0.5 if letter == " B" else 0.1)])
-    task = dataset.make_task(PromptedLM(lm, PromptTemplate("\n")), Book())
-    rows = outcome_rows(task, {"none": NOTHING, "bm25": evidence("own")})
+    rows = outcome_rows(opened(task, lm, Book()), {"none": NOTHING, "bm25": evidence("own")})
     assert rows[2]["methods"]["bm25"]["numbers"]["shots"] == 2
     closed, with_documents = sorted(
         (some[0] for some in lm.prompts if "virology" in some[0]), key=lambda prompt: "Knowledge" in prompt
@@ -85,10 +80,9 @@ def test_the_question_moves_the_weights_of_documents_before_the_letter() -> None
     lm, texts, similarities = ImmediateLM(), ("p q r s", "asked asked asked", "no"), np.array([2.0, 0.0, 1.0])
     fixed = Evidence(texts, prior_log_weights(similarities))
     moved = replace(fixed, weighting=Weighting(0.1, read=3))
-    made = FewShot(PromptTemplate(""), PromptTemplate(""), ROOM)
-    asking = Asking(lm, made, FORM, {(name, "anatomy"): SHOTS for name in "mn"})
-    outcomes = Mmlu(asking, [ASKED]).submit(0, {"m": fixed, "n": moved})()
-    prompts, end = [FORM.prompt(ASKED, SHOTS, text) for text in texts], "\nD. s\nAnswer:"
+    task = opened(Mmlu([ASKED], {"anatomy": [shot for shot, _ in SHOTS]}), lm, methods="mn")
+    outcomes = task.submit(0, {"m": fixed, "n": moved})()
+    prompts, end = [Mmlu.prompt(ASKED, SHOTS, text) for text in texts], "\nD. s\nAnswer:"
     assert all(prompt.endswith(end) for prompt in prompts)
     scores = lm.score([prompt.removesuffix(end) for prompt in prompts], [end] * 3)
     weights = MovingWeights(moved.log_prior, 0.1, read_logprobs=np.stack([score.token_logprobs for score in scores]))
@@ -190,9 +184,9 @@ EVEREST = "Mount Everest\nMount Everest is 8,849 m high.\n\nIt lies between Nepa
 
 
 def test_prompts_are_the_golden_ones() -> None:
-    assert FORM.prompt(MOUNTAIN, [(RIVER, None), (DESERT, None)], EVEREST) == golden("mmlu_with_document")
-    assert FORM.prompt(MOUNTAIN, []) == golden("mmlu_without_document")
-    with_all = FORM.prompt(MOUNTAIN, [(RIVER, "The Nile is long."), (DESERT, None)], "Everest is high.")
+    assert Mmlu.prompt(MOUNTAIN, [(RIVER, None), (DESERT, None)], EVEREST) == golden("mmlu_with_document")
+    assert Mmlu.prompt(MOUNTAIN, []) == golden("mmlu_without_document")
+    with_all = Mmlu.prompt(MOUNTAIN, [(RIVER, "The Nile is long."), (DESERT, None)], "Everest is high.")
     assert with_all == golden("mmlu_demonstrations_with_documents")
     assert CONTINUATIONS == (" A", " B", " C", " D")
 

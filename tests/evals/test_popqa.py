@@ -15,18 +15,12 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, PaperConfig, QuestionsConfig
 from replug.config.methods import parse_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
-from replug.evals.few_shot import Asking, FewShot
-from replug.evals.kinds import PromptedLM
-from replug.evals.lm_passes import first_line, genread_prompt
 from replug.evals.loop import Item, Row
 from replug.evals.popqa import (
-    FORM,
     TEMPLATES,
     PopQa,
     PopQuestion,
-    add_popqa_findings,
     plan_shots,
-    popqa_dataset,
     popularity_bin,
     popularity_correlation,
     question_of,
@@ -34,11 +28,12 @@ from replug.evals.popqa import (
     relative_popularity,
     with_most_frequent_answers,
 )
+from replug.evals.questions import first_line
 from replug.evals.results import compare
+from replug.evals.search import genread_prompt
 from replug.evals.tables import to_markdown
 from replug.models.generation import Generated
-from replug.models.prompt import PromptTemplate
-from tests.support.known_lm import KnownTexts
+from tests.support.known_lm import KnownTexts, opened
 
 GOLDEN = Path(__file__).parent / "golden"
 ASKED = "What is Ada Lovelace's occupation?"
@@ -58,11 +53,11 @@ PASSAGES = ["Fryderyk Chopin\nChopin was born in Żelazowa Wola.\n", "N'Djamena 
 @pytest.mark.parametrize(
     ("name", "prompt"),
     [
-        ("zero_shot", FORM.prompt(popular(ASKED))),
-        ("few_shot", FORM.prompt(popular(ASKED), [(shot, None) for shot in SHOTS])),
+        ("zero_shot", PopQa.prompt(popular(ASKED))),
+        ("few_shot", PopQa.prompt(popular(ASKED), [(shot, None) for shot in SHOTS])),
         (
             "with_passages",
-            FORM.prompt(
+            PopQa.prompt(
                 popular(ASKED),
                 list(zip(SHOTS, PASSAGES, strict=True)),
                 "Ada Lovelace\nAda was a mathematician.",
@@ -203,9 +198,8 @@ def test_too_few_relations_or_questions_for_the_shots_are_named(relations, each,
 
 TEXTS = ["Ada was a poet.", "Ada was a baker.", "Chad's capital is N'Djamena."]
 METHODS = ["none", "bm25@1", "replug", "genread", "random"]
-EVERYTHING = FewShot(PromptTemplate("\n"), PromptTemplate("\n"), 15)  # fits
 BORN = Item("bo", "In what city was Bo born?", "place of birth")
-TASK_SHOTS = [(PopQuestion(BORN, ("Rome",), "Bo", "Rome", 10.0), None)]
+TASK_SHOTS = [PopQuestion(BORN, ("Rome",), "Bo", "Rome", 10.0)]
 
 
 class Poet:
@@ -249,9 +243,7 @@ def book(names=METHODS, written_tokens: int | None = 30, **more) -> EvidenceBook
 
 
 def task(lm, shots=TASK_SHOTS, asked=QUESTIONS, of=None) -> PopQa:
-    of = of or book()
-    by_method = {(method.name, "occupation"): shots for method in of.methods}
-    return PopQa(Asking(lm, EVERYTHING, FORM, by_method), asked, of, 15)
+    return opened(PopQa(asked, {"occupation": shots}, 15, has_documents=False), lm, of or book())
 
 
 def measured(lm=None, **settings) -> list[Row]:
@@ -290,12 +282,11 @@ def test_demonstrations_have_their_passages_or_none(tmp_path: Path, in_shots: bo
     keys = QuestionsConfig(
         str(write(tmp_path / "q.jsonl", *rows)), shots=1, max_questions=1, documents_in_shots=in_shots
     )
-    dataset = popqa_dataset(EvaluationConfig("popqa", "out", ["bm25@1"], questions=keys), None)
+    config = EvaluationConfig("popqa", "out", ["bm25@1"], questions=keys)
+    task = PopQa.of(config, None, SimpleNamespace(max_tokens=None))
     found = RetrievedDocuments(np.array([[1], [0], [0]]), np.ones((3, 1)))  # a question, and the two that are shown
     of = EvidenceBook(parse_methods(["bm25@1"], 1, {}), KnownTexts(["one", "two"]), {"bm25": found}, [True] * 3)
-    asked = dataset.make_task(PromptedLM(Poet(), PromptTemplate("\n")), of)
-    assert isinstance(asked, PopQa)
-    [prompt] = asked.prompts(0, "bm25@1", of.of(0)["bm25@1"]).prompts
+    [prompt] = opened(task, Poet(), of).prompts(0, "bm25@1", of.of(0)["bm25@1"]).prompts
     assert [line for line in prompt.splitlines() if line and not line.startswith("Q:")] == passages
 
 
@@ -342,7 +333,7 @@ def test_what_is_not_known_is_left_out_and_never_zero():
     for of in numbers.values():
         assert not {"mean_entropy", "prompt_tokens"} & of.keys()
         assert of["mean_logprob"] == -2.0
-    of = PopQa(Asking(lm, EVERYTHING, FORM, {("none", "occupation"): []}), asked, book(["none"]), 15)
+    of = task(lm, [], asked, book(["none"]))
     rows = [{"methods": {"none": {"numbers": numbers["none"], "detail": {}}}}]
     assert "prompt_tokens" not in compare(of, rows, [], PaperConfig(), 100, 0)["none"]
 
@@ -371,10 +362,9 @@ def test_results_have_the_most_frequent_answer_and_the_correlation():
         }
         for number, (one, is_right) in enumerate(zip(asked, right, strict=True))
     ]
-    by_method = {("none", relation): [] for relation in ("mother", "father")}
-    some = PopQa(Asking(Poet(), EVERYTHING, FORM, by_method), asked, book(["none"]), 15)
+    some = opened(PopQa(asked, dict.fromkeys(("mother", "father"), ()), 15), Poet(), book(["none"]))
     results = compare(some, rows, [], PaperConfig(), 100, 0)
-    lines = to_markdown(add_popqa_findings(SimpleNamespace(rows=rows, results=results, book=book(["none"]))))
+    lines = to_markdown(some.findings(rows, results, None))
     assert "none: 1 of 6 questions lost their earliest demonstrations, 2 in all: the LM holds no more tokens." in lines
     of = results["none"]
     assert of["accuracy/father"]["n"] == 3 and of["accuracy/popularity 10^0-10^1"]["n"] == 2
