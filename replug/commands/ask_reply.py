@@ -30,8 +30,7 @@ from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import GenerationOptions
 from replug.models.lm_source import LMSource
 from replug.train.run_dir import RunDirectory
-from replug.web import require_web
-from replug.web.records import FoundEvidence, Passage, first_passages, passages_of_documents
+from replug.web import FoundEvidence, Passage, first_passages, passages_of_documents, require_web
 
 log = logging.getLogger(__name__)
 

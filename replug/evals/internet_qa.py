@@ -55,8 +55,7 @@ from replug.evals.results import Results, main_metric
 from replug.evals.tables import Block, Blocks, Table
 from replug.models.ensemble import Retrieved
 from replug.models.lm_source import LMSource
-from replug.web import require_web
-from replug.web.records import FoundEvidence, Passage
+from replug.web import FoundEvidence, Passage, require_web
 
 log = logging.getLogger(__name__)
 
