@@ -18,7 +18,7 @@ measured the validation part, on which weights are fitted.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,13 +76,8 @@ def given_evidence(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
 
 def _nq_question(row: Mapping[str, Any], where: str) -> InternetQuestion:
     found = open_question(row, where, answers_field(row, ("answer", "answers"), where))
-    evidence = given_evidence(row, where)
-    if not evidence:
-        contexts = row.get("positive_ctxs") or []
-        if not isinstance(contexts, list) or not all(isinstance(one, dict) for one in contexts):
-            raise UserError(f"{where}: field 'positive_ctxs' must be a list of passages with 'title' and 'text'")
-        place = f"{where}, the first of positive_ctxs"
-        evidence = tuple(f"{text_of(one, 'title', place)}\n{text_of(one, 'text', place)}" for one in contexts[:1])
+    contexts = (row.get("positive_ctxs") or [])[:1]
+    evidence = given_evidence(row, where) or tuple(f"{one['title']}\n{one['text']}" for one in contexts)
     return InternetQuestion(found.example, found.answers, evidence, found.example.gold[:1])
 
 
@@ -92,29 +87,11 @@ def _hotpotqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion:
         query=text_of(row, "question", where),
         group=text_of(row, "type", where) if row.get("type") is not None else "all",
     )
-    evidence = given_evidence(row, where) or _supporting_paragraphs(row, where)
+    evidence = given_evidence(row, where)
+    if not evidence:  # the paragraphs that `supporting_facts` name, in their order
+        paragraphs, titles = dict(row["context"]), dict.fromkeys(title for title, _ in row["supporting_facts"])
+        evidence = tuple(" ".join(sentence.strip() for sentence in paragraphs[title]) for title in titles)
     return InternetQuestion(example, (text_of(row, "answer", where),), evidence)
-
-
-def _supporting_paragraphs(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Return the paragraphs that `supporting_facts` name, in their order."""
-    paragraphs, found = dict(_pairs(row, "context", where)), []
-    for title in dict.fromkeys(title for title, _ in _pairs(row, "supporting_facts", where)):
-        if not isinstance(paragraphs.get(title), list):
-            raise UserError(f"{where}: 'supporting_facts' names {title!r}, which 'context' lacks")
-        found.append(" ".join(str(sentence).strip() for sentence in paragraphs[title]))
-    return tuple(found)
-
-
-def _pairs(row: Mapping[str, Any], field: str, where: str) -> list[tuple[str, Any]]:
-    value = row.get(field)
-    if not isinstance(value, list) or not all(
-        isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in value
-    ):
-        raise UserError(
-            f"{where}: field {field!r} must be a list of pairs, a page's title first, as in HotpotQA's files"
-        )
-    return [(pair[0], pair[1]) for pair in value]
 
 
 FEVER_LABELS = ("SUPPORTS", "REFUTES", "NOT ENOUGH INFO")
@@ -124,27 +101,16 @@ def _claim(row: Mapping[str, Any], where: str) -> InternetQuestion:
     label = text_of(row, "label", where)
     if label not in FEVER_LABELS:
         raise UserError(f"{where}: label {label!r} is unknown; expected one of {', '.join(FEVER_LABELS)}")
-    evidence = row.get("evidence", [])
-    if not isinstance(evidence, list) or not all(isinstance(one, list) for one in evidence):
-        raise UserError(f"{where}: field 'evidence' must be a list of sets of evidence, as in FEVER's files")
-    sets = [tuple(dict.fromkeys(_pages(one, where))) for one in evidence]
+    # A set holds [annotation, evidence, page, sentence]; the page is null without evidence.
+    sets = [dict.fromkeys(page for _, _, page, _ in one if page is not None) for one in row.get("evidence", [])]
     example = Item(
         id=name_of(row, ("id",), where) or Path(where).name,
         query=text_of(row, "claim", where),
         group=label,
         gold=tuple(dict.fromkeys(page for pages in sets for page in pages)),
     )
-    first = next((pages for pages in sets if pages), ())
-    return InternetQuestion(example, (label,), given_evidence(row, where), first, FEVER_LABELS)
-
-
-def _pages(evidence_set: list[Any], where: str) -> Iterator[str]:
-    """Yield the pages of [annotation, evidence, page, sentence]; the page is null without evidence."""
-    for item in evidence_set:
-        if not isinstance(item, list) or len(item) != 4 or not isinstance(item[2], str | None):
-            raise UserError(f"{where}: evidence {item!r} is not [annotation, evidence, page, sentence]")
-        if item[2] is not None:
-            yield item[2]
+    first = next(filter(None, sets), {})
+    return InternetQuestion(example, (label,), given_evidence(row, where), tuple(first), FEVER_LABELS)
 
 
 STRATEGYQA_LABELS = ("Yes", "No")
@@ -208,7 +174,19 @@ def read_set(dataset: str, path: str | Path) -> list[InternetQuestion]:
 
     Raises UserError with file and line for a field that is missing or malformed.
     """
-    return questions_of_rows(read_rows(Path(path).expanduser()), QUESTION_SETS[dataset][1], path)
+
+    def read(row: Mapping[str, Any], where: str) -> InternetQuestion:
+        try:
+            return QUESTION_SETS[dataset][1](row, where)
+        except UserError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:  # of lists within lists
+            raise UserError(
+                f"{where}: its evidence is not as in the files of {dataset} ({type(error).__name__}: {error}); "
+                f"expected their form, or the field {GOLD_EVIDENCE}"
+            ) from error
+
+    return questions_of_rows(read_rows(Path(path).expanduser()), read, path)
 
 
 # Gold evidence, shots and the validation part -----------------------------------------------------------------------

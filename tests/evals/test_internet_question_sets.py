@@ -141,7 +141,11 @@ def test_the_validation_part_is_chosen_by_the_questions_words_not_by_the_file(tm
     ("dataset", "row", "message"),
     [
         ("nq", {"question": "a"}, "set.jsonl:1: expected the field 'answer' or 'answers', found neither"),
-        ("hotpotqa", {**HOTPOT, "supporting_facts": [["No", 0]]}, "names 'No', which 'context' lacks"),
+        (
+            "hotpotqa",
+            {**HOTPOT, "supporting_facts": [["No", 0]]},
+            "row 1: its evidence is not as in the files of hotpotqa .KeyError: 'No'",
+        ),
         ("fever", {**CLAIM, "label": "TRUE"}, "label 'TRUE' is unknown; expected one of SUPPORTS"),
         ("strategyqa", {**STRATEGY, "answer": "yes"}, "field 'answer' must be true or false, found 'yes'"),
         ("situatedqa", {**DATED, "date": "last week"}, "date 'last week' does not end with a year"),
