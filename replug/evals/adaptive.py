@@ -144,7 +144,7 @@ def measure_pair(answered: AnsweredQuestions, pair: Pair, num_resamples: int = f
         POPULARITY: accuracy_by_popularity(answered, pair, fit.accuracy_left_out(*right, retrieved, splits)),
         "thresholds": {POPULARITY: thresholds_of(answered, pair)},
         "better": better,
-        "policies": {name: {**asdict(worth[name]), "costs": of} for name, of in costs.items()},
+        "policies": {name: {**worth[name], "costs": of} for name, of in costs.items()},
     }
 
 

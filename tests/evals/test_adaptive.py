@@ -181,11 +181,11 @@ def test_what_is_measured_is_the_mean_over_splits_of_what_was_decided():
         (ALWAYS_RETRIEVE, augmented),
         (ORACLE, np.maximum(closed, augmented)),
     ):
-        assert worth[name].accuracy.value == pytest.approx(mean_over_splits(right, splits))
-        assert worth[name].accuracy.low <= worth[name].accuracy.value <= worth[name].accuracy.high
-    assert worth[ADAPTIVE].share.value == pytest.approx(mean_over_splits(retrieved, splits))
-    assert worth[ALWAYS_RETRIEVE].share.low == worth[ALWAYS_RETRIEVE].share.value == 1.0
-    assert better == max((NEVER_RETRIEVE, ALWAYS_RETRIEVE), key=lambda name: worth[name].accuracy.value)
+        assert worth[name]["accuracy"]["value"] == pytest.approx(mean_over_splits(right, splits))
+        assert worth[name]["accuracy"]["low"] <= worth[name]["accuracy"]["value"] <= worth[name]["accuracy"]["high"]
+    assert worth[ADAPTIVE]["share"]["value"] == pytest.approx(mean_over_splits(retrieved, splits))
+    assert worth[ALWAYS_RETRIEVE]["share"]["low"] == worth[ALWAYS_RETRIEVE]["share"]["value"] == 1.0
+    assert better == max((NEVER_RETRIEVE, ALWAYS_RETRIEVE), key=lambda name: worth[name]["accuracy"]["value"])
 
 
 def test_a_questions_accuracy_is_that_of_the_splits_that_leave_it_out():
