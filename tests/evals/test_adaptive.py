@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replug.config.errors import UserError
 from replug.evals.adaptive import AnsweredQuestions, measure_pair, read_answered
 from replug.evals.folder import EvaluationFolder
 from replug.evals.thresholds import (
@@ -27,19 +26,9 @@ from replug.evals.thresholds import (
     refit,
     rule_by,
 )
-from tests.support.outcome_folders import made_up_rows, row, write_evaluation
+from tests.support.outcome_folders import made_up_rows, write_evaluation
 
-NONE = {"accuracy": 1.0, "popularity": 50.0, "mean_logprob": -0.5, "lm_calls": 1, "retriever_calls": 0}
-BM25 = {"accuracy": 0.0, "popularity": 50.0, "top_score": 3.0, "lm_calls": 1, "retriever_calls": 1}
-RARE = {"popularity": 7.0}
 PAIR = ("none", "replug@1")
-
-
-def two_rows() -> list[dict]:
-    return [
-        row("a", "capital", none=NONE, bm25_at_1=BM25),
-        row("b", "genre", none={**NONE, **RARE, "accuracy": 0.0}, bm25_at_1={**BM25, **RARE, "accuracy": 1.0}),
-    ]
 
 
 def read(*folders) -> list[AnsweredQuestions]:
@@ -47,13 +36,6 @@ def read(*folders) -> list[AnsweredQuestions]:
 
 
 # Reading, measuring -------------------------------------------------------------------------------------------------
-
-
-def test_outcomes_that_no_policy_can_be_fitted_to_are_refused(tmp_path):
-    with pytest.raises(UserError, match="alone"):
-        read(write_evaluation(tmp_path / "alone", [row("a", "x", none=NONE), row("b", "x", none=NONE)]))
-    with pytest.raises(UserError, match="one asked one question"):
-        read(write_evaluation(tmp_path / "one", two_rows()[:1]))
 
 
 @pytest.fixture(scope="module")

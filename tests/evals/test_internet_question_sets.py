@@ -137,25 +137,6 @@ def test_the_validation_part_is_chosen_by_the_questions_words_not_by_the_file(tm
     assert chosen[0] == chosen[1] and len(chosen[0]) > 0
 
 
-@pytest.mark.parametrize(
-    ("dataset", "row", "message"),
-    [
-        ("nq", {"question": "a"}, "set.jsonl:1: expected the field 'answer' or 'answers', found neither"),
-        (
-            "hotpotqa",
-            {**HOTPOT, "supporting_facts": [["No", 0]]},
-            "row 1: its evidence is not as in the files of hotpotqa .KeyError: 'No'",
-        ),
-        ("fever", {**CLAIM, "label": "TRUE"}, "label 'TRUE' is unknown; expected one of SUPPORTS"),
-        ("strategyqa", {**STRATEGY, "answer": "yes"}, "field 'answer' must be true or false, found 'yes'"),
-        ("situatedqa", {**DATED, "date": "last week"}, "date 'last week' does not end with a year"),
-    ],
-)
-def test_a_row_of_another_form_is_refused_with_its_place_and_field(dataset, row, message, tmp_path):
-    with pytest.raises(UserError, match=message):
-        read(dataset, tmp_path, row)
-
-
 # Shots, the validation part and gold evidence ------------------------------------------------------------------------
 
 
@@ -221,15 +202,3 @@ def test_what_nothing_answers_has_the_evidence_of_another_question_whatever_the_
     found = gold_evidence([*given, unknown], None, "gold")
     assert found["unknown"] in {f"e{n}" for n in range(5)}
     assert found == gold_evidence([unknown, *reversed(given)], None, "gold")
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        (question("a"), "question a has no gold evidence, which methods: gold needs"),
-        (question("a", evidence_ids=("gone",)), "names the document gone as its gold evidence, which data.corpus"),
-    ],
-)
-def test_evidence_that_is_not_there_is_refused_by_name(asked, message):
-    with pytest.raises(UserError, match=message):
-        gold_evidence([asked], Documents(), "methods: gold")

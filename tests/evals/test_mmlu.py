@@ -1,7 +1,6 @@
 """MMLU: files, golden prompts, prompts that fit the LM, and the mixture of letters."""
 
 import math
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from replug.config.errors import RunError, UserError
+from replug.config.errors import RunError
 from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import Method
 from replug.evals.evidence import NOTHING, Evidence
@@ -130,34 +129,6 @@ def test_official_files_and_files_with_a_header_give_the_same_questions(tmp_path
     assert [question.choices for question in questions] == [("1", "2", "3", "4")] * 2
     assert questions[0].example == Item("anatomy/test/0", "Which is 1?", "anatomy")
     assert questions[1].example.query.replace("\r", "") == 'Which, of "these",\nis 4?'
-
-
-@pytest.mark.parametrize(
-    ("test", "message"),
-    [
-        ("Which?,1,2,3,A\n", "test/anatomy_test.csv:1: expected 6 fields (question, A, B, C, D, answer), found 5"),
-        (OFFICIAL + "Which?,1,2,3,4,E\n", ":4: expected as answer one of A, B, C, D, found 'E'"),
-        (OFFICIAL + " ,1,2,3,4,A\n", ":4: the question is empty"),
-        (OFFICIAL + '"Which?,1,2,3,4,A\n', ":4: not valid CSV"),
-        ("", "holds no questions"),
-    ],
-)
-def test_a_wrong_file_is_named_with_its_line_and_what_was_expected(tmp_path: Path, test: str, message: str) -> None:
-    with pytest.raises(UserError, match=re.escape(message)):
-        read_mmlu(write_set(tmp_path, test), num_demonstrations=2)
-
-
-def test_missing_and_unknown_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no MMLU"):
-        read_mmlu(tmp_path)
-    with pytest.raises(UserError, match=r"anatomy_dev\.csv holds 2 questions, 5 demonstrations are asked for"):
-        read_mmlu(write_set(tmp_path, OFFICIAL))
-    (tmp_path / "dev" / "anatomy_dev.csv").unlink()
-    with pytest.raises(UserError, match=r"anatomy_dev\.csv does not exist"):
-        read_mmlu(tmp_path)
-    write_set(tmp_path, OFFICIAL, subject="alchemy")
-    with pytest.raises(UserError, match="'alchemy' is none of MMLU's 57 subjects"):
-        read_mmlu(tmp_path, 2)
 
 
 def test_probabilities_are_mixed_and_not_logits_or_normalised_ones() -> None:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, TextsConfig
 from replug.config.load import load_evaluation_config
 from replug.config.schema import LMConfig
@@ -196,18 +195,3 @@ def test_names_of_the_corpus_fields_are_no_names_of_fields_that_texts_lack(tmp_p
         keys = [f"texts.path={tmp_path / name}.jsonl", "data.fields={contents: text, pid: id}"]
         [span] = read_spans(config_of(tmp_path, *keys), None)
         assert (span.source, span.continuation) == (name, expected)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["texts.path=null", "data.prepared=x"], "texts.scored_tokens is set, but held-out texts are measured as they"),
-        (
-            ["texts.path=null", "texts.scored_tokens=128", "data.prepared=x", "methods=[none,long_context]"],
-            "methods: long_context reads on in whole texts",
-        ),
-    ],
-)
-def test_lengths_that_do_not_fit_are_refused(tmp_path, overrides, message):
-    with pytest.raises(UserError, match=message):
-        config_of(tmp_path, *overrides)
