@@ -124,17 +124,6 @@ def answered(lm: AsyncLM, prompts: AnswerPrompts, passages: list[Passage], **opt
     return answerer.submit(QUESTION[:20], passages, prompts, prompts)()()
 
 
-def test_a_smaller_lm_may_score() -> None:
-    lm, scorer = CountingLM(), CountingLM()
-    prompts = AnswerPrompts(SHOTS[1:])
-    factors = Answerer(lm, scorer, 5).submit(QUESTION, PASSAGES, PROMPTS, prompts)()()
-    sampled = {(PROMPTS.ask(QUESTION, text), 4) for text in TEXTS}
-    cut = set(lm.asked) - sampled
-    assert sampled < set(lm.asked) and len(cut) <= len(factors.answers), "it samples, and scores what was cut alone"
-    assert all(prefix.startswith(PROMPTS.opening(True)) and after.endswith("\n") for prefix, after in cut)
-    assert all(prefix.startswith(tuple(prompts.openings(has_evidence=True))) for prefix, _ in scorer.asked)
-
-
 def test_labels_are_scored_and_not_sampled() -> None:
     lm = CountingLM()
     factors = answered(lm, PROMPTS, PASSAGES, labels=LABELS)

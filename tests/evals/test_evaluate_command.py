@@ -1,8 +1,6 @@
 """`replug evaluate` as a user types it, on stand-ins and on a run that nothing disturbed."""
 
 import json
-import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from itertools import islice
@@ -23,9 +21,10 @@ from replug.evals.folder import EvaluationFolder
 from replug.models import build
 from replug.models.lm_source import LMSource
 from replug.models.packaged import resolve_encoder_path
-from replug.models.score_cache import CachingLM, ScoreCache
-from tests.support.command_line import CommandLine, start_process
-from tests.support.evaluating import on_run, typed, wait_for_lines
+from replug.models.score_cache import CachingLM
+from tests.support.cached_scores import num_cached
+from tests.support.command_line import CommandLine
+from tests.support.evaluating import kill_at, num_lines, on_run, typed
 from tests.support.preparing import write_jsonl
 from tests.support.runs import heldout_bits
 
@@ -97,21 +96,11 @@ def test_a_killed_evaluation_gives_the_same_results_and_scores(evaluate, quiet_r
     whole, _ = evaluate("lm", tmp_path / "whole", *settings)
     out = tmp_path / "killed"
     slow = [*settings, "lm.path=stand_in:0.02"]
-    process = start_process(*typed("lm", f"out={out}", *slow))
-    wait_for_lines(process, out / "outcomes.jsonl", 10)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    done = len((out / "outcomes.jsonl").read_bytes().splitlines())
-    assert 10 <= done < 40, "it was not killed in the middle"
+    done = kill_at(10, lambda: num_lines(out / "outcomes.jsonl"), *typed("lm", f"out={out}", *slow))
+    assert done < 40, "it was not killed in the middle"
     again, _ = evaluate("lm", out, *slow)
     assert again == whole
-    assert num_scores(out) == num_scores(tmp_path / "whole")
-
-
-def num_scores(out: Path) -> int:
-    """Count the pairs that the cache holds."""
-    with closing(ScoreCache(out / "scores.sqlite")) as cache:
-        return cache.num_rows()
+    assert num_cached(out / "scores.sqlite") == num_cached(tmp_path / "whole/scores.sqlite")
 
 
 COLOURS = ["red", "green", "blue", "grey", "white", "black", "brown", "pink"]

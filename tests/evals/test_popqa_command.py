@@ -1,8 +1,6 @@
 """`replug evaluate` of PopQA on stand-ins: every way to answer, without a corpus, and killed in the middle."""
 
 import json
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.cached_scores import num_cached
-from tests.support.command_line import ROOT, CommandLine, start_process
-from tests.support.evaluating import wait_for_lines
+from tests.support.command_line import ROOT, CommandLine
+from tests.support.evaluating import kill_at, num_lines
 from tests.support.preparing import write_jsonl
 
 pytestmark = pytest.mark.slow
@@ -117,11 +115,8 @@ def test_killed_among_answers_it_has_the_results_of_an_unbroken_run(evaluate, da
     whole, _ = evaluate(tmp_path / "whole", *settings)
     out = tmp_path / "killed"
     slow = [*settings, "lm.path=stand_in:0.05"]
-    process = start_process(*typed(data, out, *slow))
-    wait_for_lines(process, out / "outcomes.jsonl", 3)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert 3 <= len((out / "outcomes.jsonl").read_bytes().splitlines()) < 20, "it was not killed in the middle"
+    done = kill_at(3, lambda: num_lines(out / "outcomes.jsonl"), *typed(data, out, *slow))
+    assert done < 20, "it was not killed in the middle"
     assert num_answers(out) > 24, "documents and answers are stored as they come"
     again, _ = evaluate(out, *slow)
     assert again == whole
