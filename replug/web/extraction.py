@@ -4,9 +4,9 @@ A page names its own encoding, and Python has names that are not encodings of te
 those of a list are used. Bytes that do not fit become U+FFFD and are counted.
 
 Some HTML keeps a parser busy for hours, and a parser is C code. So trafilatura runs in a process of its own,
-`python -m replug.web.extraction`, with limits of time and memory; it ends with its caller. A line that goes in is JSON
-`{"html", "seconds", "with_headings"}`; one that comes out is `{"text", "title"}`. trafilatura
-never gets a URL, so it fetches nothing.
+`python -m replug.web.extraction SECONDS [headings]`, with limits of time and memory; it ends with its caller. A line
+that goes in is a page as a JSON string; one that comes out is `{"text", "title"}`. trafilatura never gets a URL, so it
+fetches nothing.
 
 A passage is up to six sentences (Lazaridou et al. 2022, section 3.1). p_tfidf(p|q) is the TF-IDF cosine over the sum of
 the cosines of the passages that are kept, not a softmax; documents are the passages of this question.
@@ -23,6 +23,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -146,9 +147,8 @@ class Extractor:
         Raises FetchFailed for a page that ends the process, that takes too long, or that has no text.
         """
         with self._lock:
-            process = self._started()
-            request = {"html": html, "seconds": self._seconds, "with_headings": self._with_headings}
-            line = self._exchange(process, json.dumps(request))
+            process = self._process = self._process or self._started()
+            line = self._exchange(process, json.dumps(html))
             if not line:
                 code = process.wait()
                 self._end(process)
@@ -164,19 +164,19 @@ class Extractor:
                 self._end(self._process)
 
     def _started(self) -> subprocess.Popen[str]:
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "replug.web.extraction"],  # no module of the folder that it runs in
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                encoding="ascii",
-                env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
-            )
-            assert self._process.stdout is not None
-            if self._process.stdout.readline().strip() != READY:
-                self._end(self._process)
-                raise RunError("the process that reads pages did not start; its own error stands above")
-        return self._process
+        options = [str(self._seconds), *(["headings"] if self._with_headings else [])]
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "replug.web.extraction", *options],  # no module of the folder that it runs in
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="ascii",
+            env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+        )
+        assert process.stdout is not None
+        if process.stdout.readline().strip() != READY:
+            self._end(process)
+            raise RunError("the process that reads pages did not start; its own error stands above")
+        return process
 
     def _exchange(self, process: subprocess.Popen[str], line: str) -> str:
         """Return the answer; an empty line means that the process has ended."""
@@ -193,10 +193,8 @@ class Extractor:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            try:
+            with suppress(BrokenPipeError):
                 pipe.close()
-            except BrokenPipeError:
-                continue
         self._process = None
 
 
@@ -214,17 +212,17 @@ def run_process() -> None:
     os.dup2(nowhere, sys.stdout.fileno())
     os.dup2(nowhere, sys.stderr.fileno())
     limit_process(MAX_MEMORY_BYTES)
+    seconds, with_headings = float(sys.argv[1]), sys.argv[2:] == ["headings"]
     for line in sys.stdin:
-        request = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # ends the process even within C code
-        tree = load_html(request["html"])
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # ends the process even within C code
+        tree = load_html(json.loads(line))
         main: Any = None
         if tree is not None:
             main = bare_extraction(
                 _with_code_in_one_line(tree),
                 include_comments=False,
                 with_metadata=True,
-                include_formatting=request["with_headings"],
+                include_formatting=with_headings,
                 date_extraction_params={"extensive_search": False},  # nothing reads the date
             )
         signal.setitimer(signal.ITIMER_PROF, 0)
