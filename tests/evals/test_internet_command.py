@@ -16,10 +16,9 @@ import pytest
 from replug.config.load import load_evaluation_config
 from replug.evals.internet_sets import is_validation, read_set
 from replug.evals.run import evaluate
-from replug.models.lm_source import LocalSource
 from tests.support.cached_scores import num_cached
 from tests.support.command_line import ROOT, CommandLine
-from tests.support.evaluating import kill_at, num_lines
+from tests.support.evaluating import evaluated, kill_at, num_lines, open_lms_here
 from tests.support.preparing import write_jsonl
 
 GRID = ["none", "gold", "direct@1", "rag@1", "direct@3", "rag@3", "noisy_channel@3", "poe@2", "poe@3"]
@@ -70,8 +69,7 @@ Evaluate = Callable[..., tuple[dict, str]]
 @pytest.fixture
 def evaluate_here(data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Evaluate:
     """The whole evaluation with its LMs in this process, so that nothing waits for Ray; and what was logged."""
-    monkeypatch.setattr(LocalSource, "roles", ())
-    monkeypatch.setattr(LocalSource, "open", lambda self, lm: self.open_here())
+    open_lms_here(monkeypatch)
 
     def evaluate_here(out: Path, *overrides: str, **of: str) -> tuple[dict, str]:
         _, config, *given = typed(data, out, *overrides, **of)
@@ -122,12 +120,7 @@ def test_another_lm_reranks_the_labels_that_the_first_one_scores(evaluate_here, 
 
 @pytest.fixture(scope="module")
 def evaluate_typed(replug: CommandLine, data: Path) -> Evaluate:
-    def evaluate_typed(out: Path, *overrides: str) -> tuple[dict, str]:
-        ended = replug(*typed(data, out, *overrides))
-        assert ended.status == 0, ended.printed
-        return json.loads((out / "results.json").read_text())["internet_qa"], ended.printed
-
-    return evaluate_typed
+    return lambda out, *overrides: evaluated(replug, out, *typed(data, out, *overrides))
 
 
 @pytest.mark.slow

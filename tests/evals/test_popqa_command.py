@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.cached_scores import num_cached
 from tests.support.command_line import ROOT, CommandLine
-from tests.support.evaluating import kill_at, num_lines
+from tests.support.evaluating import evaluated, kill_at, num_lines
 from tests.support.preparing import write_jsonl
 
 pytestmark = pytest.mark.slow
@@ -63,15 +63,9 @@ Evaluate = Callable[..., tuple[dict, str]]
 
 @pytest.fixture(scope="module")
 def evaluate(replug: CommandLine, data: Path) -> Evaluate:
-    def evaluate(out: Path, *overrides: str) -> tuple[dict, str]:
-        ended = replug(*typed(data, out, *overrides))
-        assert ended.status == 0, ended.printed
-        return json.loads((out / "results.json").read_text())["popqa"], ended.printed
-
-    return evaluate
+    return lambda out, *overrides: evaluated(replug, out, *typed(data, out, *overrides))
 
 
-@pytest.mark.slow
 def test_every_way_to_answer_is_measured_with_its_costs_and_reported(evaluate, replug, data, tmp_path):
     out = tmp_path / "out"
     results, _ = evaluate(out, *with_corpus(data))
@@ -104,11 +98,6 @@ def test_without_a_corpus_the_lm_answers_alone_or_from_its_own_document(evaluate
     assert "top_score" not in rows[0]
 
 
-def num_answers(out: Path) -> int:
-    """Count the answers that the cache holds."""
-    return num_cached(out / "scores.sqlite")["answers"]
-
-
 @pytest.mark.nightly
 def test_killed_among_answers_it_has_the_results_of_an_unbroken_run(evaluate, data, tmp_path):
     settings = [*with_corpus(data), "methods=[none,bm25@1,genread]", "data.corpus=" + str(data / "corpus.jsonl")]
@@ -117,7 +106,8 @@ def test_killed_among_answers_it_has_the_results_of_an_unbroken_run(evaluate, da
     slow = [*settings, "lm.path=stand_in:0.05"]
     done = kill_at(3, lambda: num_lines(out / "outcomes.jsonl"), *typed(data, out, *slow))
     assert done < 20, "it was not killed in the middle"
-    assert num_answers(out) > 24, "documents and answers are stored as they come"
+    assert num_cached(out / "scores.sqlite")["answers"] > 24, "documents and answers are stored as they come"
     again, _ = evaluate(out, *slow)
     assert again == whole
-    assert num_answers(out) == num_answers(tmp_path / "whole") == 24 + 20 * 3
+    for folder in (out, tmp_path / "whole"):
+        assert num_cached(folder / "scores.sqlite")["answers"] == 24 + 20 * 3

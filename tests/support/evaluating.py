@@ -1,12 +1,16 @@
 """Evaluations as they are typed, on a finished run; and how far one is."""
 
+import json
 import os
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.command_line import ROOT, start_process
+import pytest
+
+from replug.models.lm_source import LocalSource
+from tests.support.command_line import ROOT, CommandLine, start_process
 
 
 def typed(name: str, *overrides: str) -> list[str]:
@@ -22,6 +26,19 @@ def on_run(run: Path) -> list[str]:
         "lm.path=stand_in",
         "index.dtype=float32",
     ]
+
+
+def evaluated(replug: CommandLine, out: Path, *words: str) -> tuple[dict, str]:
+    """Run an evaluation to a good end; return its results and what was printed."""
+    ended = replug(*words)
+    assert ended.status == 0, ended.printed
+    return next(iter(json.loads((out / "results.json").read_text()).values())), ended.printed
+
+
+def open_lms_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open local LMs in this process, so that nothing waits for Ray."""
+    monkeypatch.setattr(LocalSource, "roles", ())
+    monkeypatch.setattr(LocalSource, "open", lambda self, lm: self.open_here())
 
 
 def num_lines(path: Path) -> int:
