@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replug.evals.adaptive import AnsweredQuestions, measure_pair, read_answered
+from replug.evals.adaptive import measure_pair, read_answered
 from replug.evals.folder import EvaluationFolder
 from replug.evals.thresholds import (
     ADAPTIVE,
@@ -28,24 +28,10 @@ from replug.evals.thresholds import (
 )
 from tests.support.outcome_folders import made_up_rows, write_evaluation
 
-PAIR = ("none", "replug@1")
 
-
-def read(*folders) -> list[AnsweredQuestions]:
-    return read_answered([EvaluationFolder(folder) for folder in folders])
-
-
-# Reading, measuring -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def made_up(tmp_path_factory) -> AnsweredQuestions:
-    root = tmp_path_factory.mktemp("made up")
-    return read(write_evaluation(root / "one", made_up_rows()))[0]
-
-
-def test_the_policy_lies_between_never_and_the_oracle_and_costs_what_its_questions_cost(made_up):
-    measured = measure_pair(made_up, PAIR, num_resamples=50)
+def test_the_policy_lies_between_never_and_the_oracle_and_costs_what_its_questions_cost(tmp_path):
+    [made_up] = read_answered([EvaluationFolder(write_evaluation(tmp_path / "one", made_up_rows()))])
+    measured = measure_pair(made_up, ("none", "replug@1"), num_resamples=50)
     by = measured["policies"]
     assert list(by) == ["never", "always", "adaptive", "oracle"]
     share = by["adaptive"]["share"]["value"]

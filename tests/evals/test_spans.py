@@ -40,12 +40,9 @@ WRITTEN = (
 )
 
 
-def test_wikitext_is_read_in_usual_writing():
-    assert detokenized_wikitext(LINES)[0] == WRITTEN
-
-
-def test_the_words_and_line_ends_are_those_of_the_original():
+def test_wikitext_is_read_in_usual_writing_with_the_words_and_line_ends_of_the_original():
     text, starts = detokenized_wikitext(LINES)
+    assert text == WRITTEN
     assert len(starts) == len(LINES.split()) + LINES.count("\n") == len(unit_starts(LINES))
     begun = [text[start : start + 4] for start in starts]
     assert begun[:7] == ["= Ro", "Robe", "Boul", "=\n\nH", "\n\nHe", "\nHe ", "He w"]
