@@ -96,6 +96,13 @@ def test_each_retriever_is_fitted_by_its_largest_ensemble_on_development_texts_a
         found = found_at_random(12, len(with_dev.corpus), seed)
         assert fitted[source].value == fit_temperature(naive_scores(with_dev, found, k))[0]
     assert fitted["replug"].value != fitted["lsr"].value
+    again = ImmediateLM()  # they are kept, and nobody is asked again
+    assert settle(config, with_dev, tmp_path, again) == fitted
+    assert len(searched) == 1 and not again.calls
+    folder = EvaluationFolder(tmp_path / "out")
+    folder.temperatures.write_text(folder.temperatures.read_text().replace("0.", "1.", 1))
+    with pytest.raises(UserError, match=r"damaged.*settled again"):
+        settle(config, with_dev, tmp_path, again)
 
 
 def naive_scores(data: PreparedSet, found: RetrievedDocuments, k: int) -> list[DocumentScores]:
@@ -105,17 +112,6 @@ def naive_scores(data: PreparedSet, found: RetrievedDocuments, k: int) -> list[D
         given = [lm.score([f"{text}\n{example.context}"], [example.continuation])[0].token_logprobs for text in texts]
         scores.append(DocumentScores(np.stack(given), found.similarities[row, :k]))
     return scores
-
-
-def test_they_are_kept_and_nobody_is_asked_again(with_dev: PreparedSet, searched: list, tmp_path: Path) -> None:
-    config = config_of(tmp_path, "ensemble.temperature=fit")
-    fitted, again = settle(config, with_dev, tmp_path, ImmediateLM()), ImmediateLM()
-    assert settle(config, with_dev, tmp_path, again) == fitted
-    assert len(searched) == 1 and not again.calls
-    folder = EvaluationFolder(tmp_path / "out")
-    folder.temperatures.write_text(folder.temperatures.read_text().replace("0.", "1.", 1))
-    with pytest.raises(UserError, match=r"damaged.*settled again"):
-        settle(config, with_dev, tmp_path, again)
 
 
 def test_without_development_texts_a_fit_is_refused_by_name(with_dev: PreparedSet, tmp_path: Path) -> None:

@@ -68,64 +68,34 @@ def read(dataset: str, folder: Path, *rows: dict):
     return read_set(dataset, path)
 
 
-def test_nq_has_answers_under_either_name_and_evidence_of_three_kinds(tmp_path):
-    passages = [{"title": "T", "text": "first"}, {"title": "T", "text": "second"}]
-    rows = [
-        NQ,
-        {"question": "b", "answers": ["x"], "gold": ["p1", "p2"]},
-        {"question": "c", "answers": ["x"], "positive_ctxs": passages, "gold": ["p1"]},
-        {"question": "d", "answers": ["x"], "gold_evidence": "told"},
-    ]
-    questions = read("nq", tmp_path, *rows)
-    assert questions[0].answers == ("Ada", "Ada L.") and questions[0].example.id == "set.jsonl:1"
-    assert [question.evidence for question in questions] == [(), (), ("T\nfirst",), ("told",)]
-    assert [question.evidence_ids for question in questions] == [(), ("p1",), ("p1",), ()]
-    assert questions[1].example.gold == ("p1", "p2")
+PASSAGES = [{"title": "T", "text": "first"}, {"title": "T", "text": "second"}]
+PARAGRAPHS = ("It began in 1844. It ended.", "A title. It began in 1989.")
+WITHOUT = {"edited_question": "who", "answer": ["Bo"], "id": 1, "date_type": "start"}
+ROWS = [  # a set, its row, and what the question has
+    ("nq", NQ, {"id": "set.jsonl:1", "answers": ("Ada", "Ada L."), "evidence": (), "evidence_ids": ()}),
+    ("nq", {**NQ, "gold": ["p1", "p2"]}, {"gold": ("p1", "p2"), "evidence_ids": ("p1",), "evidence": ()}),
+    ("nq", {**NQ, "positive_ctxs": PASSAGES, "gold": ["p1"]}, {"evidence": ("T\nfirst",), "evidence_ids": ("p1",)}),
+    ("nq", {"question": "d", "answers": ["x"], "gold_evidence": "told"}, {"answers": ("x",), "evidence": ("told",)}),
+    ("hotpotqa", HOTPOT, {"id": "5a8b", "group": "comparison", "evidence": PARAGRAPHS}),
+    ("fever", CLAIM, {"evidence_ids": ("Nikolaj", "Fox"), "gold": ("Nikolaj", "Fox"), "query": CLAIM["claim"]}),
+    ("fever", NOTHING, {"evidence_ids": (), "answers": ("NOT ENOUGH INFO",)}),
+    ("strategyqa", STRATEGY, {"answers": ("No",), "labels": ("Yes", "No"), "evidence": ("Fish swim.", "Birds fly.")}),
+    ("situatedqa", DATED, {"query": "who leads as of January 27, 2021", "answers": ("Bo",), "origin": "-79"}),
+    ("situatedqa", PLACED, {"query": "who leads in Peru", "group": "all"}),
+    # A fact is new where it began after the paper's LM was trained.
+    ("situatedqa", {**WITHOUT, "date": "December 4, 2020"}, {"group": NEW}),
+    ("situatedqa", {**WITHOUT, "date": "2021"}, {"group": NEW}),
+    ("situatedqa", {**WITHOUT, "date": "2021", "date_type": "sampled"}, {"group": OLD}),
+    ("situatedqa", {**WITHOUT, "date": "November 2020"}, {"group": OLD}),
+    ("situatedqa", {**WITHOUT, "date": "2020"}, {"group": OLD}),
+]
 
 
-def test_hotpotqas_evidence_are_the_paragraphs_of_its_supporting_facts(tmp_path):
-    [question] = read("hotpotqa", tmp_path, HOTPOT)
-    paragraphs = dict(HOTPOT["context"])
-    shown = (paragraphs["Arthur's Magazine"], paragraphs["First for Women"])
-    assert question.evidence == tuple(" ".join(map(str.strip, sentences)) for sentences in shown)
-    assert (question.example.id, question.example.group) == ("5a8b", "comparison")
-
-
-def test_fever_names_the_pages_of_its_first_set_of_evidence_and_none_where_nothing_is_known(tmp_path):
-    told, untold = read("fever", tmp_path, CLAIM, NOTHING)
-    assert told.evidence_ids == ("Nikolaj", "Fox") and told.example.gold == ("Nikolaj", "Fox")
-    assert untold.evidence_ids == () and untold.answers == ("NOT ENOUGH INFO",)
-    assert len(told.labels) == 3 and told.example.query == CLAIM["claim"]
-
-
-def test_strategyqa_is_yes_or_no_with_its_facts(tmp_path):
-    [question] = read("strategyqa", tmp_path, STRATEGY)
-    assert question.answers == ("No",) and question.labels == ("Yes", "No")
-    assert question.evidence == ("Fish swim.", "Birds fly.")
-
-
-def test_situatedqa_is_asked_with_its_date_or_place_and_variants_share_an_origin(tmp_path):
-    rows = [DATED, {**DATED, "date": "2020", "edited_question": "who leads as of 2020"}, PLACED]
-    after, before, placed = read("situatedqa", tmp_path, *rows)
-    assert after.example.query == "who leads as of January 27, 2021"
-    assert [question.example.group for question in (after, before, placed)] == [NEW, OLD, "all"]
-    assert after.origin == before.origin == "-79" and after.example.id != before.example.id
-    assert after.answers == ("Bo",), "the published set names one answer twice"
-
-
-@pytest.mark.parametrize(
-    ("date", "date_type", "group"),
-    [
-        ("December 4, 2020", "start", "new"),
-        ("2021", "start", "new"),
-        ("2021", "sampled", "old"),
-        ("November 2020", "start", "old"),
-        ("2020", "start", "old"),
-    ],
-)
-def test_a_fact_is_new_where_it_began_after_the_papers_lm_was_trained(date, date_type, group, tmp_path):
-    [question] = read("situatedqa", tmp_path, {**DATED, "date": date, "date_type": date_type})
-    assert question.example.group == {"new": NEW, "old": OLD}[group]
+@pytest.mark.parametrize(("dataset", "row", "expected"), ROWS)
+def test_a_row_becomes_a_question_as_its_set_has_it(dataset, row, expected, tmp_path):
+    [question] = read(dataset, tmp_path, row)
+    found = {name: getattr(question if hasattr(question, name) else question.example, name) for name in expected}
+    assert found == expected
 
 
 def test_the_validation_part_is_chosen_by_the_questions_words_not_by_the_file(tmp_path):
