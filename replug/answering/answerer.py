@@ -43,7 +43,7 @@ from replug.data.rows import one_line
 from replug.models.black_box_lm import AsyncLM, ContinuationScore
 from replug.models.ensemble import log_softmax
 from replug.models.generation import Generated, GenerationOptions
-from replug.web import Passage
+from replug.web.passages import Passage
 
 # In one call: a few passes of a CPU, and work for several replicas. The texts of a call are scored together.
 PASSAGES_PER_CALL = 8

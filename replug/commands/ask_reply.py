@@ -30,7 +30,8 @@ from replug.models.ensemble_temperature import own_temperature
 from replug.models.generation import GenerationOptions
 from replug.models.lm_source import LMSource
 from replug.train.run_dir import RunDirectory
-from replug.web import FoundEvidence, Passage, first_passages, passages_of_documents, require_web
+from replug.web import require_web
+from replug.web.passages import FoundEvidence, Passage, first_passages, passages_of_documents
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from replug.answering.answerer import (
     fit_weights,
 )
 from replug.answering.prompts import AnswerPrompts, FittingPrompts, Shot
-from replug.config.errors import UserError
+from replug.config.errors import UserError, require_extra
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, GOLD, NONE, REPLUG, Method
 from replug.config.rules import evaluation_methods
@@ -55,7 +55,8 @@ from replug.evals.results import Results, main_metric
 from replug.evals.tables import Block, Blocks, Table
 from replug.models.ensemble import Retrieved
 from replug.models.lm_source import LMSource
-from replug.web import FoundEvidence, Passage, require_web
+from replug.web import require_web
+from replug.web.passages import FoundEvidence, Passage, found_in_documents
 
 log = logging.getLogger(__name__)
 
@@ -150,9 +151,10 @@ class InternetQa(Task):
         )
         task._searched, task._max_passages = cls.searches(config), config.web.max_passages
         task.queries = queries_of(config, task.examples)
-        if task._reranking:
+        if task._reranking and config.web.engine == LOCAL:
+            require_extra("web", "sentencex", "sklearn", what="web.engine=local")
+        elif task._reranking:
             require_web("evaluation=internet_qa")
-        if task._reranking and config.web.engine != LOCAL:
             from replug.web.evidence import evidence_finder
 
             snapshot = EvaluationFolder(Path(config.out).expanduser()).snapshot
@@ -184,8 +186,6 @@ class InternetQa(Task):
         super().open(lms, book)
         assert lms is not None
         for method in self._searched:
-            from replug.web.evidence import found_in_documents
-
             documents = (documents_of(method, book, row) for row in range(len(self.queries)))
             pairs = zip(self.queries, documents, strict=True)
             self.take_evidence(found_in_documents(*pair, self._max_passages) for pair in pairs)

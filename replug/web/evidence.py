@@ -6,7 +6,6 @@
 
 An engine is asked once for a question and its settings, and a page is fetched once: with its snapshot the same question
 gets the same evidence again, without the network. Pages and searches that gave nothing are counted by their reason.
-Documents of a corpus, which a retriever or BM25 found, are cut and ordered likewise (`found_in_documents`).
 
 SNAPSHOT/searches/          what an engine answered to a query
 SNAPSHOT/refused_searches/  why it did not; remove the folder to ask again
@@ -28,32 +27,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import WebConfig
 from replug.config.rules import web_problems
 from replug.data.folder import read_mark, write_mark
-from replug.models.ensemble import Retrieved
 from replug.models.http.request_budget import RequestBudget
 from replug.models.score_cache import hashed
-from replug.web import FoundEvidence, Passage, passages_of_documents
 from replug.web.engine import EngineRefused, Entry, SearchEngine
-from replug.web.extraction import (
-    Extractor,
-    FetchFailed,
-    decode_page,
-    split_passages,
-    tfidf_cosines,
-    tfidf_probabilities,
-)
+from replug.web.extraction import Extractor, FetchFailed, decode_page
 from replug.web.fetch import Downloaded, Fetcher, FetchLimits, HostPort
+from replug.web.passages import FoundEvidence, Passage, nearest_passages
 
 KEY_BYTES = 16
 BUDGET = "requests.json"
 THREADS = 32  # a name look-up that hangs keeps one for half a minute
 LIMITS = FetchLimits()
-SENTENCES_PER_PASSAGE = 6  # Lazaridou et al. 2022
 FIX_HINT = "bring the snapshot back, or remove the file to ask again, which makes it another snapshot"
 
 
@@ -120,7 +108,7 @@ class EvidenceFinder:
         elif not search["results"]:
             failures["no_results"] += 1
         pages = list(self._texts(search["results"], failures))
-        return _found(question, pages, self._web.max_passages, failures)
+        return nearest_passages(question, pages, self._web.max_passages, failures)
 
     def close(self) -> None:
         self._extractor.close()
@@ -195,28 +183,6 @@ class EvidenceFinder:
 
 def _today() -> str:
     return datetime.now(UTC).date().isoformat()
-
-
-def found_in_documents(question: str, documents: Sequence[Retrieved], max_passages: int) -> FoundEvidence:
-    """Return the passages of a corpus's documents, the most similar of which come first."""
-    passages = passages_of_documents(documents)
-    first = {passage.text: passage for passage in reversed(passages)}
-    whole = [passage for passage in passages if first[passage.text] is passage]
-    failures = Counter(duplicate=len(documents) - len(whole), no_results=int(not documents))
-    return _found(question, whole, max_passages, +failures)
-
-
-def _found(question: str, whole: Sequence[Passage], most: int, failures: Mapping[str, int]) -> FoundEvidence:
-    """Cut whole pages or documents into passages, and keep those nearest to the question by TF-IDF."""
-    texts = tuple(one.text for one in whole)
-    parts = [replace(one, text=text) for one in whole for text in split_passages(one.text, SENTENCES_PER_PASSAGE)]
-    if not parts:
-        return FoundEvidence((), dict(sorted(failures.items())), texts)
-    cosines = tfidf_cosines(question, [part.text for part in parts])
-    best = np.argsort(-cosines, kind="stable")[:most]  # stable: by rank, then place
-    nearest = zip(best.tolist(), cosines[best].tolist(), tfidf_probabilities(cosines[best]).tolist(), strict=True)
-    passages = tuple(replace(parts[row], cosine=cosine, probability=share) for row, cosine, share in nearest)
-    return FoundEvidence(passages, dict(sorted(failures.items())), texts)
 
 
 def evidence_finder(

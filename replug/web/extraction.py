@@ -1,4 +1,4 @@
-"""Turn a page's bytes into passages: unpack, decode, extract the main text, cut it at sentences, weigh by TF-IDF.
+"""Turn a page's bytes into its main text: unpack, decode, extract.
 
 A page names its own encoding, and Python has names that are not encodings of text (`unicode_escape`, `utf-7`): only
 those of a list are used. Bytes that do not fit become U+FFFD and are counted.
@@ -7,9 +7,6 @@ Some HTML keeps a parser busy for hours, and a parser is C code. So trafilatura 
 `python -m replug.web.extraction SECONDS [headings]`, with limits of time and memory; it ends with its caller. A line
 that goes in is a page as a JSON string; one that comes out is `{"text", "title"}`. trafilatura never gets a URL, so it
 fetches nothing.
-
-A passage is up to six sentences (Lazaridou et al. 2022, section 3.1). p_tfidf(p|q) is the TF-IDF cosine over the sum of
-the cosines of the passages that are kept, not a softmax; documents are the passages of this question.
 """
 
 import codecs
@@ -22,11 +19,8 @@ import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
-
-import numpy as np
 
 from replug.cluster.environment import limit_process
 from replug.config.errors import RunError
@@ -242,57 +236,6 @@ def _with_code_in_one_line(tree: Any) -> Any:
                 if part is not code and part.tail:
                     part.tail = WHITE_SPACE.sub(" ", part.tail)
     return tree
-
-
-# Passages ------------------------------------------------------------------------------------------------------------
-
-
-# At most 500 characters are cut into sentences at once, since the time grows with their square: the rest of a
-# line, or up to the last end of a sentence, or to white space.
-PIECE = re.compile(r"\S.{0,499}$|\S.{0,498}[.!?](?=\s)|\S.{0,499}(?=\s)|\S.{0,499}")
-
-
-MAX_PASSAGE_BYTES = 2048  # some 500 tokens of English; a tokenizer of bytes makes no more tokens than bytes
-
-
-def split_passages(text: str, sentences_per_passage: int) -> list[str]:
-    """Return texts of at most `sentences_per_passage` sentences and MAX_PASSAGE_BYTES; white space is single."""
-    import sentencex
-
-    sentences = [
-        " ".join(sentence.split())
-        for line in text.splitlines()
-        for piece in PIECE.findall(line)
-        for sentence in sentencex.segment("en", piece)
-    ]
-    passages: list[str] = []
-    num = sentences_per_passage  # sentences of the last passage
-    for sentence in filter(None, sentences):
-        longer = f"{passages[-1]} {sentence}" if num < sentences_per_passage else ""
-        if longer and len(longer.encode(errors="replace")) <= MAX_PASSAGE_BYTES:
-            passages[-1], num = longer, num + 1
-        else:
-            passages.append(sentence)
-            num = 1
-    return passages
-
-
-def tfidf_cosines(question: str, passages: Sequence[str]) -> np.ndarray:
-    """Return the cosine [N], float64 in 0 to 1, of each passage with the question; 0 if they share no word."""
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    vectorizer = TfidfVectorizer()
-    words_of = vectorizer.build_analyzer()
-    if not any(words_of(passage) for passage in passages):
-        return np.zeros(len(passages))  # scikit-learn refuses passages without words
-    vectors = vectorizer.fit_transform(passages)
-    return np.clip((vectors @ vectorizer.transform([question]).T).toarray()[:, 0], 0.0, 1.0)
-
-
-def tfidf_probabilities(cosines: np.ndarray) -> np.ndarray:
-    """Return p_tfidf(p|q) [N]: shares of the sum; equal ones if all are 0."""
-    total = cosines.sum()
-    return cosines / total if total > 0 else np.full(len(cosines), 1.0 / max(1, len(cosines)))
 
 
 if __name__ == "__main__":

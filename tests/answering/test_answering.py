@@ -23,7 +23,7 @@ from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.models.score_cache import CachingLM
-from replug.web import Passage
+from replug.web.passages import Passage
 from tests.support.tiny_lms import load, random_lms_need_make_no_sense, write_llama  # noqa: F401
 from tests.support.tokenizers import letters_tokenizer
 

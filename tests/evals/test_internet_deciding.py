@@ -16,7 +16,7 @@ from replug.evals.internet_qa import InternetQa, factors_as_json, gold_overlap, 
 from replug.evals.internet_sets import InternetQuestion, is_validation
 from replug.evals.loop import Item
 from replug.evals.results import compare
-from replug.web import FoundEvidence, Passage
+from replug.web.passages import FoundEvidence, Passage
 
 METHODS = parse_answering_methods(["none", "gold", "direct@1", "direct@2", "rag@2"], 10)
 

@@ -22,8 +22,7 @@ from replug.models.lm_source import GivenSource, InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.models.score_cache import CachingLM
-from replug.web import FoundEvidence, Passage
-from replug.web.evidence import found_in_documents
+from replug.web.passages import FoundEvidence, Passage, found_in_documents
 from tests.support.known_lm import KnownTexts
 
 TEXTS = ["Basel is a city.", "The Rhine flows through Basel.", "Nantes lies on the Loire."]

@@ -20,10 +20,16 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import WebConfig
 from replug.data.records import Document
 from replug.models.ensemble import Retrieved
-from replug.web import FoundEvidence, Passage, first_passages
 from replug.web.engine import EngineRefused
-from replug.web.evidence import EvidenceFinder, KeptPage, Snapshot, evidence_finder, found_in_documents
-from replug.web.extraction import split_passages, tfidf_cosines
+from replug.web.evidence import EvidenceFinder, KeptPage, Snapshot, evidence_finder
+from replug.web.passages import (
+    FoundEvidence,
+    Passage,
+    first_passages,
+    found_in_documents,
+    split_passages,
+    tfidf_cosines,
+)
 from tests.support.shared_data import shared
 from tests.support.web_site import FOOTER, QUICK, WebSite, answer, article, searxng, web_site
 
