@@ -28,8 +28,8 @@ from replug.data.files import write_json, writing
 from replug.data.labels import Labels
 from replug.data.records import Example, ScoredBatch
 from replug.data.store import PreparedSet
+from replug.evals.ensemble_temperatures import DocumentScores, ensemble_bits, fit_temperature
 from replug.evals.intervals import bits_of
-from replug.evals.temperature_fit import DocumentScores, ensemble_bits, fit_temperature
 from replug.index_workers.build_plan import IndexState
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
@@ -222,10 +222,10 @@ def _ensemble_result(config: Config, step: int, scores: Sequence[DocumentScores]
     given = config.ensemble.temperature
     if isinstance(given, int | float):
         return DevResult(step, ensemble_bits(scores, float(given)) / num_bytes, float(given))
-    fit = fit_temperature(scores)
-    if fit.stays and step == 0:
-        log.warning(f"the ensemble temperature stays 1 ({len(scores)} development texts): {fit.stays}")
-    return DevResult(step, fit.bits / num_bytes, fit.temperature)
+    temperature, stays = fit_temperature(scores)
+    if stays and step == 0:
+        log.warning(f"the ensemble temperature stays 1 ({len(scores)} development texts): {stays}")
+    return DevResult(step, ensemble_bits(scores, temperature) / num_bytes, temperature)
 
 
 class SearchedDevTexts:

@@ -31,9 +31,8 @@ from replug.data.rows import one_line, question_prompt
 from replug.data.store import PreparedSet
 from replug.evals.ensemble_temperatures import fit_ensemble
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
-from replug.evals.kinds import PromptedLM
 from replug.evals.language_modelling import LanguageModelling, items_of, token_texts
-from replug.evals.loop import Item, Row, Task, outcomes_of, run_task
+from replug.evals.loop import Item, PromptedLM, Row, Task, outcomes_of, run_task
 from replug.evals.loop import write_examples as write_outcomes
 from replug.evals.questions import OpenQuestion
 from replug.evals.results import Results, add_effective_documents, add_temperatures, compare
@@ -138,7 +137,8 @@ def _predict(
     methods = _methods(["none", *found, *(f"{name}/{POSTERIOR}" for name in found)], k)
     weighting = posterior_weighting(config.ensemble, config.lm, is_asked=is_asked)
     book = EvidenceBook(methods, data.corpus, found, [True] * len(examples), posterior=weighting)
-    task = LanguageModelling(workers.lm, workers.template, examples, beta=config.loss.beta)
+    task = LanguageModelling(examples, beta=config.loss.beta)
+    task.open(PromptedLM(workers.lm, workers.template), book)
     measured = {
         **_identity(data, [example.as_row() for example in examples], book),
         "lm": workers.lm.identity,
@@ -178,7 +178,8 @@ def document_weights_picture(
     row = max(range(len(rows)), key=gain)
     evidence = {name: of for name, of in book.of(row).items() if name in (fixed, moving)}
     tokens_of = token_texts(lm) if has_tokenizer(lm) else None
-    task = LanguageModelling(workers.lm, workers.template, [examples[row]], tokens_of, keeps_documents=True)
+    task = LanguageModelling([examples[row]], tokens_of, keeps_documents=True)
+    task.open(PromptedLM(workers.lm, workers.template), book)
     details = {name: outcome.detail for name, outcome in task.submit(0, evidence)().items()}
     of = evidence[moving]
     given = details[moving]["document_logprobs"]

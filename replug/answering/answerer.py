@@ -29,41 +29,35 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from replug.answering.prompts import STOP, AnswerPrompts, ScoredPart
+from replug.answering.prompts import (
+    ANSWER_ALONE,
+    ANSWER_GIVEN_QUESTION,
+    QUESTION_ALONE,
+    QUESTION_GIVEN_ANSWER,
+    SCORED,
+    STOP,
+    AnswerPrompts,
+    ScoredPart,
+)
 from replug.data.rows import one_line
 from replug.models.black_box_lm import AsyncLM, ContinuationScore
 from replug.models.ensemble import log_softmax
 from replug.models.generation import Generated, GenerationOptions
-from replug.web.records import Passage
+from replug.web.passages import Passage
 
 # In one call: a few passes of a CPU, and work for several replicas. The texts of a call are scored together.
 PASSAGES_PER_CALL = 8
 NUM_SAMPLES, NUM_SAMPLES_ALONE = 4, 50  # of each passage; closed book, and of gold evidence
+PASSAGE = "passage"
 # The factors by their names, which are the fields of `Factors`.
-ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER = "answer_given_question", "question_given_answer"
-ANSWER_ALONE, QUESTION_ALONE, PASSAGE = "answer_alone", "question_alone", "passage"
 FACTORS = (ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER, ANSWER_ALONE, QUESTION_ALONE, PASSAGE)
 
 
 Reader = tuple[AsyncLM, AnswerPrompts]  # an LM, with prompts that fit it
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """An answer on one line, the number of its passage, and log p(a|q,p); None of a label and of a cut sample."""
-
-    text: str
-    passage: int
-    logprob: float | None = None
-
-
-def sampled_candidates(samples: Sequence[Sequence[Generated]], max_new_tokens: int) -> list[Candidate]:
-    """Return the distinct answers of each passage [P], in the order they were drawn. Empty answers are left out."""
-    return [
-        Candidate(text, passage, logprob)
-        for passage, drawn in enumerate(samples)
-        for text, logprob in logprobs_of_samples(drawn, max_new_tokens).items()
-    ]
+# An answer on one line, the number of its passage, and log p(a|q,p): None of a label, and of a sample that was cut.
+Candidate = tuple[str, int, float | None]
 
 
 def logprobs_of_samples(samples: Sequence[Generated], max_new_tokens: int) -> dict[str, float | None]:
@@ -137,57 +131,48 @@ def submit_factors(
 
     Errors are those of `AsyncLM.submit`.
     """
-    answers = tuple(candidate.text for candidate in candidates)
-    values = {name: np.zeros(len(answers)) for name in (ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER, ANSWER_ALONE)}
-    values[QUESTION_ALONE] = np.zeros(len(passages))
-    calls: list[tuple[list[Asked], Future[list[ContinuationScore]]]] = []
+    (lm, asking), (scorer, prompts) = answering, reranking
+    texts = [passage.text for passage in passages]
+    values = {name: np.zeros(len(passages if name == QUESTION_ALONE else candidates)) for name in SCORED}
+
+    def parts(numbers: range) -> Iterator[tuple[AsyncLM, str, int, ScoredPart]]:
+        """Yield what is asked about these passages and their candidates: an LM, and the factor of an entry."""
+        own = [(row, *candidate) for row, candidate in enumerate(candidates) if candidate[1] in numbers]
+        for row, answer, passage, logprob in own:
+            if logprob is None:
+                part = asking.part(ANSWER_GIVEN_QUESTION, question, answer, texts[passage])
+                yield lm, ANSWER_GIVEN_QUESTION, row, part
+        for number in numbers:
+            yield scorer, QUESTION_ALONE, number, prompts.part(QUESTION_ALONE, question, "", texts[number])
+        for row, answer, passage, _ in own:
+            for factor in (QUESTION_GIVEN_ANSWER, ANSWER_ALONE):
+                yield scorer, factor, row, prompts.part(factor, question, answer, texts[passage])
+
+    calls: list[tuple[list[tuple[str, int]], Future[list[ContinuationScore]]]] = []
     for start in range(0, len(passages), PASSAGES_PER_CALL):
-        numbers = range(start, min(start + PASSAGES_PER_CALL, len(passages)))
-        by_lm: dict[tuple[AsyncLM, str], list[Asked]] = {}
-        for lm, part in _asked((answering, reranking), question, passages, candidates, numbers):
-            by_lm.setdefault((lm, part[2].opening), []).append(part)
-        for (lm, opening), together in by_lm.items():
-            prefixes, continuations = zip(*((part.prefix, part.continuation) for _, _, part in together), strict=True)
-            calls.append((together, lm.submit(prefixes, continuations, opening=opening)))
+        together: dict[tuple[AsyncLM, str], list[tuple[str, int, str, str]]] = {}
+        for one, factor, place, (opening, prefix, continuation) in parts(
+            range(start, min(start + PASSAGES_PER_CALL, len(passages)))
+        ):
+            together.setdefault((one, opening), []).append((factor, place, prefix, continuation))
+        for (one, opening), asked in together.items():
+            factors, places, prefixes, continuations = zip(*asked, strict=True)
+            future = one.submit(prefixes, continuations, opening=opening)
+            calls.append((list(zip(factors, places, strict=True)), future))
 
     def gather() -> Factors:
-        for together, scores in calls:
-            for (factor, place, _), score in zip(together, scores.result(), strict=True):
+        for entries, scores in calls:
+            for (factor, place), score in zip(entries, scores.result(), strict=True):
                 values[factor][place] = score.sum_logprob
         with np.errstate(divide="ignore"):  # a passage that shares no word with the question
-            values[PASSAGE] = np.log(np.array([passage.probability for passage in passages], dtype=np.float64))
-        for row, candidate in enumerate(candidates):
-            if candidate.logprob is not None:
-                values[ANSWER_GIVEN_QUESTION][row] = candidate.logprob
-        numbers = np.array([candidate.passage for candidate in candidates], dtype=np.int64)
-        return Factors(answers, numbers, **values)
+            shares = np.log(np.array([passage.probability for passage in passages], dtype=np.float64))
+        for row, (_, _, logprob) in enumerate(candidates):
+            if logprob is not None:
+                values[ANSWER_GIVEN_QUESTION][row] = logprob
+        numbers = np.array([passage for _, passage, _ in candidates], dtype=np.int64)
+        return Factors(tuple(answer for answer, _, _ in candidates), numbers, **values, passage=shares)
 
     return gather
-
-
-Asked = tuple[str, tuple[int, ...], ScoredPart]  # a factor, the place of an entry, and the text whose log-prob it is
-
-
-def _asked(
-    readers: Sequence[Reader],
-    question: str,
-    passages: Sequence[Passage],
-    candidates: Sequence[Candidate],
-    numbers: range,
-) -> Iterator[tuple[AsyncLM, Asked]]:
-    """Yield what is asked about these passages and their candidates, with the LM of the two that is asked."""
-    (answering, asking), (reranking, prompts) = readers
-    own = [(row, candidate) for row, candidate in enumerate(candidates) if candidate.passage in numbers]
-    for row, candidate in own:
-        if candidate.logprob is None:
-            part = asking.answer_given_question(candidate.text, question, passages[candidate.passage].text)
-            yield answering, (ANSWER_GIVEN_QUESTION, (row,), part)
-    for number in numbers:
-        yield reranking, (QUESTION_ALONE, (number,), prompts.question_alone(question, passages[number].text))
-    for row, candidate in own:
-        text, answer = passages[candidate.passage].text, candidate.text
-        yield reranking, (QUESTION_GIVEN_ANSWER, (row,), prompts.question_given_answer(question, answer, text))
-        yield reranking, (ANSWER_ALONE, (row,), prompts.answer_alone(answer, text))
 
 
 def normalized_over_labels(factors: Factors) -> Factors:
@@ -325,7 +310,7 @@ class Answerer:
         `scorer_prompts` fit the scorer, if it holds less than the LM. What is asked follows from the order of the
         calls, never from which answer came first.
         """
-        labels = [Candidate(label, passage) for passage in range(len(passages)) for label in self._labels]
+        labels: list[Candidate] = [(label, number, None) for number in range(len(passages)) for label in self._labels]
         drawn: Future[list[list[Generated]]] | None = None
         if passages and not labels:
             asked = [prompts.ask(question, passage.text) for passage in passages]
@@ -333,8 +318,11 @@ class Answerer:
             drawn = self._lm.submit_samples(asked, replace(self._sampling, opening=opening, num_samples=NUM_SAMPLES))
 
         def submit() -> Callable[[], Factors]:
-            most = self._sampling.max_new_tokens
-            candidates = labels if drawn is None else sampled_candidates(drawn.result(), most)
+            candidates = labels or [
+                (text, number, logprob)
+                for number, samples in enumerate(drawn.result() if drawn else ())
+                for text, logprob in logprobs_of_samples(samples, self._sampling.max_new_tokens).items()
+            ]
             readers = (self._lm, prompts), (self._scorer, scorer_prompts)
             scored = submit_factors(*readers, question, passages, candidates)
             return (lambda: normalized_over_labels(scored())) if labels else scored
@@ -351,9 +339,9 @@ class Answerer:
         """
 
         def submit(answers: Sequence[str]) -> Callable[[], list[float]]:
-            parts = [prompts.answer_given_question(answer, question, evidence) for answer in answers]
-            pairs = [part.prefix for part in parts], [part.continuation for part in parts]
-            scores = self._lm.submit(*pairs, opening=parts[0].opening)
+            parts = [prompts.part(ANSWER_GIVEN_QUESTION, question, answer, evidence) for answer in answers]
+            [opening, *_], prefixes, continuations = zip(*parts, strict=True)
+            scores = self._lm.submit(prefixes, continuations, opening=opening)
             return lambda: [score.sum_logprob for score in scores.result()]
 
         if labels := self._labels:

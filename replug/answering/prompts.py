@@ -31,6 +31,16 @@ Order = tuple[str, ...]  # of a block's lines
 CLOSED_BOOK: Order = (QUESTION, ANSWER)
 EVIDENCE_FIRST: Order = (EVIDENCE, QUESTION, ANSWER)
 ANSWER_FIRST: Order = (EVIDENCE, ANSWER, QUESTION)
+# Factors that an LM is asked for, log p(a|q,p), p(q|a,p), p(a|p) and p(q|p): the order, and the line that is scored.
+ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER = "answer_given_question", "question_given_answer"
+ANSWER_ALONE, QUESTION_ALONE = "answer_alone", "question_alone"
+SCORED: dict[str, tuple[Order, str]] = {
+    ANSWER_GIVEN_QUESTION: (EVIDENCE_FIRST, ANSWER),
+    QUESTION_GIVEN_ANSWER: (ANSWER_FIRST, QUESTION),
+    ANSWER_ALONE: (ANSWER_FIRST, ANSWER),
+    QUESTION_ALONE: (EVIDENCE_FIRST, QUESTION),
+}
+ScoredPart = tuple[str, str, str]  # an opening, a prefix that begins with it, and the continuation that is scored
 LINE_ENDS = 2  # tokens that a question and an answer may have behind them
 AnyShot = TypeVar("AnyShot")
 
@@ -42,15 +52,6 @@ class Shot:
     question: str
     answer: str
     evidence: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredPart:
-    """A text to score: `continuation` after `prefix`, which begins with `opening`."""
-
-    opening: str
-    prefix: str
-    continuation: str
 
 
 class AnswerPrompts:
@@ -69,24 +70,14 @@ class AnswerPrompts:
 
     def ask(self, question: str, evidence: str | None) -> str:
         """Return the prompt that an answer is sampled from, with evidence or closed book."""
-        order = CLOSED_BOOK if evidence is None else EVIDENCE_FIRST
-        return self._prefix(order, ANSWER, {QUESTION: question, EVIDENCE: evidence or ""})
+        return self.part(ANSWER_GIVEN_QUESTION, question, "", evidence)[1]
 
-    def answer_given_question(self, answer: str, question: str, evidence: str | None) -> ScoredPart:
-        """Return what gives log p(a|q,p), or log p(a|q) closed book."""
-        return ScoredPart(self.opening(evidence is not None), self.ask(question, evidence), _line(answer))
-
-    def question_given_answer(self, question: str, answer: str, evidence: str) -> ScoredPart:
-        """Return what gives log p(q|a,p)."""
-        return self._part(ANSWER_FIRST, QUESTION, {EVIDENCE: evidence, ANSWER: answer}, question)
-
-    def answer_alone(self, answer: str, evidence: str) -> ScoredPart:
-        """Return what gives log p(a|p)."""
-        return self._part(ANSWER_FIRST, ANSWER, {EVIDENCE: evidence}, answer)
-
-    def question_alone(self, question: str, evidence: str) -> ScoredPart:
-        """Return what gives log p(q|p)."""
-        return self._part(EVIDENCE_FIRST, QUESTION, {EVIDENCE: evidence}, question)
+    def part(self, factor: str, question: str, answer: str, evidence: str | None) -> ScoredPart:
+        """Return what gives the log-probability of a factor; log p(a|q) closed book, without evidence."""
+        order, end = (CLOSED_BOOK, ANSWER) if evidence is None else SCORED[factor]
+        opening, given = self._opening(order), {QUESTION: question, ANSWER: answer, EVIDENCE: evidence or ""}
+        lines = [f"{label}: {one_line(given[label])}" for label in order[: order.index(end)]]
+        return opening, opening + STOP.join([*lines, f"{end}:"]), f" {one_line(given[end])}{STOP}"
 
     def openings(self, has_evidence: bool) -> list[str]:
         """Return the openings of all orders that are asked closed book, or with evidence and for its factors."""
@@ -97,20 +88,11 @@ class AnswerPrompts:
             self._openings[order] = "".join(self._block(order, shot) + BETWEEN_BLOCKS for shot in self.shots)
         return self._openings[order]
 
-    def _part(self, order: Order, end: str, given: dict[str, str], scored: str) -> ScoredPart:
-        return ScoredPart(self._opening(order), self._prefix(order, end, given), _line(scored))
-
     def _block(self, order: Order, shot: Shot) -> str:
         if shot.evidence is None and EVIDENCE in order:
             raise UserError(f"the shot {shot.question!r} has no evidence; expected some for prompts with evidence")
         parts = {EVIDENCE: shot.evidence or "", QUESTION: shot.question, ANSWER: shot.answer}
         return STOP.join(f"{part}: {one_line(parts[part])}" for part in order)
-
-    def _prefix(self, order: Order, end: str, given: dict[str, str]) -> str:
-        """Return the opening and the block's lines up to the label of `end`."""
-        before = order[: order.index(end)]
-        lines = [f"{part}: {one_line(given[part])}" for part in before]
-        return self._opening(order) + STOP.join([*lines, f"{end}:"])
 
 
 def fit_shots(shots: Sequence[AnyShot], fits: Callable[[Sequence[AnyShot]], bool]) -> Sequence[AnyShot]:
@@ -173,10 +155,6 @@ class FittingPrompts:
                 "evidence, or an LM with a longer context"
             )
         return kept
-
-
-def _line(text: str) -> str:
-    return f" {one_line(text)}{STOP}"
 
 
 OWN_SHOTS = Path(__file__).with_name("shots.jsonl")  # of `replug ask`

@@ -31,7 +31,7 @@ from replug.models.generation import GenerationOptions
 from replug.models.lm_source import LMSource
 from replug.train.run_dir import RunDirectory
 from replug.web import require_web
-from replug.web.records import FoundEvidence, Passage, first_passages, passages_of_documents
+from replug.web.passages import FoundEvidence, Passage, first_passages, passages_of_documents
 
 log = logging.getLogger(__name__)
 

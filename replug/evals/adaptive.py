@@ -27,11 +27,11 @@ from replug.config.methods import GENREAD, NONE
 from replug.data.files import replace_file, write_json
 from replug.data.progress import Progress
 from replug.evals import thresholds as fit
-from replug.evals.charts import Draw, Value, lines, to_svg
+from replug.evals.charts import Value, lines, to_svg
 from replug.evals.folder import LM, EvaluationFolder
 from replug.evals.intervals import Interval, wilson_interval
 from replug.evals.loop import OutcomeFile, Row
-from replug.evals.tables import Block, Blocks, Html, Table, figure, html_page, row_names
+from replug.evals.tables import Block, Blocks, Table, figure, html_page, row_names
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,6 @@ POPULARITY = "popularity"
 Pair = tuple[str, str]  # the names of a method without retrieval and of one with it
 Numbers = Mapping[str, np.ndarray]  # a method's numbers of N questions by name, NaN where a question has none
 Measured = dict[str, Any]  # what report.json holds of one LM, or of a pair of its methods
-Figure = tuple[str, Draw, float, str]  # name, drawing, height, caption
-
 MIN_DRAWN = 5  # questions: an accuracy of fewer says nothing, and its interval hides the others
 COSTS = {  # of a question, by the numbers of outcomes: the head of a column, and its digits
     "lm_calls": ("LM calls", 2),
@@ -48,6 +46,7 @@ COSTS = {  # of a question, by the numbers of outcomes: the head of a column, an
     "prompt_tokens": ("prompt tokens", 0),
     "generated_tokens": ("new tokens", 1),
 }
+CAPTION = "Two methods, and a policy by popularity on questions left out of fitting (dashed); Wilson's intervals."
 NOTE = (
     "The policy is fitted to 75% of the questions and measured on the others, in 100 random splits. Intervals are "
     "95%, by fitting anew in a bootstrap over questions. The gain is that over the better of never and always. A "
@@ -144,7 +143,7 @@ def measure_pair(answered: AnsweredQuestions, pair: Pair, num_resamples: int = f
         POPULARITY: accuracy_by_popularity(answered, pair, fit.accuracy_left_out(*right, retrieved, splits)),
         "thresholds": {POPULARITY: thresholds_of(answered, pair)},
         "better": better,
-        "policies": {name: {**asdict(worth[name]), "costs": of} for name, of in costs.items()},
+        "policies": {name: {**worth[name], "costs": of} for name, of in costs.items()},
     }
 
 
@@ -219,17 +218,17 @@ def write_report(lms: Sequence[AnsweredQuestions], out: Path) -> dict[str, Block
         accuracy = accuracies(answered, np.ones(num, dtype=bool))
         measured[answered.name] = {"identity": answered.identity, "n": num, "accuracy": accuracy, "pairs": pairs}
 
-    def shown(name: str, draw: Draw, height: float, caption: str) -> Html:
-        svg = to_svg(draw, 7.0, height)
-        replace_file(out / f"{name}.svg", svg.encode())
-        return figure(svg, caption)
-
     about = f"{len(lms[0].relations):,} questions, asked of {', '.join(measured)}."
     sections: dict[str, Blocks] = {"": [about, accuracy_table(measured)]}
     for answered in lms:
         for name, of in measured[answered.name]["pairs"].items():
-            drawn = shown(*figure_of_pair(answered, name, of))
-            sections[f"{answered.name}: {of['closed']} or {of['augmented']}"] = [drawn, *_pair_blocks(of)]
+            svg = to_svg(partial(_draw_popularity, bins=of[POPULARITY]), 7.0, 3.8)
+            slug = "".join(letter if letter.isalnum() else "_" for letter in f"{name} {answered.name}")
+            replace_file(out / f"{fit.ADAPTIVE}_{slug}.svg", svg.encode())
+            sections[f"{answered.name}: {of['closed']} or {of['augmented']}"] = [
+                figure(svg, CAPTION),
+                *_pair_blocks(of),
+            ]
     papers: dict[tuple[str, str, str], None] = {}  # the configurations' figures, each once
     for paper in (answered.paper for answered in lms):
         for group, values in {"accuracy": paper.values, **paper.groups}.items():
@@ -255,20 +254,19 @@ def accuracy_table(measured: Mapping[str, Measured]) -> Table:
     return Table(["right answers", *columns], rows)
 
 
-def figure_of_pair(answered: AnsweredQuestions, name: str, of: Measured) -> Figure:
-    """Return the figure of two methods and their policy over popularity (figure 1)."""
-    draw = partial(_draw_popularity, bins=of[POPULARITY])
-    caption = "Two methods, and a policy by popularity on questions left out of fitting (dashed); Wilson's intervals."
-    slug = "".join(letter if letter.isalnum() else "_" for letter in f"{name} {answered.name}")
-    return f"{fit.ADAPTIVE}_{slug}", draw, 3.8, caption
-
-
 def _draw_popularity(axes: Axes, bins: Sequence[Measured]) -> None:
-    """Draw a line for each method, at places that are moved a little so that intervals do not hide each other."""
+    """Draw figure 1: a line for each method, moved a little so that intervals do not hide each other."""
     methods = list(dict.fromkeys(method for of in bins for method in of["accuracy"]))
+
+    def drawn(accuracy: float | dict[str, float]) -> Value:
+        return accuracy if isinstance(accuracy, float) else Interval(**accuracy)
+
     points = {
         method: [
-            (math.sqrt(of["low"] * of["high"]) * 1.06 ** (number - (len(methods) - 1) / 2), _drawn(of, method))
+            (
+                math.sqrt(of["low"] * of["high"]) * 1.06 ** (number - (len(methods) - 1) / 2),
+                drawn(of["accuracy"][method]),
+            )
             for of in bins
             if of["n"] >= MIN_DRAWN and method in of["accuracy"]
         ]
@@ -278,11 +276,6 @@ def _draw_popularity(axes: Axes, bins: Sequence[Measured]) -> None:
     axes.set_xlim(bins[0]["low"], bins[-1]["high"])
     dashed = [method for method in methods if method.startswith(fit.ADAPTIVE)]
     lines(axes, points, "popularity of the subject", "right answers", log_x=True, is_share=True, dashed=dashed)
-
-
-def _drawn(of: Measured, method: str) -> Value:
-    accuracy = of["accuracy"][method]
-    return accuracy if isinstance(accuracy, float) else Interval(**accuracy)
 
 
 def _pair_blocks(of: Measured) -> Iterator[Block]:

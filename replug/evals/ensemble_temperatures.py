@@ -2,12 +2,24 @@
 
 A fitted one is each retriever's own, for the LM that is asked and as many documents as its largest ensemble has. It is
 fitted to the development texts of the prepared set, as language modelling; what is measured is never looked at.
+
+    bits(T) = - sum over texts and tokens t of log2 sum over d of softmax_d(similarity_d / T) p(y_t | d, x, y_<t)
+
+A grid over log T, from nearly the first document alone to nearly even weights, finds the valley, and a golden section
+searches between the neighbours of the best grid point (Kiefer 1953). The grid's unit is how far similarities of a text
+are apart, which is 0.01 for a tuned encoder with cosines and 10 for one with inner products.
+
+A temperature outlives its fit: `ask` and `serve` weigh by it. So it stays 1 where there are fewer than MIN_TEXTS texts,
+and where the best of the grid is one of its ends, at which similarities say nothing.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
@@ -19,17 +31,21 @@ from replug.data.records import Example
 from replug.data.store import Corpus, CorpusStore, PreparedSet
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.folder import EvaluationFolder
-from replug.evals.kinds import PromptedLM
+from replug.evals.intervals import bits_of
 from replug.evals.language_modelling import LanguageModelling
-from replug.evals.loop import outcome_rows
+from replug.evals.loop import PromptedLM, outcome_rows
 from replug.evals.search import find_all, query_folder
-from replug.evals.temperature_fit import DocumentScores, ensemble_bits, fit_temperature
+from replug.models.ensemble import MIN_TEXTS, can_fit, mix, prior_log_weights
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, temperature_in
 
 log = logging.getLogger(__name__)
 
 Temperatures = Mapping[str, EnsembleTemperature]  # by source
 AGAIN = "remove it, and temperatures are settled again"
+GOLDEN = (math.sqrt(5) - 1) / 2
+LOWEST, HIGHEST, STEP = -5.0, 10.0, 0.5  # of the grid: log2 of the temperature over the similarities' spread
+TOLERANCE = 1e-4  # in log2 of the temperature
+DIGITS = 4  # of a fitted temperature that are kept, so that a last bit of a score changes none
 
 
 def settled_temperatures(
@@ -85,24 +101,83 @@ def fit_ensemble(
 ) -> EnsembleTemperature:
     """Fit the temperature of a method's retriever to what it finds for development texts, and log its worth there."""
     book = EvidenceBook([method], corpus, {method.source: found}, [True] * len(examples))
-    task, scores = LanguageModelling(lm.lm, lm.template, examples, keeps_documents=True), []
+    task, scores = LanguageModelling(examples, keeps_documents=True), []
+    task.open(lm, book)
     progress = Progress(f"development texts with {method.source}", len(examples))
     for row, outcome in enumerate(outcome_rows(task, book)):
         given = outcome["methods"][method.name]["detail"]["document_logprobs"]
         scores.append(DocumentScores(given, found.similarities[row, : method.k]))
         progress.advance()
-    fit = fit_temperature(scores)
+    temperature, stays = fit_temperature(scores)
+    if stays:
+        log.warning(f"{method.source}: ensemble temperature stays 1 ({len(examples)} texts): {stays}")
+        return PAPER
     num_bytes = sum(len(example.continuation.encode()) for example in examples)
-    if fit.stays:
-        log.warning(f"{method.source}: ensemble temperature stays 1 ({len(examples)} texts): {fit.stays}")
-    else:
-        log.info(
-            f"{method.source}: ensemble temperature {fit.temperature:g} by {len(examples)} development texts "
-            f"({fit.bits / num_bytes:.4f} bits per byte, {ensemble_bits(scores, 1.0) / num_bytes:.4f} at 1)"
-        )
-    return PAPER if fit.stays else EnsembleTemperature(fit.temperature, lm.lm.identity, method.k, len(examples))
+    fitted, at_1 = (ensemble_bits(scores, one) / num_bytes for one in (temperature, 1.0))
+    log.info(
+        f"{method.source}: ensemble temperature {temperature:g} by {len(examples)} development texts "
+        f"({fitted:.4f} bits per byte, {at_1:.4f} at 1)"
+    )
+    return EnsembleTemperature(temperature, lm.lm.identity, method.k, len(examples))
 
 
 def _read(path: Path) -> dict[str, EnsembleTemperature]:
     content = read_mark(path, AGAIN)
     return {source: EnsembleTemperature(**of) for source, of in content.items() if isinstance(of, dict)}
+
+
+# Fitting --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentScores:
+    """Log-probs [K, T] (nats) of one text's tokens given each document, and the documents' similarities [K]."""
+
+    token_logprobs: np.ndarray
+    similarities: np.ndarray
+
+
+def ensemble_bits(texts: Sequence[DocumentScores], temperature: float) -> float:
+    """Return the bits of all texts together."""
+    return sum(bits_of(mix(text.token_logprobs, prior_log_weights(text.similarities, temperature))) for text in texts)
+
+
+def fit_temperature(texts: Sequence[DocumentScores]) -> tuple[float, str]:
+    """Return the best temperature, the same for the same texts in the same order, and why it is 1 without a fit.
+
+    It is 1 also where the documents of every text are equally similar: no temperature changes anything then.
+    """
+    if not can_fit(len(texts)):
+        return 1.0, f"a fit needs {MIN_TEXTS} development texts or more"
+    # The mean over texts of the standard deviation of a text's similarities.
+    spread = float(np.mean([np.std(np.asarray(text.similarities, dtype=np.float64)) for text in texts]))
+    if not spread:
+        return 1.0, ""
+
+    def bits(log2: float) -> float:
+        return ensemble_bits(texts, spread * 2.0**log2)
+
+    grid = np.arange(LOWEST, HIGHEST + STEP / 2, STEP).tolist()
+    values = [bits(point) for point in grid]
+    best = int(np.argmin(values))
+    if best in (0, len(grid) - 1):
+        which = "the first document alone" if best == 0 else "even weights"
+        return 1.0, f"{which} would predict the development texts best"
+    low, high = grid[best - 1], grid[best + 1]
+    return float(f"{spread * 2.0 ** golden_section(bits, low, high, TOLERANCE):.{DIGITS}g}"), ""
+
+
+def golden_section(function: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
+    """Return where a function with one valley between `low` and `high` is lowest, to within the tolerance."""
+    left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+    at_left, at_right = function(left), function(right)
+    while high - low > tolerance:
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - GOLDEN * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + GOLDEN * (high - low)
+            at_right = function(right)
+    return (low + high) / 2

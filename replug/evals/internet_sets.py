@@ -18,16 +18,13 @@ measured the validation part, on which weights are fitted.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from replug.answering.prompts import Shot
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
-from replug.config.methods import GOLD, NONE, Method
-from replug.config.rules import evaluation_methods
+from replug.config.evaluation_schema import QuestionsConfig
 from replug.data.answers import normalize_answer
 from replug.data.row_files import read_rows
 from replug.data.rows import texts_of
@@ -45,7 +42,6 @@ from replug.evals.questions import (
     questions_of_rows,
     text_of,
 )
-from replug.web.records import FoundEvidence, Passage
 
 GOLD_EVIDENCE = "gold_evidence"
 
@@ -69,25 +65,6 @@ class InternetQuestion(OpenQuestion):
         return self.example.source or self.example.id
 
 
-@dataclass(frozen=True, slots=True)
-class QuestionSet:
-    """How a row of a public set becomes a question, and the metric of its answers.
-
-    `read_shot_row` reads `questions.demonstrations`; None reads them as the same set, which has evidence of its own.
-    """
-
-    metric: str
-    read_row: Callable[[Mapping[str, Any], str], InternetQuestion]
-    read_shot_row: Callable[[Mapping[str, Any], str], InternetQuestion] | None = None
-
-    def read(self, path: Path, as_shots: bool = False) -> list[InternetQuestion]:
-        """Return every question of a file of rows, such as a JSON array or JSON Lines.
-
-        Raises UserError with file and line for a field that is missing or malformed.
-        """
-        return questions_of_rows(read_rows(path), (as_shots and self.read_shot_row) or self.read_row, path)
-
-
 def given_evidence(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
     """Return the texts of `gold_evidence`; empty where the row has no such field."""
     if row.get(GOLD_EVIDENCE) is None:
@@ -99,13 +76,8 @@ def given_evidence(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
 
 def _nq_question(row: Mapping[str, Any], where: str) -> InternetQuestion:
     found = open_question(row, where, answers_field(row, ("answer", "answers"), where))
-    evidence = given_evidence(row, where)
-    if not evidence:
-        contexts = row.get("positive_ctxs") or []
-        if not isinstance(contexts, list) or not all(isinstance(one, dict) for one in contexts):
-            raise UserError(f"{where}: field 'positive_ctxs' must be a list of passages with 'title' and 'text'")
-        place = f"{where}, the first of positive_ctxs"
-        evidence = tuple(f"{text_of(one, 'title', place)}\n{text_of(one, 'text', place)}" for one in contexts[:1])
+    contexts = (row.get("positive_ctxs") or [])[:1]
+    evidence = given_evidence(row, where) or tuple(f"{one['title']}\n{one['text']}" for one in contexts)
     return InternetQuestion(found.example, found.answers, evidence, found.example.gold[:1])
 
 
@@ -115,29 +87,11 @@ def _hotpotqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion:
         query=text_of(row, "question", where),
         group=text_of(row, "type", where) if row.get("type") is not None else "all",
     )
-    evidence = given_evidence(row, where) or _supporting_paragraphs(row, where)
+    evidence = given_evidence(row, where)
+    if not evidence:  # the paragraphs that `supporting_facts` name, in their order
+        paragraphs, titles = dict(row["context"]), dict.fromkeys(title for title, _ in row["supporting_facts"])
+        evidence = tuple(" ".join(sentence.strip() for sentence in paragraphs[title]) for title in titles)
     return InternetQuestion(example, (text_of(row, "answer", where),), evidence)
-
-
-def _supporting_paragraphs(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Return the paragraphs that `supporting_facts` name, in their order."""
-    paragraphs, found = dict(_pairs(row, "context", where)), []
-    for title in dict.fromkeys(title for title, _ in _pairs(row, "supporting_facts", where)):
-        if not isinstance(paragraphs.get(title), list):
-            raise UserError(f"{where}: 'supporting_facts' names {title!r}, which 'context' lacks")
-        found.append(" ".join(str(sentence).strip() for sentence in paragraphs[title]))
-    return tuple(found)
-
-
-def _pairs(row: Mapping[str, Any], field: str, where: str) -> list[tuple[str, Any]]:
-    value = row.get(field)
-    if not isinstance(value, list) or not all(
-        isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in value
-    ):
-        raise UserError(
-            f"{where}: field {field!r} must be a list of pairs, a page's title first, as in HotpotQA's files"
-        )
-    return [(pair[0], pair[1]) for pair in value]
 
 
 FEVER_LABELS = ("SUPPORTS", "REFUTES", "NOT ENOUGH INFO")
@@ -147,27 +101,16 @@ def _claim(row: Mapping[str, Any], where: str) -> InternetQuestion:
     label = text_of(row, "label", where)
     if label not in FEVER_LABELS:
         raise UserError(f"{where}: label {label!r} is unknown; expected one of {', '.join(FEVER_LABELS)}")
-    evidence = row.get("evidence", [])
-    if not isinstance(evidence, list) or not all(isinstance(one, list) for one in evidence):
-        raise UserError(f"{where}: field 'evidence' must be a list of sets of evidence, as in FEVER's files")
-    sets = [tuple(dict.fromkeys(_pages(one, where))) for one in evidence]
+    # A set holds [annotation, evidence, page, sentence]; the page is null without evidence.
+    sets = [dict.fromkeys(page for _, _, page, _ in one if page is not None) for one in row.get("evidence", [])]
     example = Item(
         id=name_of(row, ("id",), where) or Path(where).name,
         query=text_of(row, "claim", where),
         group=label,
         gold=tuple(dict.fromkeys(page for pages in sets for page in pages)),
     )
-    first = next((pages for pages in sets if pages), ())
-    return InternetQuestion(example, (label,), given_evidence(row, where), first, FEVER_LABELS)
-
-
-def _pages(evidence_set: list[Any], where: str) -> Iterator[str]:
-    """Yield the pages of [annotation, evidence, page, sentence]; the page is null without evidence."""
-    for item in evidence_set:
-        if not isinstance(item, list) or len(item) != 4 or not isinstance(item[2], str | None):
-            raise UserError(f"{where}: evidence {item!r} is not [annotation, evidence, page, sentence]")
-        if item[2] is not None:
-            yield item[2]
+    first = next(filter(None, sets), {})
+    return InternetQuestion(example, (label,), given_evidence(row, where), tuple(first), FEVER_LABELS)
 
 
 STRATEGYQA_LABELS = ("Yes", "No")
@@ -216,13 +159,34 @@ def _situatedqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion
 
 EXACT_MATCH, ACCURACY = "exact_match", "accuracy"
 
-QUESTION_SETS = {
-    "nq": QuestionSet(EXACT_MATCH, _nq_question),
-    "hotpotqa": QuestionSet(EXACT_MATCH, _hotpotqa_question),
-    "fever": QuestionSet(ACCURACY, _claim),
-    "strategyqa": QuestionSet(ACCURACY, _strategyqa_question),
-    "situatedqa": QuestionSet(EXACT_MATCH, _situatedqa_question, _nq_question),
-}
+QUESTION_SETS: dict[str, tuple[str, Callable[[Mapping[str, Any], str], InternetQuestion]]] = {
+    "nq": (EXACT_MATCH, _nq_question),
+    "hotpotqa": (EXACT_MATCH, _hotpotqa_question),
+    "fever": (ACCURACY, _claim),
+    "strategyqa": (ACCURACY, _strategyqa_question),
+    "situatedqa": (EXACT_MATCH, _situatedqa_question),
+}  # the metric of a set's answers, and how a row becomes a question
+SHOTS_OF = {"situatedqa": "nq"}  # whose own rows have no evidence
+
+
+def read_set(dataset: str, path: str | Path) -> list[InternetQuestion]:
+    """Return every question of a file of rows, such as a JSON array or JSON Lines.
+
+    Raises UserError with file and line for a field that is missing or malformed.
+    """
+
+    def read(row: Mapping[str, Any], where: str) -> InternetQuestion:
+        try:
+            return QUESTION_SETS[dataset][1](row, where)
+        except UserError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:  # of lists within lists
+            raise UserError(
+                f"{where}: its evidence is not as in the files of {dataset} ({type(error).__name__}: {error}); "
+                f"expected their form, or the field {GOLD_EVIDENCE}"
+            ) from error
+
+    return questions_of_rows(read_rows(Path(path).expanduser()), read, path)
 
 
 # Gold evidence, shots and the validation part -----------------------------------------------------------------------
@@ -241,17 +205,17 @@ def is_validation(question: InternetQuestion) -> bool:
 
 
 def plan_questions(
-    keys: QuestionsConfig, question_set: QuestionSet, seed: int, with_evidence: bool = True
+    keys: QuestionsConfig, seed: int, with_evidence: bool = True
 ) -> tuple[list[InternetQuestion], list[InternetQuestion]]:
     """Return the questions that are measured, in the file's order, and those that are shown before each.
 
     Both are drawn by the seed; `with_evidence` draws shots with evidence alone. Raises UserError for too few questions.
     """
-    num_shots = NUM_SHOTS if keys.shots is None else keys.shots
-    questions = question_set.read(Path(str(keys.path)).expanduser())
+    num_shots, dataset = NUM_SHOTS if keys.shots is None else keys.shots, str(keys.dataset)
+    questions = read_set(dataset, str(keys.path))
     if keys.demonstrations is not None:
         measured = draw_questions(questions, keys.max_questions, seed)
-        pool = question_set.read(Path(keys.demonstrations).expanduser(), as_shots=True)
+        pool = read_set(SHOTS_OF.get(dataset, dataset), keys.demonstrations)
         free = _possible_shots(pool, measured, num_shots, keys.demonstrations, with_evidence)
         return measured, draw_demonstrations(free, measured, num_shots, seed)
     free = _possible_shots(questions, (), num_shots, str(keys.path), with_evidence)
@@ -333,50 +297,3 @@ def _own_evidence(question: InternetQuestion, corpus: CorpusStore | None) -> str
             f"does not hold; expected a corpus with it, or the field {GOLD_EVIDENCE}"
         )
     return " ".join(corpus.texts([rows[name] for name in question.evidence_ids]))
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """`gold` is the evidence of the questions that are asked with it, by id. `found` is empty if no method reranks.
-
-    `in_pages` are the ids of questions that a page answers, before passages are cut and chosen.
-    """
-
-    methods: tuple[Method, ...]
-    questions: tuple[InternetQuestion, ...]
-    shots: tuple[Shot, ...]
-    metric: str
-    gold: Mapping[str, str]
-    found: Mapping[str, FoundEvidence]
-    in_pages: Collection[str] = ()
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Return all possible answers; empty where answers are free."""
-        return self.questions[0].labels
-
-    @property
-    def num_passages(self) -> int:
-        """Return as many passages as any method reads; 0 where none reranks."""
-        return max(method.k for method in self.methods)
-
-    def passages(self, question: InternetQuestion) -> Sequence[Passage]:
-        return self.found[question.example.id].passages[: self.num_passages]
-
-
-def prepare(config: EvaluationConfig, corpus: CorpusStore | None) -> Prepared:
-    """Return what a configuration measures, before anything is searched for."""
-    assert config.questions.dataset is not None, "problems are looked for first"
-    question_set, methods = QUESTION_SETS[config.questions.dataset], evaluation_methods(config)
-    reads = any(method.source != NONE for method in methods)
-    measured, shots = plan_questions(config.questions, question_set, config.seed, with_evidence=reads)
-    shown = gold_evidence(shots, corpus, "a shot (questions.shots)") if reads else {}
-    asked_with_gold = measured if any(method.source == GOLD for method in methods) else []
-    return Prepared(
-        tuple(methods),
-        tuple(measured),
-        tuple(Shot(shot.example.query, shot.answers[0], shown.get(shot.example.id)) for shot in shots),
-        question_set.metric,
-        gold_evidence(asked_with_gold, corpus, "the method gold"),
-        {},
-    )

@@ -35,20 +35,11 @@ def identity(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Numerators [N] and denominators [N], 0 or more and not all 0, of N examples; ValueError for other arrays."""
+    """Finite numerators [N] and denominators [N] of N examples; denominators are 0 or more, and some above 0."""
 
     numerators: np.ndarray
     denominators: np.ndarray
     transform: Transform = identity
-
-    def __post_init__(self) -> None:
-        shapes = np.shape(self.numerators), np.shape(self.denominators)
-        if shapes[0] != shapes[1] or len(shapes[0]) != 1 or not shapes[0][0]:
-            raise ValueError(f"expected a numerator and a denominator for each example, found shapes {shapes}")
-        if not (np.isfinite(self.numerators).all() and np.isfinite(self.denominators).all()):
-            raise ValueError("numerators and denominators must be finite")
-        if np.min(self.denominators) < 0 or not np.any(self.denominators):
-            raise ValueError("denominators must be 0 or more, and some above 0")
 
 
 @dataclass(frozen=True)

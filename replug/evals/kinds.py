@@ -1,11 +1,10 @@
-"""The kinds of evaluation: each is a module of this room whose `EVALUATION` says what it needs and measures.
+"""The kinds of evaluation, each a task in a module of its name, and what a configuration lacks for its kind.
 
-The key `evaluation` names the module, so an evaluation is added by its module, its name in `KINDS`, and a YAML file.
+An evaluation is added by its module, its line in `KINDS`, and a YAML file.
 """
 
-import importlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 
@@ -17,109 +16,31 @@ from replug.config.methods import GENREAD, INTERNET_QA, LONG_CONTEXT, Method
 from replug.config.paths import check_names, check_paths
 from replug.config.rules import evaluation_methods, lm_problems, rerank_lm_problems
 from replug.config.schema import EnsembleConfig
-from replug.data.store import Corpus
-from replug.evals.evidence import EvidenceBook
-from replug.evals.folder import EvaluationFolder
-from replug.evals.loop import EXAMPLES_IN_FLIGHT, Row, Task
-from replug.evals.results import Results
-from replug.evals.tables import Blocks
-from replug.models.black_box_lm import AsyncLM
-from replug.models.lm_source import LMSource
-from replug.models.prompt import PromptTemplate
+from replug.evals.loop import Task
 
-KINDS = ("internet_qa", "language_modelling", "mmlu", "open_qa", "popqa", "retrieval", "token_gain")
-# Sections and keys that every kind reads; `reads` of a kind names its others.
+KINDS = {
+    "internet_qa": "InternetQa",
+    "language_modelling": "LanguageModelling",
+    "mmlu": "Mmlu",
+    "open_qa": "OpenQa",
+    "popqa": "PopQa",
+    "retrieval": "Retrieval",
+    "token_gain": "TokenGain",
+}
+# Sections and keys that every kind reads; `reads` of a task names its others.
 SHARED = (
     *("evaluation", "out", "methods", "k", "num_resamples", "seed"),
     *("data", "retriever", "lm", "index", "ray", "paper"),
 )
-MIXES = ("ensemble", "retrievers")
-MEASURES_TEXTS = (
-    *MIXES,
-    "exclude_own_source",
-    *(f"texts.{name}" for name in ("path", "max_examples", "scored_tokens", "context_tokens", "query_tokens")),
-    *("texts.document_tokens", "texts.join", "texts.tokenizer", "texts.detokenize"),
-)
-DRAWS_QUESTIONS = ("questions.path", "questions.query", "questions.max_questions")
-SHOWS_SHOTS = (*MIXES, *DRAWS_QUESTIONS, "questions.shots")
-ANSWERS_QUESTIONS = (*SHOWS_SHOTS, "questions.demonstrations", "questions.max_new_tokens")
 ASK_QUESTIONS = ("open_qa", "popqa")  # for whole answers
 MAY_RERANK_DOCUMENTS = ("language_modelling", "mmlu", "open_qa", "token_gain")
 
 
-@dataclass(frozen=True, slots=True)
-class PromptedLM:
-    """The LM that is asked, behind its cache, and how texts are put to it.
-
-    `source` is where the LM comes from. `reranker` is `rerank_lm`, where another LM is to say how good answers are.
-    `num_in_flight` examples are put to the LM before the first is waited for.
-    """
-
-    lm: AsyncLM
-    template: PromptTemplate
-    source: LMSource | None = None
-    reranker: "PromptedLM | None" = None
-    num_in_flight: int = EXAMPLES_IN_FLIGHT
-
-
-@dataclass(frozen=True, slots=True)
-class EvalDataset:
-    """The set that is measured: a text to retrieve for by example (empty where nothing can be retrieved), and the task.
-
-    `questions`, one for each query, are what an LM is to write documents for; none where the LM is asked no questions.
-    `sources`, one for each query, are those whose documents it must not find; none where it may find all. `predicted`
-    are the texts that an LM is to predict. `bare_prompts` are examples' names with their prompts without demonstration
-    and document, after which the LM must hold `num_after` tokens. `cut` shortens documents before the LM reads them.
-    """
-
-    queries: Sequence[str]
-    make_task: Callable[[PromptedLM | None, EvidenceBook], Task]
-    questions: Sequence[str] = ()
-    sources: Sequence[str | None] = ()
-    predicted: Sequence[str] = ()
-    bare_prompts: Sequence[tuple[str, str]] = ()
-    num_after: int = 0
-    cut: Callable[[str], str] = str
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """All that an evaluation has measured, with the results that are made of it."""
-
-    config: EvaluationConfig
-    folder: EvaluationFolder
-    rows: Sequence[Row]
-    book: EvidenceBook
-    results: Results
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationKind:
-    """`make_dataset` reads what is measured; `corpus` is None where no method retrieves.
-
-    `reads` names the keys, or whole sections, that it reads beside SHARED; others are refused where they are set.
-    `problems` are what a configuration lacks for it beside that, found before anything starts. `settle` makes what is
-    compared of what was measured, where that is not the same: where some examples only serve to fit the rest.
-    `searches` are what is found for every example beside the methods. `add_findings` adds to the results what is more
-    than metrics by method, writes what goes with it, and returns more blocks of the table.
-    """
-
-    make_dataset: Callable[[EvaluationConfig, Corpus | None], EvalDataset]
-    reads: tuple[str, ...]
-    problems: Callable[[EvaluationConfig, Sequence[Method]], Iterable[str]] = lambda config, methods: ()
-    asks_lm: bool = True
-    searches: Callable[[EvaluationConfig], Sequence[Method]] = lambda config: ()
-    settle: Callable[[EvaluationConfig, EvaluationFolder, Task, Sequence[Row]], tuple[Task, Sequence[Row]]] = (
-        lambda config, folder, task, rows: (task, rows)
-    )
-    add_findings: Callable[[Finished], Blocks] = lambda finished: ()
-
-
-def check_evaluation(config: EvaluationConfig) -> EvaluationKind:
-    """Return the kind that a configuration names. Raises UserError for the first thing that it lacks."""
+def check_evaluation(config: EvaluationConfig) -> type[Task]:
+    """Return the task of the kind that a configuration names. Raises UserError for the first thing that it lacks."""
     if config.evaluation not in KINDS:
         raise UserError(f"evaluation: {config.evaluation!r} is unknown; expected one of {', '.join(KINDS)}")
-    kind: EvaluationKind = importlib.import_module(f"replug.evals.{config.evaluation}").EVALUATION
+    kind: type[Task] = getattr(import_module(f"replug.evals.{config.evaluation}"), KINDS[config.evaluation])
     methods = evaluation_methods(config)
     for problem in (*_problems(config, kind, methods), *kind.problems(config, methods)):
         raise UserError(problem)
@@ -139,7 +60,7 @@ def checked_evaluation(config: str | Path | EvaluationConfig, overrides: Sequenc
     return evaluation
 
 
-def _problems(config: EvaluationConfig, kind: EvaluationKind, methods: Sequence[Method]) -> Iterator[str]:
+def _problems(config: EvaluationConfig, kind: type[Task], methods: Sequence[Method]) -> Iterator[str]:
     """Yield what does not go together in any kind of evaluation."""
     yield from _method_problems(config, kind, methods)
     if "questions.path" in kind.reads and not config.questions.path:
@@ -161,7 +82,7 @@ def _problems(config: EvaluationConfig, kind: EvaluationKind, methods: Sequence[
             yield f"{section}.{key} is set, but {what} asks by prompts of its own; expected it without {section}.{key}"
 
 
-def _method_problems(config: EvaluationConfig, kind: EvaluationKind, methods: Sequence[Method]) -> Iterator[str]:
+def _method_problems(config: EvaluationConfig, kind: type[Task], methods: Sequence[Method]) -> Iterator[str]:
     """Yield methods that answer questions where none are asked, read on where no texts are, or are not counted."""
     name = config.evaluation
     asks_questions, reads_texts = "questions.shots" in kind.reads, "texts.path" in kind.reads

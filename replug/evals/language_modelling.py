@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -34,8 +34,7 @@ from replug.data.store import Corpus, PreparedSet
 from replug.evals.evidence import Evidence, EvidenceBook, texts_of
 from replug.evals.folder import EvaluationFolder
 from replug.evals.intervals import bits_of
-from replug.evals.kinds import MEASURES_TEXTS, EvalDataset, EvaluationKind, PromptedLM
-from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
+from replug.evals.loop import Item, Metric, Outcome, Outcomes, PromptedLM, Row, Task
 from replug.evals.results import Results
 from replug.evals.spans import (
     ScoredSpan,
@@ -48,8 +47,10 @@ from replug.evals.spans import (
     spans_of,
     unit_starts,
 )
-from replug.models.black_box_lm import AsyncLM, ContinuationScore, common_read, reading
+from replug.evals.tables import Blocks
+from replug.models.black_box_lm import ContinuationScore, common_read, reading
 from replug.models.ensemble import mix, mix_and_weigh, prior_log_weights
+from replug.models.lm_source import LMSource
 from replug.models.prompt import PromptTemplate
 
 log = logging.getLogger(__name__)
@@ -78,10 +79,13 @@ class LanguageModelling(Task):
         "passes": Metric("passes", "all_passes", may_be_unknown=True),  # read tokens of documents, with `prune`
     }
 
+    reads: ClassVar[tuple[str, ...]] = (
+        *("ensemble", "retrievers", "exclude_own_source"),
+        *(f"texts.{field.name}" for field in fields(TextsConfig) if field.name != "entities"),
+    )
+
     def __init__(
         self,
-        lm: AsyncLM,
-        template: PromptTemplate,
         examples: Sequence[Example],
         tokens_of: Callable[[Example], list[str]] | None = None,
         keeps_documents: bool = False,
@@ -92,11 +96,43 @@ class LanguageModelling(Task):
         Those that keep documents hold `document_logprobs`, an array [K, T], and are not to be written as JSON. `beta`
         is the temperature of the oracle that weighs documents by the LM's own scores.
         """
-        self._lm, self._template, self._tokens_of = lm, template, tokens_of
-        self._keeps_documents, self._beta = keeps_documents, beta
-        spans = map(scored_span, examples)
-        self._spans = [replace(span, continuation=template.continuation(span.continuation)) for span in spans]
-        self.examples = items_of(self._spans)
+        self._tokens_of, self._keeps_documents, self._beta = tokens_of, keeps_documents, beta
+        self._spans = [*map(scored_span, examples)]
+        self.examples = items_of(examples)
+
+    @classmethod
+    def problems(cls, config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
+        data, keys = config.data, config.texts
+        if not (keys.path or data.source or data.prepared or (data.train and data.heldout)):
+            yield "texts.path is missing; expected texts to measure, or held-out ones: data.prepared or data.source"
+        if keys.path:
+            return
+        usual = TextsConfig(
+            max_examples=keys.max_examples, document_tokens=keys.document_tokens, entities=keys.entities
+        )
+        for field in fields(TextsConfig):
+            if getattr(keys, field.name) != getattr(usual, field.name):
+                yield f"texts.{field.name} is set, but held-out texts are measured as they are; expected texts.path"
+        if any(method.source == LONG_CONTEXT for method in methods):
+            yield "methods: long_context reads on in whole texts, and held-out ones have no more; expected texts.path"
+
+    @classmethod
+    def of(cls, config: EvaluationConfig, corpus: Corpus | None, source: LMSource | None) -> Self:
+        spans = read_spans(config, corpus)
+        task = cls(spans)
+        task.cut = document_cutter(config)
+        require_room_for(config, spans, corpus, task.cut)
+        task.queries, task.predicted = [span.query for span in spans], [span.continuation for span in spans]
+        if config.exclude_own_source:
+            task.sources = [span.source for span in spans]
+            require_sources([span.id for span in spans], task.sources)
+        return task
+
+    def open(self, lms: PromptedLM | None, book: EvidenceBook) -> None:
+        super().open(lms, book)
+        assert lms is not None
+        self._lm, self._template, template = lms.lm, lms.template, lms.template
+        self._spans = [replace(one, continuation=template.continuation(one.continuation)) for one in self._spans]
 
     def compared(self, row: int) -> tuple[str, ...]:
         span = self._spans[row]
@@ -154,28 +190,13 @@ class LanguageModelling(Task):
         mixture = {"token_logprobs": [round(float(value), 6) for value in mixed], **evidence.final(weights[:, -1])}
         return Outcome(numbers, {**tokens, **documents, **mixture})
 
+    def findings(self, rows: Sequence[Row], results: Results, folder: EvaluationFolder) -> Blocks:
+        return [lines] if (lines := headroom_lines(results)) else []
+
 
 def items_of(examples: Sequence[Example]) -> list[Item]:
     """Return items whose query is the context, or the end of it that is a span's query."""
     return [Item(w.id, w.query, w.domain, w.gold, w.source) for w in map(scored_span, examples)]
-
-
-def lm_dataset(config: EvaluationConfig, corpus: Corpus | None, with_tokens: bool = False) -> EvalDataset:
-    """Read the texts; outcomes hold the texts of tokens where they are asked for."""
-    spans = read_spans(config, corpus)
-    tokens_of = token_texts(config.lm) if with_tokens else None
-
-    def make_task(lm: PromptedLM | None, book: EvidenceBook) -> LanguageModelling:
-        assert lm is not None
-        return LanguageModelling(lm.lm, lm.template, spans, tokens_of)
-
-    cut = document_cutter(config)
-    require_room_for(config, spans, corpus, cut)
-    sources = [span.source for span in spans] if config.exclude_own_source else []
-    if sources:
-        require_sources([span.id for span in spans], sources)
-    predicted = [span.continuation for span in spans]
-    return EvalDataset([span.query for span in spans], make_task, sources=sources, predicted=predicted, cut=cut)
 
 
 def document_cutter(config: EvaluationConfig) -> Callable[[str], str]:
@@ -358,25 +379,3 @@ def headroom_lines(results: Results) -> list[str]:
             share = f"gets {gained / room:.0%} of what weights by the LM's own scores would gain over {base}"
             lines.append(f"{method} {share if gained >= 0 else f'is {-gained:.4f} bits per byte worse than {base}'}.")
     return lines
-
-
-def text_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
-    data, keys = config.data, config.texts
-    if not (keys.path or data.source or data.prepared or (data.train and data.heldout)):
-        yield "texts.path is missing; expected texts to measure, or held-out ones: data.prepared or data.source"
-    if keys.path:
-        return
-    usual = TextsConfig(max_examples=keys.max_examples, document_tokens=keys.document_tokens, entities=keys.entities)
-    for field in fields(TextsConfig):
-        if getattr(keys, field.name) != getattr(usual, field.name):
-            yield f"texts.{field.name} is set, but held-out texts are measured as they are; expected it with texts.path"
-    if any(method.source == LONG_CONTEXT for method in methods):
-        yield "methods: long_context reads on in whole texts, and held-out ones have no more; expected texts.path"
-
-
-EVALUATION = EvaluationKind(
-    lm_dataset,
-    MEASURES_TEXTS,
-    text_problems,
-    add_findings=lambda finished: list(filter(None, [headroom_lines(finished.results)])),
-)

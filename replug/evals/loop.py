@@ -14,16 +14,27 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replug.config.errors import RunError, UserError
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.methods import Method
 from replug.data.files import replace_file, writing
 from replug.data.progress import Progress
+from replug.data.store import Corpus
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.intervals import Transform, identity
+from replug.models.black_box_lm import AsyncLM
+from replug.models.lm_source import LMSource
+from replug.models.prompt import PromptTemplate
+
+if TYPE_CHECKING:
+    from replug.evals.folder import EvaluationFolder
+    from replug.evals.results import Results
+    from replug.evals.tables import Blocks
 
 log = logging.getLogger(__name__)
 
@@ -158,28 +169,73 @@ class Metric:
     may_be_unknown: bool = False
 
 
-class Task:
-    """One evaluation: its examples, its metrics, and how an example is put to the LM.
+@dataclass(frozen=True, slots=True)
+class PromptedLM:
+    """The LM that is asked, behind its cache, and how texts are put to it.
 
-    Methods are compared by the first metric; a task that `compares_all` also compares each with the first method by
-    every metric. A task that only compares what was measured before has no `submit`. One that `asks_twice` asks more
-    when the first answer is there: waiting for that returns what waits for the rest.
+    `source` is where the LM comes from. `reranker` is `rerank_lm`, where another LM is to say how good answers are.
+    `num_in_flight` examples are put to the LM before the first is waited for.
     """
 
-    examples: Sequence[Item]
-    metrics: Mapping[str, Metric]
+    lm: AsyncLM
+    template: PromptTemplate
+    source: LMSource | None = None
+    reranker: "PromptedLM | None" = None
+    num_in_flight: int = EXAMPLES_IN_FLIGHT
+
+
+class Task:
+    """One evaluation: what it needs of a configuration, its examples and metrics, and how the LM is asked.
+
+    `of` reads what is measured. Documents are retrieved for `queries`, one for each example or demonstration, empty
+    where nothing can be retrieved; `open` gives the task what was found, and the LM. Then examples are submitted.
+
+    Methods are compared by the first metric; a task that `compares_all` also compares each with the first method by
+    every metric. One that `asks_twice` asks more when the first answer is there: waiting for that returns what waits
+    for the rest.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ()  # keys, or whole sections, beside those of all evaluations
+    asks_lm = True
     asks_twice = False
     compares_all = False
+    examples: Sequence[Item]
+    metrics: Mapping[str, Metric]
+
+    queries: Sequence[str] = ()
+    asked: Sequence[str] = ()  # for each query the question that an LM may write a document for
+    sources: Sequence[str | None] = ()  # for each query the source whose documents it must not find
+    predicted: Sequence[str] = ()  # texts that an LM is to predict
+    cut: Callable[[str], str] = staticmethod(str)  # shortens documents before the LM reads them
+
+    @classmethod
+    def problems(cls, config: EvaluationConfig, methods: Sequence[Method]) -> Iterable[str]:
+        """Return what a configuration lacks for this evaluation alone, found before anything starts."""
+        return ()
+
+    @classmethod
+    def searches(cls, config: EvaluationConfig) -> Sequence[Method]:
+        """Return what is found for every example beside the methods."""
+        return ()
+
+    @classmethod
+    def of(cls, config: EvaluationConfig, corpus: Corpus | None, source: LMSource | None) -> Self:
+        """Read what is measured; `corpus` is None where no method retrieves, and `source` where no LM is asked."""
+        raise NotImplementedError
+
+    def open(self, lms: PromptedLM | None, book: EvidenceBook) -> None:
+        """Take the LM and the evidence of every query."""
+        self.book = book
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Any]:
         """Put an example to the LM, and return what waits for its `Outcomes`."""
         raise NotImplementedError
 
-    def groups(self, example: Item) -> tuple[str, ...]:
+    def groups(self, row: int) -> tuple[str, ...]:
         """Return what figures are given for besides all examples, such as a domain."""
-        return (example.group,)
+        return (self.examples[row].group,)
 
-    def stratum(self, example: Item) -> str:
+    def stratum(self, row: int) -> str:
         """Return what the example was chosen from, where so many were chosen of each, such as a subject."""
         return ""
 
@@ -190,6 +246,14 @@ class Task:
     def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
         """Return `references`, the answers that are accepted, and `prompt`, the one with the nearest document."""
         return {}
+
+    def settle(self, rows: Sequence[Row], folder: "EvaluationFolder") -> Sequence[Row]:
+        """Return the rows that results are made of; keep their examples alone, where others only serve to fit."""
+        return rows
+
+    def findings(self, rows: Sequence[Row], results: "Results", folder: "EvaluationFolder") -> "Blocks":
+        """Add to the results what is more than metrics by method, and return more blocks of the table."""
+        return ()
 
 
 def outcome_rows(

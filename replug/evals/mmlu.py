@@ -3,7 +3,7 @@
 Each demonstration has the first document found for it before it (REPLUG, section 6.2, and the appendix's prompt). The
 LM's probability of each letter is mixed over K documents (`models.ensemble`); the largest answers.
 
-Where the LM holds fewer tokens, the earliest demonstrations are left out (`evals.few_shot`); Hendrycks et al.'s code
+Where the LM holds fewer tokens, the earliest demonstrations are left out (`evals.questions`); Hendrycks et al.'s code
 leaves out the last. There are three means: the paper's "All" is called the mean of four categories, but its 68.3 of
 Codex is that of subjects, with anatomy in STEM, and LLaMA's is that of questions.
 """
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -20,12 +21,9 @@ from replug.config.errors import RunError, UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
 from replug.config.rules import tokens_read
-from replug.data.store import Corpus
-from replug.evals.evidence import Evidence
-from replug.evals.few_shot import Asking, FewShotPrompts, FewShotTask, PromptForm, dropped_shots, few_shot_dataset
-from replug.evals.kinds import SHOWS_SHOTS, EvalDataset, EvaluationKind
-from replug.evals.loop import Item, Metric, Outcome, Outcomes
-from replug.evals.questions import PUBLISHED_SETS, knowledge_line, queries_of
+from replug.evals.evidence import Evidence, EvidenceBook
+from replug.evals.loop import Item, Metric, Outcome, Outcomes, PromptedLM
+from replug.evals.questions import PUBLISHED_SETS, FewShotPrompts, FewShotTask, knowledge_line
 from replug.models.black_box_lm import common_read
 from replug.models.ensemble import MovingWeights, log_softmax, mix
 
@@ -107,15 +105,8 @@ def mmlu_choice(
     return int(np.argmax(mixed)), float(np.exp(log_softmax(mixed)[question.answer]))
 
 
-def _block(question: MmluQuestion, document: str | None) -> str:
-    return f"{knowledge_line(document)}Question: {question.example.query}\n{_choices(question)}\nAnswer:"
-
-
 def _choices(question: MmluQuestion) -> str:
     return "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, question.choices, strict=True))
-
-
-FORM = PromptForm(_block, lambda question: question.answers[0])
 
 
 def _read_file(path: Path, subject: str, split: str) -> list[MmluQuestion]:
@@ -170,19 +161,53 @@ class Mmlu(FewShotTask):
         "accuracy_best_document": Metric("correct_best_document", may_be_unknown=True),  # by an oracle
     }
 
-    def __init__(self, asking: Asking, questions: Sequence[MmluQuestion]) -> None:
-        super().__init__(asking, questions, ROOM)
-        self._letters = [asking.few_shot.template.continuation(letter) for letter in CONTINUATIONS]
+    def __init__(self, questions: Sequence[MmluQuestion], demonstrations: Mapping[str, Sequence[MmluQuestion]]) -> None:
+        super().__init__(questions, demonstrations, ROOM)
         subjects = [question.example.group for question in questions]
         self._sizes = Counter([*subjects, *(CATEGORY_OF[subject] for subject in subjects)])
 
-    def groups(self, example: Item) -> tuple[str, ...]:
-        category = CATEGORY_OF[example.group]
-        theirs = WITH_ANATOMY.get("STEM" if example.group == ANATOMY else category)
-        return (category, example.group, *([theirs] if theirs and ANATOMY in self._sizes else []))
+    @classmethod
+    def problems(cls, config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
+        moving = [method.name for method in methods if method.follows_text]
+        if moving and not tokens_read(config.ensemble, config.lm):
+            yield (
+                f"methods: {moving[0]}; an answer of mmlu is one letter, so only the question moves the weights; "
+                "expected ensemble.read above 0, tokens of it that do"
+            )
 
-    def stratum(self, example: Item) -> str:
-        return example.group
+    @classmethod
+    def read(cls, config: EvaluationConfig) -> Self:
+        """Read the first questions of every subject, and its demonstrations."""
+        keys = config.questions
+        num_shots = NUM_DEMONSTRATIONS if keys.shots is None else keys.shots
+        questions, demonstrations = read_mmlu(Path(str(keys.path)).expanduser(), num_shots)
+        by_subject = {name: [q for q in questions if q.example.group == name] for name in demonstrations}
+        return cls([one for some in by_subject.values() for one in some[: keys.max_questions]], demonstrations)
+
+    def queries_of(self, config: EvaluationConfig, questions: Sequence[MmluQuestion]) -> list[str]:
+        queries = super().queries_of(config, questions)
+        return [query.replace(CHOICES, _choices(one)) for query, one in zip(queries, questions, strict=True)]
+
+    def open(self, lms: PromptedLM | None, book: EvidenceBook) -> None:
+        super().open(lms, book)
+        self._letters = [self._template.continuation(letter) for letter in CONTINUATIONS]
+
+    @staticmethod
+    def block(question: MmluQuestion, document: str | None) -> str:
+        return f"{knowledge_line(document)}Question: {question.example.query}\n{_choices(question)}\nAnswer:"
+
+    @staticmethod
+    def answer_of(question: MmluQuestion) -> str:
+        return question.answers[0]
+
+    def groups(self, row: int) -> tuple[str, ...]:
+        subject = self.examples[row].group
+        category = CATEGORY_OF[subject]
+        theirs = WITH_ANATOMY.get("STEM" if subject == ANATOMY else category)
+        return (category, subject, *([theirs] if theirs and ANATOMY in self._sizes else []))
+
+    def stratum(self, row: int) -> str:
+        return self.examples[row].group
 
     def compared(self, row: int) -> tuple[str, ...]:
         question = self.questions[row]
@@ -197,7 +222,7 @@ class Mmlu(FewShotTask):
         calls = []  # in the order of texts: what is scored together decides the last bits of scores
         for opening, prompts in ((opening, sorted(some)) for opening, some in sorted(by_opening.items())):
             repeated = [prompt for prompt in prompts for _ in LETTERS]
-            future = self.asking.lm.submit(repeated, self._letters * len(prompts), opening=opening)
+            future = self.lm.submit(repeated, self._letters * len(prompts), opening=opening)
             calls.append((opening, prompts, future))
         read = {name: self._read(asked[name], one.weighting.read) for name, one in evidence.items()}
 
@@ -219,7 +244,7 @@ class Mmlu(FewShotTask):
         if not read or len(asked.prompts) == 1:
             return lambda: None
         prompts = list(dict.fromkeys(asked.prompts))
-        future = self.asking.lm.submit(prompts, self._letters[:1] * len(prompts), opening=asked.opening, read=read)
+        future = self.lm.submit(prompts, self._letters[:1] * len(prompts), opening=asked.opening, read=read)
 
         def answers() -> np.ndarray:
             scores = dict(zip(prompts, future.result(), strict=True))
@@ -253,32 +278,3 @@ class Mmlu(FewShotTask):
         }
         final = evidence.final(moving.weights)
         return Outcome(numbers, {"answer": LETTERS[choice], "right": LETTERS[question.answer], **final})
-
-
-def mmlu_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
-    """Read the first questions of every subject, and its demonstrations."""
-    keys = config.questions
-    num_shots = NUM_DEMONSTRATIONS if keys.shots is None else keys.shots
-    asked_for, demonstrations = read_mmlu(Path(str(keys.path)).expanduser(), num_shots)
-    by_subject = {name: [q for q in asked_for if q.example.group == name] for name in demonstrations}
-    questions = [question for some in by_subject.values() for question in some[: keys.max_questions]]
-
-    def queries(searched: Sequence[MmluQuestion]) -> list[str]:
-        forms = queries_of(config, [question.example for question in searched])
-        return [form.replace(CHOICES, _choices(question)) for form, question in zip(forms, searched, strict=True)]
-
-    return few_shot_dataset(
-        config, FORM, questions, demonstrations, ROOM, lambda asking, book: Mmlu(asking, questions), queries
-    )
-
-
-def mmlu_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
-    moving = [method.name for method in methods if method.follows_text]
-    if moving and not tokens_read(config.ensemble, config.lm):
-        yield (
-            f"methods: {moving[0]}; an answer of mmlu is one letter, so only the question moves the weights; expected "
-            "ensemble.read above 0, tokens of it that do"
-        )
-
-
-EVALUATION = EvaluationKind(mmlu_dataset, SHOWS_SHOTS, mmlu_problems, add_findings=dropped_shots)

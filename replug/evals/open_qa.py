@@ -9,17 +9,16 @@ document they hold: a server that keeps prefixes computes the demonstrations onc
 """
 
 from collections.abc import Mapping
+from typing import Any, Self
 
+from replug.answering.prompts import STOP
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.answers import exact_match, has_answer, token_f1
-from replug.data.rows import one_line, question_prompt
-from replug.data.store import Corpus
+from replug.data.rows import question_prompt
 from replug.evals.evidence import Evidence
-from replug.evals.few_shot import FewShotTask, PromptForm, dropped_shots, few_shot_dataset
-from replug.evals.kinds import ANSWERS_QUESTIONS, EvalDataset, EvaluationKind
 from replug.evals.loop import Metric, Outcome
 from replug.evals.questions import (
-    STOP,
+    FewShotTask,
     draw_demonstrations,
     draw_questions,
     hold_out_demonstrations,
@@ -29,21 +28,37 @@ from replug.evals.questions import (
 from replug.models.generation import Generated
 
 NUM_DEMONSTRATIONS = 16
-FORM = PromptForm(
-    block=lambda question, document: knowledge_line(document) + question_prompt(question.example.query),
-    answer=lambda question: one_line(question.answers[0]),
-)
 
 
 class OpenQa(FewShotTask):
     """Answers are right where they are one of the accepted ones, normalised."""
 
+    reads = (*FewShotTask.reads, "questions.demonstrations", "questions.max_new_tokens")
     metrics: Mapping[str, Metric] = {
         "exact_match": Metric("exact_match"),
         "f1": Metric("f1"),
         "answer_recall": Metric("answer_recall"),  # some document holds an accepted answer
         "shots": Metric("shots"),  # demonstrations that the LM had room for
     }
+
+    @classmethod
+    def read(cls, config: EvaluationConfig) -> Self:
+        """Draw questions and demonstrations, the same for all questions."""
+        keys = config.questions
+        num_shots = NUM_DEMONSTRATIONS if keys.shots is None else keys.shots
+        pool = read_questions(str(keys.path), config.data.fields)
+        if keys.demonstrations:
+            questions = draw_questions(pool, keys.max_questions, config.seed)
+            pool_of_shots = read_questions(keys.demonstrations, config.data.fields)
+            shots = draw_demonstrations(pool_of_shots, questions, num_shots, config.seed)
+        else:
+            shots, rest = hold_out_demonstrations(pool, num_shots, config.seed)
+            questions = draw_questions(rest, keys.max_questions, config.seed)
+        return cls(questions, {question.example.group: shots for question in questions}, keys.max_new_tokens)
+
+    @staticmethod
+    def block(question: Any, document: str | None) -> str:
+        return knowledge_line(document) + question_prompt(question.example.query)
 
     def outcome(self, row: int, method: str, evidence: Evidence, generated: Generated) -> Outcome:
         answers = self.questions[row].answers
@@ -54,25 +69,3 @@ class OpenQa(FewShotTask):
             "answer_recall": float(any(has_answer(text, answers) for text in evidence.texts if text is not None)),
         }
         return Outcome(numbers, {"answer": prediction, **evidence.final(generated.weights)})
-
-
-def open_qa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
-    """Draw questions and demonstrations, the same for all questions."""
-    keys = config.questions
-    num_shots = NUM_DEMONSTRATIONS if keys.shots is None else keys.shots
-    pool = read_questions(str(keys.path), config.data.fields)
-    if keys.demonstrations:
-        questions = draw_questions(pool, keys.max_questions, config.seed)
-        pool_of_shots = read_questions(keys.demonstrations, config.data.fields)
-        demonstrations = draw_demonstrations(pool_of_shots, questions, num_shots, config.seed)
-    else:
-        demonstrations, rest = hold_out_demonstrations(pool, num_shots, config.seed)
-        questions = draw_questions(rest, keys.max_questions, config.seed)
-    shots = {question.example.group: demonstrations for question in questions}
-    num_new = keys.max_new_tokens
-    return few_shot_dataset(
-        config, FORM, questions, shots, num_new, lambda asking, book: OpenQa(asking, questions, num_new)
-    )
-
-
-EVALUATION = EvaluationKind(open_qa_dataset, ANSWERS_QUESTIONS, add_findings=dropped_shots)

@@ -26,35 +26,33 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
+from replug.answering.prompts import BETWEEN_BLOCKS, STOP
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.answers import contains_answer, has_answer
 from replug.data.row_files import list_in, read_rows
 from replug.data.rows import one_line
-from replug.data.store import Corpus
-from replug.evals.evidence import Evidence, EvidenceBook
-from replug.evals.few_shot import Asking, FewShotTask, PromptForm, dropped_shots, few_shot_dataset
-from replug.evals.kinds import ANSWERS_QUESTIONS, EvalDataset, EvaluationKind, Finished
-from replug.evals.lm_passes import first_line
-from replug.evals.loop import Item, Metric, Outcome, Row
+from replug.evals.evidence import Evidence
+from replug.evals.loop import Metric, Outcome, Row
 from replug.evals.questions import (
-    BETWEEN_BLOCKS,
     PUBLISHED_SETS,
-    STOP,
+    FewShotTask,
     OpenQuestion,
     answers_field,
     draw_demonstrations,
     draw_questions,
+    first_line,
     hold_out_demonstrations,
     open_question,
     questions_of_rows,
     text_of,
 )
-from replug.evals.tables import Block, Table
+from replug.evals.results import Results
+from replug.evals.tables import Blocks, Table
 from replug.models.generation import Generated
 
 NUM_SHOTS = 15
@@ -209,13 +207,6 @@ def popularity_correlation(popularity: np.ndarray, right: np.ndarray) -> float |
 # The evaluation -------------------------------------------------------------------------------------------------------
 
 
-def _block(question: OpenQuestion, passage: str | None) -> str:
-    return f"{'' if passage is None else passage.strip() + BETWEEN_BLOCKS}Q: {one_line(question.example.query)} A:"
-
-
-FORM = PromptForm(_block, lambda question: one_line(question.object))
-
-
 class PopQa(FewShotTask):
     """Questions are ordered by relation, so that local weights read each opening once.
 
@@ -223,6 +214,10 @@ class PopQa(FewShotTask):
     which the official code skips; their confidence is that of all tokens.
     """
 
+    reads = (
+        *(*FewShotTask.reads, "questions.demonstrations", "questions.max_new_tokens"),
+        "questions.documents_in_shots",
+    )
     metrics: Mapping[str, Metric] = {
         "accuracy": Metric("accuracy"),
         "answer_recall": Metric("answer_recall"),  # some document holds an accepted answer
@@ -233,28 +228,45 @@ class PopQa(FewShotTask):
         "shots": Metric("shots"),  # demonstrations that the LM had room for
     }
 
-    def __init__(
-        self, asking: Asking, questions: Sequence[PopQuestion], book: EvidenceBook, max_new_tokens: int
-    ) -> None:
-        super().__init__(asking, questions, max_new_tokens)
-        self._book, self._methods = book, {method.name: method for method in book.methods}
-        self._popularity = {question.example.id: question.popularity for question in questions}
+    @classmethod
+    def read(cls, config: EvaluationConfig) -> Self:
+        """Draw the questions, and the shots of each relation."""
+        keys = config.questions
+        num_shots = NUM_SHOTS if keys.shots is None else keys.shots
+        drawn = read_popqa(str(keys.path))
+        if keys.demonstrations:
+            drawn = draw_questions(drawn, keys.max_questions, config.seed)
+            drawn, shots = plan_shots(read_popqa(keys.demonstrations), drawn, num_shots, config.seed)
+        else:
+            drawn, shots = plan_shots(drawn, None, num_shots, config.seed)
+            drawn = draw_questions(drawn, keys.max_questions, config.seed)
+        return cls(with_most_frequent_answers(drawn), shots, keys.max_new_tokens, keys.documents_in_shots)
 
-    def groups(self, example: Item) -> tuple[str, ...]:
-        return (example.group, popularity_bin(self._popularity[example.id]))
+    @staticmethod
+    def block(question: OpenQuestion, document: str | None) -> str:
+        return (
+            f"{'' if document is None else document.strip() + BETWEEN_BLOCKS}Q: {one_line(question.example.query)} A:"
+        )
 
-    def stop(self, row: int, method: str) -> str | None:
-        return STOP if self.asking.shots[method, self.questions[row].relation] else None
+    @staticmethod
+    def answer_of(question: PopQuestion) -> str:
+        return one_line(question.object)
+
+    def groups(self, row: int) -> tuple[str, ...]:
+        return (self.questions[row].relation, popularity_bin(self.questions[row].popularity))
+
+    def stop(self, row: int) -> str | None:
+        return STOP if self._shots[self.questions[row].relation] else None
 
     def outcome(self, row: int, method: str, evidence: Evidence, generated: Generated) -> Outcome:
-        question, by = self.questions[row], self._methods[method]
+        question, by = self.questions[row], {one.name: one for one in self.book.methods}[method]
         prediction = first_line(generated.text)
         calls, prompt, new = generated.num_prompts, generated.prompt_tokens, generated.num_tokens
-        if written := self._book.written(by, row):  # the document that the LM wrote for the answer costs too
+        if written := self.book.written(by, row):  # the document that the LM wrote for the answer costs too
             known_tokens = prompt is not None and written.prompt_tokens is not None
             calls, new = calls + 1, new + written.generated_tokens
             prompt = (prompt or 0) + (written.prompt_tokens or 0) if known_tokens else None
-        similarities = self._book.similarities(by, row)
+        similarities = self.book.similarities(by, row)
         known = {
             "accuracy": float(contains_answer(prediction, question.answers)),
             "answer_recall": float(any(has_answer(text, question.answers) for text in evidence.texts if text)),
@@ -277,22 +289,37 @@ class PopQa(FewShotTask):
         }
         return Outcome({name: float(value) for name, value in known.items() if value is not None}, detail)
 
-
-def popqa_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
-    """Draw the questions, and the shots of each relation."""
-    keys = config.questions
-    num_shots, num_new = NUM_SHOTS if keys.shots is None else keys.shots, keys.max_new_tokens
-    drawn = read_popqa(str(keys.path))
-    if keys.demonstrations:
-        drawn = draw_questions(drawn, keys.max_questions, config.seed)
-        drawn, shots = plan_shots(read_popqa(keys.demonstrations), drawn, num_shots, config.seed)
-    else:
-        drawn, shots = plan_shots(drawn, None, num_shots, config.seed)
-        drawn = draw_questions(drawn, keys.max_questions, config.seed)
-    questions = with_most_frequent_answers(drawn)
-    return few_shot_dataset(
-        config, FORM, questions, shots, num_new, lambda asking, book: PopQa(asking, questions, book, num_new)
-    )
+    def findings(self, rows: Sequence[Row], results: Results, folder: Any) -> Blocks:
+        """Add the most frequent answer and correlations to the results; return tables of them."""
+        questions = [next(iter(row["methods"].values())) for row in rows]  # known of a question under every method
+        relations: dict[str, list[int]] = {}
+        bins: dict[str, list[int]] = {}
+        for row, question in enumerate(questions):
+            relations.setdefault(question["detail"]["relation"], []).append(row)
+            bins.setdefault(popularity_bin(question["numbers"]["popularity"]), []).append(row)
+        table = []
+        for group, own in {
+            "": [*range(len(rows))],
+            **dict(sorted(relations.items())),
+            **dict(sorted(bins.items())),
+        }.items():
+            popularity = np.array([questions[row]["numbers"]["popularity"] for row in own])
+            frequent = float(np.mean([questions[row]["numbers"]["most_frequent_accuracy"] for row in own]))
+            suffix, shown = f"/{group}" if group else "", []
+            for method, entries in results.items():
+                if entry := entries.get(f"accuracy{suffix}"):
+                    entry["most_frequent_answer"] = frequent
+                right = np.array([rows[row]["methods"][method]["numbers"]["accuracy"] for row in own])
+                correlation = None if group in bins else popularity_correlation(popularity, right)
+                if correlation is not None:
+                    entries[f"correlation{suffix}"] = {"value": correlation, "n": len(own)}
+                shown.append("" if correlation is None else f"{correlation:+.2f}")
+            table.append([group or "all", str(len(own)), f"{frequent:.3f}", *shown])
+        by_relative = _relative_table(questions, rows, list(results))
+        correlations = [f"correlation with log popularity, {name}" for name in results]
+        head = ["", "n", "accuracy of the most frequent answer of the relation's other questions", *correlations]
+        scale = "Popularity is monthly page views of the subject (s_pop)."
+        return [scale, *super().findings(rows, results, folder), Table(head, table), by_relative]
 
 
 def with_most_frequent_answers(questions: Sequence[PopQuestion]) -> list[PopQuestion]:
@@ -305,40 +332,6 @@ def with_most_frequent_answers(questions: Sequence[PopQuestion]) -> list[PopQues
         others = objects[question.relation] - Counter([question.object])  # its own answer would count for itself
         counted.append(replace(question, most_frequent_answer=others.most_common(1)[0][0] if others else ""))
     return counted
-
-
-def add_popqa_findings(finished: Finished) -> list[Block]:
-    """Add the most frequent answer and correlations to the results; return tables of them."""
-    results, rows = finished.results, finished.rows
-    questions = [next(iter(row["methods"].values())) for row in rows]  # known of a question under every method
-    relations: dict[str, list[int]] = {}
-    bins: dict[str, list[int]] = {}
-    for row, question in enumerate(questions):
-        relations.setdefault(question["detail"]["relation"], []).append(row)
-        bins.setdefault(popularity_bin(question["numbers"]["popularity"]), []).append(row)
-    table = []
-    for group, own in {
-        "": [*range(len(rows))],
-        **dict(sorted(relations.items())),
-        **dict(sorted(bins.items())),
-    }.items():
-        popularity = np.array([questions[row]["numbers"]["popularity"] for row in own])
-        frequent = float(np.mean([questions[row]["numbers"]["most_frequent_accuracy"] for row in own]))
-        suffix, shown = f"/{group}" if group else "", []
-        for method, entries in results.items():
-            if entry := entries.get(f"accuracy{suffix}"):
-                entry["most_frequent_answer"] = frequent
-            right = np.array([rows[row]["methods"][method]["numbers"]["accuracy"] for row in own])
-            correlation = None if group in bins else popularity_correlation(popularity, right)
-            if correlation is not None:
-                entries[f"correlation{suffix}"] = {"value": correlation, "n": len(own)}
-            shown.append("" if correlation is None else f"{correlation:+.2f}")
-        table.append([group or "all", str(len(own)), f"{frequent:.3f}", *shown])
-    by_relative = _relative_table(questions, rows, list(results))
-    correlations = [f"correlation with log popularity, {name}" for name in results]
-    head = ["", "n", "accuracy of the most frequent answer of the relation's other questions", *correlations]
-    scale = "Popularity is monthly page views of the subject (s_pop)."
-    return [scale, *dropped_shots(finished), Table(head, table), by_relative]
 
 
 def relative_popularity(popularity: np.ndarray, relations: Sequence[str]) -> np.ndarray:
@@ -361,8 +354,3 @@ def _relative_table(questions: Sequence[dict], rows: Sequence[Row], methods: Seq
     right = np.array([[row["methods"][name]["numbers"]["accuracy"] for name in methods] for row in rows])
     means = [[name, str(len(own)), *(f"{mean:.4f}" for mean in right[own].mean(axis=0))] for name, own in bins.items()]
     return Table(["log popularity relative to the relation", "n", *methods], means)
-
-
-EVALUATION = EvaluationKind(
-    popqa_dataset, (*ANSWERS_QUESTIONS, "questions.documents_in_shots"), add_findings=add_popqa_findings
-)

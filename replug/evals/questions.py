@@ -1,26 +1,43 @@
 """Questions, as all evaluations of questions read, draw and search for them and put them into prompts.
 
 A set has rows with `question` and `answers`, and optional `id`, `domain` and `gold` (ids of documents).
+
+The prompt of mmlu, open_qa and popqa is the demonstrations of the question's group, each with the first document that
+the method finds for it (unless questions.documents_in_shots=false), then the question with its own document. If the LM
+holds fewer tokens, the earliest demonstrations are left out (`answering.prompts.fit_shots`), and the table says of how
+many questions. A question's own document is cut only where no demonstration is left, and only with
+lm.too_long=truncate; else the question is refused by its name.
 """
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
+from replug.answering.prompts import BETWEEN_BLOCKS, STOP, fit_shots
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.rules import QUESTION
 from replug.data.answers import normalize_answer
 from replug.data.rows import ids_of, one_line, question_rows, require_new, texts_of
 from replug.data.sources.records import say_unread
-from replug.evals.loop import Item
+from replug.data.store import Corpus
+from replug.evals.evidence import Evidence, EvidenceBook
+from replug.evals.loop import Item, Outcome, Outcomes, PromptedLM, Row, Task
+from replug.evals.results import Results
+from replug.evals.tables import Block, Blocks
+from replug.models.black_box_lm import UnscorableText
+from replug.models.generation import Generated, GenerationOptions
+from replug.models.lm_source import LMSource
+from replug.models.prompt import PromptTemplate
 
-BETWEEN_BLOCKS = "\n\n"
-STOP = "\n"
+DRAWS_QUESTIONS = ("questions.path", "questions.query", "questions.max_questions")  # keys of all that ask questions
+DROPPED = "dropped_shots"
 PUBLISHED_SETS = json.loads(Path(__file__).with_name("published_sets.json").read_text(encoding="utf-8"))
 QUESTION_FIELDS = ("id", "question", "answers", "domain", "source", "gold", "candidates")
 
@@ -28,6 +45,11 @@ QUESTION_FIELDS = ("id", "question", "answers", "domain", "source", "gold", "can
 def knowledge_line(document: str | None) -> str:
     """Return `Knowledge: ...` with its newline; nothing where there is no document."""
     return "" if document is None else f"Knowledge: {one_line(document)}\n"
+
+
+def first_line(generated: str) -> str:
+    """Return the first line of an answer, after a blank line that it may begin with, as the code of PopQA cuts it."""
+    return generated.removeprefix(BETWEEN_BLOCKS).partition(STOP)[0].strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +195,196 @@ def draw_questions(questions: list[Question], num: int | None, seed: int) -> lis
         return questions
     rows = np.random.default_rng([seed, 3]).choice(len(questions), size=num, replace=False)
     return [questions[row] for row in sorted(rows)]
+
+
+# Few-shot prompts -----------------------------------------------------------------------------------------------------
+
+ShotWithDocument = tuple[Any, str | None]  # a question of the task's own, and its document
+
+
+@dataclass(frozen=True, slots=True)
+class FewShotPrompts:
+    """The prompts [K] of a question under a method, one for each text, which all begin with `opening`."""
+
+    opening: str
+    prompts: tuple[str, ...]
+    num_shots: int
+    num_dropped: int
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Return what an outcome says of the demonstrations."""
+        return {"shots": float(self.num_shots), DROPPED: float(self.num_dropped)}
+
+
+class FewShotTask(Task):
+    """Ask questions, which have `example` and `answers`, and compare the first line of what the LM writes.
+
+    `shots` are the demonstrations of each group, which are searched for behind the questions. The LM must hold
+    `num_new` tokens after a prompt.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("ensemble", "retrievers", *DRAWS_QUESTIONS, "questions.shots")
+
+    def __init__(
+        self,
+        questions: Sequence[Any],
+        shots: Mapping[str, Sequence[Any]],
+        num_new: int,
+        has_documents: bool = True,
+    ) -> None:
+        self.questions, self._shots, self._num_new, self._has_documents = questions, shots, num_new, has_documents
+        self.examples = [question.example for question in questions]
+        self._shown = {shot.example.id: shot for own in shots.values() for shot in own}
+        self.asked = [question.example.query for question in self._searched]
+
+    @classmethod
+    def read(cls, config: EvaluationConfig) -> Self:
+        """Read questions and demonstrations."""
+        raise NotImplementedError
+
+    @classmethod
+    def of(cls, config: EvaluationConfig, corpus: Corpus | None, source: LMSource | None) -> Self:
+        """Raises UnscorableText for a question that does not fit without any demonstration and document."""
+        from replug.models.build import prompt_template  # brings torch: only once the configuration is checked
+
+        assert source is not None
+        task = cls.read(config)
+        task.queries = task.queries_of(config, task._searched)
+        task.prompt_by(prompt_template(config.lm, source), source)
+        for question in task.questions:
+            task.fit(question, (), [None])
+        return task
+
+    @property
+    def _searched(self) -> list[Any]:
+        return [*self.questions, *self._shown.values()]
+
+    def queries_of(self, config: EvaluationConfig, questions: Sequence[Any]) -> list[str]:
+        """Return what is searched for."""
+        return queries_of(config, [question.example for question in questions])
+
+    def prompt_by(self, template: PromptTemplate, source: LMSource | None) -> None:
+        """Cut documents as a template does, and count what the LM holds."""
+        from replug.models.build import counting_template
+
+        self._template, self._counting = template, counting_template(source)
+
+    def open(self, lms: PromptedLM | None, book: EvidenceBook) -> None:
+        super().open(lms, book)
+        assert lms is not None
+        self.lm = lms.lm
+        self.prompt_by(lms.template, lms.source)
+        places = {name: len(self.questions) + place for place, name in enumerate(self._shown)}
+        documents = {
+            (method.name, name): book.nearest(method, place) if self._has_documents else None
+            for method in book.methods
+            for name, place in places.items()
+        }
+        self._shots_of: dict[tuple[str, str], list[ShotWithDocument]] = {
+            (method.name, group): [(shot, documents[method.name, shot.example.id]) for shot in own]
+            for method in book.methods
+            for group, own in self._shots.items()
+        }
+
+    @staticmethod
+    def block(question: Any, document: str | None) -> str:
+        """Return a question, with its document if it has one."""
+        raise NotImplementedError
+
+    @staticmethod
+    def answer_of(question: Any) -> str:
+        """Return the answer that a demonstration shows."""
+        return one_line(question.answers[0])
+
+    @classmethod
+    def opening(cls, shots: Sequence[ShotWithDocument]) -> str:
+        """Return the demonstrations, which the prompts of all questions of a group begin with."""
+        return "".join(f"{cls.block(shot, text)} {cls.answer_of(shot)}{BETWEEN_BLOCKS}" for shot, text in shots)
+
+    @classmethod
+    def prompt(cls, question: Any, shots: Sequence[ShotWithDocument] = (), document: str | None = None) -> str:
+        """Return what the LM continues: the demonstrations, then the question."""
+        return cls.opening(shots) + cls.block(question, document)
+
+    def outcome(self, row: int, method: str, evidence: Evidence, generated: Generated) -> Outcome:
+        """Return what is measured of an answer."""
+        raise NotImplementedError
+
+    def stop(self, row: int) -> str | None:
+        """Return the text at which answers end."""
+        return STOP
+
+    def compared(self, row: int) -> tuple[str, ...]:
+        return self.questions[row].example.query, *self.questions[row].answers
+
+    def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
+        prompts = {name: self.prompts(row, name, one) for name, one in evidence.items()}
+        futures: dict[str, Future[Generated]] = {}
+        for name, asked in prompts.items():
+            options = GenerationOptions(self._num_new, self.stop(row), opening=asked.opening)
+            futures[name] = evidence[name].submit(self.lm, asked.prompts, options)
+
+        def finish() -> Outcomes:
+            outcomes = {name: self.outcome(row, name, evidence[name], one.result()) for name, one in futures.items()}
+            for name, outcome in outcomes.items():
+                outcome.numbers.update(prompts[name].numbers)
+            return outcomes
+
+        return finish
+
+    def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
+        references = list(self.questions[row].answers)
+        return {"references": references, "prompt": self.prompts(row, method, evidence).prompts[0]}
+
+    def prompts(self, row: int, method: str, evidence: Evidence) -> FewShotPrompts:
+        """Return the prompts of a question under a method, one for each text of its evidence."""
+        question = self.questions[row]
+        shots = self._shots_of[method, question.example.group]
+        return self.fit(question, shots, evidence.texts, evidence.is_concatenated)
+
+    def fit(
+        self,
+        question: Any,
+        shots: Sequence[ShotWithDocument],
+        texts: Sequence[str | None],
+        keep_end: bool = False,
+    ) -> FewShotPrompts:
+        """Return the prompts of a question for each text, with as many of the last shots as the LM holds.
+
+        Raises UnscorableText where the question does not fit without shots.
+        """
+        name, num, template = question.example.id, self._num_new, self._template
+
+        def fits(shots: Sequence[ShotWithDocument]) -> bool:
+            build = template.around(partial(self.prompt, question, shots))
+            return all(self._counting.holds(build(text), num) for text in texts)
+
+        kept = fit_shots(shots, fits)
+        build = template.around(partial(self.prompt, question, kept))
+        if not kept and not template.cuts and not fits(kept):
+            most = max(self._counting.num_tokens(build(text)) for text in texts)
+            fix_hint = "shorter documents, or lm.too_long=truncate, which cuts them"
+            raise UnscorableText(
+                f"question {name}: its prompt has {most} tokens even without demonstrations, and the LM holds "
+                f"{self._counting.max_tokens}, {num} of them for the answer; expected "
+                f"{fix_hint if any(texts) else 'a shorter question, or an LM that holds more'}"
+            )
+        prompts = [template.fit(text, build, num, keep_end, name) for text in texts]
+        return FewShotPrompts(template.opening(self.opening(kept)), tuple(prompts), len(kept), len(shots) - len(kept))
+
+    def findings(self, rows: Sequence[Row], results: Results, folder: Any) -> Blocks:
+        return dropped_shots(rows, results)
+
+
+def dropped_shots(rows: Sequence[Row], results: Results) -> list[Block]:
+    """Return a line for each method with how many questions had fewer demonstrations than the others."""
+    lines: list[Block] = []
+    for method in results:
+        dropped = [int(row["methods"][method]["numbers"][DROPPED]) for row in rows]
+        if any(dropped):
+            lines.append(
+                f"{method}: {sum(map(bool, dropped))} of {len(dropped)} questions lost their earliest "
+                f"demonstrations, {sum(dropped)} in all: the LM holds no more tokens."
+            )
+    return lines

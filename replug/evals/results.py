@@ -43,7 +43,7 @@ def compare(
     `overlapping` [N] says which examples the corpus holds: figures of the others, and of these, are groups. `question`
     is the comparison (other, method) that was decided on before; it needs no correction for the others.
     """
-    strata = [task.stratum(example) for example in task.examples]
+    strata = [task.stratum(row) for row in range(len(task.examples))]
     measured = Measurements(rows, num_resamples, seed, strata)
     among = {"": measured.all, **_groups(task, overlapping)}
     results: Results = {
@@ -87,8 +87,8 @@ def _groups(task: Task, overlapping: np.ndarray | None) -> dict[str, np.ndarray]
     if overlapping is not None and overlapping.any() and not overlapping.all():
         groups |= {WITHOUT_OVERLAP: np.flatnonzero(~overlapping), OVERLAPPING: np.flatnonzero(overlapping)}
     members: dict[str, list[int]] = {}
-    for row, example in enumerate(task.examples):
-        for group in task.groups(example):
+    for row in range(len(task.examples)):
+        for group in task.groups(row):
             name = NO_GROUP if group == "all" else group.replace(" - ", " – ")  # " - " is ours, between two methods
             members.setdefault(name, []).append(row)
     if len(members) >= MIN_GROUPS:

@@ -11,6 +11,7 @@ OUT/runs/METHOD.trec is what each method found, in TREC's form: `ir-measures` gi
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Self
 
 import ir_measures
 import numpy as np
@@ -24,10 +25,12 @@ from replug.data.answers import has_answer
 from replug.data.row_files import TEST, Grades, beir_folder, qrels_file, read_qrels, write_run
 from replug.data.store import Corpus, CorpusStore, StoredCorpus
 from replug.evals.evidence import Evidence
-from replug.evals.kinds import DRAWS_QUESTIONS, EvalDataset, EvaluationKind, Finished
-from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
-from replug.evals.questions import draw_questions, queries_of, read_questions
+from replug.evals.folder import EvaluationFolder
+from replug.evals.loop import Item, Metric, Outcome, Outcomes, Row, Task
+from replug.evals.questions import DRAWS_QUESTIONS, draw_questions, queries_of, read_questions
+from replug.evals.results import Results
 from replug.evals.tables import Blocks
+from replug.models.lm_source import LMSource
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,8 @@ class Retrieval(Task):
     An example without them has `answers`: documents that hold one of these are right.
     """
 
+    reads = ("retrievers", "questions.qrels", *DRAWS_QUESTIONS)
+    asks_lm = False
     compares_all = True
 
     def __init__(
@@ -60,6 +65,55 @@ class Retrieval(Task):
             ("M" if name.startswith(("RR", "AP")) else "") + name: Metric(name) for name in map(str, measures)
         }
 
+    @classmethod
+    def problems(cls, config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
+        if wrong := [method.name for method in methods if method.k == 0 or method.is_concatenated]:
+            yield f"methods: {wrong[0]} ranks no documents; evaluation=retrieval expects retrievers"
+        if weighted := [method for method in methods if method.weighting]:
+            name, way = weighted[0].name, weighted[0].weighting
+            yield f"methods: {name}; weights change no ranking; expected {name.removesuffix(f'/{way}')}"
+        if shallow := [method.name for method in methods if method.k < RECALL_DEPTH]:
+            yield f"k: {shallow[0]} ranks too few documents; evaluation=retrieval expects k={RECALL_DEPTH} or more"
+
+    @classmethod
+    def of(cls, config: EvaluationConfig, corpus: Corpus | None, source: LMSource | None) -> Self:
+        """Draw questions among those that have judgements or gold documents; if none has, among those with answers."""
+        assert corpus is not None
+        if len(corpus.corpus) < RECALL_DEPTH:
+            raise UserError(
+                f"data: {len(corpus.corpus)} documents; evaluation=retrieval expects {RECALL_DEPTH} or more"
+            )
+        questions = read_questions(str(config.questions.path), config.data.fields, needs_answers=False)
+        is_judged, grades = _grades(config, [question.example for question in questions])
+        pool = [question for question in questions if grades.get(question.example.id)]
+        by_answers = not pool
+        pool = pool or [question for question in questions if question.answers]
+        if not pool:
+            raise UserError(f"questions.path: no question of {config.questions.path} has gold documents or answers")
+        chosen = draw_questions(pool, config.questions.max_questions, config.seed)
+        drawn = [question.example for question in chosen]
+        judged: list[Mapping[str, int]] = [grades.get(example.id, {}) for example in drawn]
+        right = (tuple(doc for doc, grade in of.items() if grade > 0) for of in judged)
+        examples = [replace(example, gold=gold) for example, gold in zip(drawn, right, strict=True)]
+        rows_of = corpus.corpus.rows_of(doc for of in judged for doc in of)
+        _say_unknown("documents", {doc for of in judged for doc in of}, rows_of.keys(), "they count as never found")
+        depth = min(method.k for method in evaluation_methods(config))
+        measures = [*MEASURES, RR @ RECALL_DEPTH] + (DEEP_MEASURES if depth >= min(DEEP, len(corpus.corpus)) else [])
+        if by_answers:
+            log.info(f"{config.questions.path} names no gold documents: documents that hold an answer are right")
+            measures = FIRST_MEASURES
+        elif is_judged:  # methods are compared by the first
+            measures = [nDCG @ RANKED_AT, *(measure for measure in measures if measure != nDCG @ RANKED_AT)]
+        gold = gold_rows(judged, rows_of)
+        own = own_documents(corpus.corpus, examples)
+        if count := sum(map(bool, own)):
+            log.info(
+                f"questions that are documents themselves, by id and words: {count}; none finds itself, as in MTEB"
+            )
+        task = cls(examples, gold, measures, [question.answers for question in chosen])
+        task.queries, task.sources = queries_of(config, examples), own
+        return task
+
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         outcomes, gold = {}, self._gold[row]
         if not gold and self._answers:
@@ -70,42 +124,14 @@ class Retrieval(Task):
             outcomes[name] = Outcome({metric: float(of[0]) for metric, of in values.items()})
         return lambda: outcomes
 
-
-def retrieval_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
-    """Draw questions among those that have judgements or gold documents; if none has, among those with answers."""
-    assert corpus is not None
-    if len(corpus.corpus) < RECALL_DEPTH:
-        raise UserError(f"data: {len(corpus.corpus)} documents; evaluation=retrieval expects {RECALL_DEPTH} or more")
-    questions = read_questions(str(config.questions.path), config.data.fields, needs_answers=False)
-    is_judged, grades = _grades(config, [question.example for question in questions])
-    pool = [question for question in questions if grades.get(question.example.id)]
-    by_answers = not pool
-    pool = pool or [question for question in questions if question.answers]
-    if not pool:
-        raise UserError(f"questions.path: no question of {config.questions.path} has gold documents or answers")
-    chosen = draw_questions(pool, config.questions.max_questions, config.seed)
-    drawn = [question.example for question in chosen]
-    judged: list[Mapping[str, int]] = [grades.get(example.id, {}) for example in drawn]
-    right = (tuple(doc for doc, grade in of.items() if grade > 0) for of in judged)
-    examples = [replace(example, gold=gold) for example, gold in zip(drawn, right, strict=True)]
-    rows_of = corpus.corpus.rows_of(doc for of in judged for doc in of)
-    _say_unknown("documents", {doc for of in judged for doc in of}, rows_of.keys(), "they count as never found")
-    depth = min(method.k for method in evaluation_methods(config))
-    measures = [*MEASURES, RR @ RECALL_DEPTH] + (DEEP_MEASURES if depth >= min(DEEP, len(corpus.corpus)) else [])
-    if by_answers:
-        log.info(f"{config.questions.path} names no gold documents: documents that hold an answer are right")
-        measures = FIRST_MEASURES
-    elif is_judged:  # methods are compared by the first
-        measures = [nDCG @ RANKED_AT, *(measure for measure in measures if measure != nDCG @ RANKED_AT)]
-    gold = gold_rows(judged, rows_of)
-    own = own_documents(corpus.corpus, examples)
-    if count := sum(map(bool, own)):
-        log.info(f"questions that are documents themselves, by id and words: {count}; none finds itself, as in MTEB")
-
-    def make_task(asked: object, book: object) -> Retrieval:
-        return Retrieval(examples, gold, measures, [question.answers for question in chosen])
-
-    return EvalDataset(queries_of(config, examples), make_task, sources=own)
+    def findings(self, rows: Sequence[Row], results: Results, folder: EvaluationFolder) -> Blocks:
+        """Write what each method found as a run of TREC."""
+        folder.runs.mkdir(exist_ok=True)
+        evidence = [self.book.of(place) for place in range(len(rows))]
+        for name in results:
+            found = ((row["id"], self.book.ids(of[name].doc_rows)) for row, of in zip(rows, evidence, strict=True))
+            write_run(folder.runs / f"{name}.trec", found, name)
+        return ()
 
 
 def own_documents(corpus: CorpusStore, examples: Sequence[Item]) -> list[str | None]:
@@ -144,28 +170,6 @@ def _say_unknown(what: str, judged: Collection[str], known: Collection[str], fol
     log.warning(f"{message}; {follows}")
 
 
-def write_runs(finished: Finished) -> Blocks:
-    """Write what each method found as a run of TREC."""
-    finished.folder.runs.mkdir(exist_ok=True)
-    for method in finished.book.methods:
-        found = (
-            (row["id"], finished.book.ids(finished.book.of(place)[method.name].doc_rows))
-            for place, row in enumerate(finished.rows)
-        )
-        write_run(finished.folder.runs / f"{method.name}.trec", found, method.name)
-    return ()
-
-
-def retrieval_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
-    if wrong := [method.name for method in methods if method.k == 0 or method.is_concatenated]:
-        yield f"methods: {wrong[0]} ranks no documents; evaluation=retrieval expects retrievers"
-    if weighted := [method for method in methods if method.weighting]:
-        name, way = weighted[0].name, weighted[0].weighting
-        yield f"methods: {name}; weights change no ranking; expected {name.removesuffix(f'/{way}')}"
-    if shallow := [method.name for method in methods if method.k < RECALL_DEPTH]:
-        yield f"k: {shallow[0]} ranks too few documents; evaluation=retrieval expects k={RECALL_DEPTH} or more"
-
-
 def retrieval_metrics(
     found: np.ndarray, gold: Sequence[Mapping[int, int]], measures: Sequence = MEASURES
 ) -> dict[str, np.ndarray]:
@@ -189,12 +193,3 @@ def retrieval_metrics(
 def gold_rows(gold: Iterable[Mapping[str, int]], rows_of: Mapping[str, int]) -> list[dict[int, int]]:
     """Return grades by row for each query; an id that the corpus lacks gets a negative number of its own."""
     return [{rows_of.get(doc, -1 - place): grade for place, (doc, grade) in enumerate(of.items())} for of in gold]
-
-
-EVALUATION = EvaluationKind(
-    retrieval_dataset,
-    ("retrievers", "questions.qrels", *DRAWS_QUESTIONS),
-    retrieval_problems,
-    asks_lm=False,
-    add_findings=write_runs,
-)

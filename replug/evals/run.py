@@ -20,17 +20,15 @@ from replug.data.files import replace_file, write_json
 from replug.data.folder import sole_writer
 from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
-from replug.evals.few_shot import FewShot
 from replug.evals.folder import EvaluationFolder
-from replug.evals.kinds import EvaluationKind, Finished, PromptedLM, check_evaluation
+from replug.evals.kinds import check_evaluation
 from replug.evals.leakage import Overlaps, overlap_line, overlaps_with
-from replug.evals.lm_passes import reranked, write_documents
-from replug.evals.loop import EXAMPLES_IN_FLIGHT, OutcomeFile, Row, Task, run_task, write_examples
+from replug.evals.loop import EXAMPLES_IN_FLIGHT, OutcomeFile, PromptedLM, Row, Task, run_task, write_examples
 from replug.evals.results import add_effective_documents, add_temperatures, compare, paper_of_dataset
-from replug.evals.search import find_all, needs_building
+from replug.evals.search import find_all, needs_building, reranked, write_documents
 from replug.evals.tables import result_blocks, to_markdown
 from replug.models import build
-from replug.models.build import cache_path, counting_template, lm_source, posterior_weighting, prompt_template
+from replug.models.build import cache_path, lm_source, posterior_weighting, prompt_template
 from replug.models.hardware import check_gpus, multiplies_bfloat16
 from replug.models.lm_source import LMSource
 from replug.models.preparing import corpus_to_index
@@ -55,7 +53,7 @@ def measure(config: EvaluationConfig) -> EvaluationFolder:
     return folder
 
 
-def _measure(config: EvaluationConfig, folder: EvaluationFolder, kind: EvaluationKind) -> None:
+def _measure(config: EvaluationConfig, folder: EvaluationFolder, kind: type[Task]) -> None:
     folder.path.mkdir(parents=True, exist_ok=True)
     source = lm_source(config.lm, folder.budget_file, folder.scores) if kind.asks_lm else None
     reranker, identity = None, source.identity if source else None
@@ -69,37 +67,32 @@ def _measure(config: EvaluationConfig, folder: EvaluationFolder, kind: Evaluatio
     run_config, methods = config.run_config(), [*evaluation_methods(config), *kind.searches(config)]
     needs_corpus = config.data.corpus or any(method.takes_from_corpus for method in methods)
     corpus = corpus_to_index(run_config, folder.data, folder.data) if needs_corpus else None
-    dataset = kind.make_dataset(config, corpus)
-    if source:
-        few_shot = FewShot(prompt_template(config.lm, source), counting_template(source), dataset.num_after)
-        for name, prompt in dataset.bare_prompts:
-            few_shot.require(name, prompt)
-    texts = [*dataset.questions, *dataset.predicted]
-    folder.claim(config, identity, dataset.queries, texts, corpus.corpus_sha256 if corpus else None)
+    task = kind.of(config, corpus, source)
+    texts = [*task.asked, *task.predicted]
+    folder.claim(config, identity, task.queries, texts, corpus.corpus_sha256 if corpus else None)
     check_gpus()
     num_documents = len(corpus.corpus) if corpus else None
     with evaluation_cluster(config, methods, source, reranker, num_documents) as run_config:
         retrieved: dict[str, RetrievedDocuments] = {}
         if corpus:
-            retrieved = find_all(config, corpus, dataset.queries, methods, folder.found, own=dataset.sources)
+            retrieved = find_all(config, corpus, task.queries, methods, folder.found, own=task.sources)
         with opened_lms(config, run_config.lm, source, reranker, folder) as lms:
             temperatures = settled_temperatures(config, corpus, methods, lms, folder)
             retrieved = with_temperatures(retrieved, temperatures)
             if lms and corpus:
-                retrieved |= reranked(lms, methods, corpus.corpus, retrieved, dataset.queries, dataset.cut)
+                retrieved |= reranked(lms, methods, corpus.corpus, retrieved, task.queries, task.cut)
             written: list[WrittenDocument] = []
             if lms and any(method.source == GENREAD for method in methods):
-                written = write_documents(lms, dataset.questions)
-            retrieves = [bool(query.strip()) for query in dataset.queries]
-            weighting = posterior_weighting(config.ensemble, config.lm, is_asked=bool(dataset.questions))
+                written = write_documents(lms, task.asked)
+            retrieves = [bool(query.strip()) for query in task.queries]
+            weighting = posterior_weighting(config.ensemble, config.lm, is_asked=bool(task.asked))
             documents = corpus.corpus if corpus else None
-            book = EvidenceBook(methods, documents, retrieved, retrieves, written, weighting, dataset.cut)
-            task = dataset.make_task(lms, book)
+            book = EvidenceBook(methods, documents, retrieved, retrieves, written, weighting, task.cut)
+            task.open(lms, book)
             overlaps = overlaps_with(config, corpus, task, folder.leakage) if corpus else None
             num_in_flight = lms.num_in_flight if lms else EXAMPLES_IN_FLIGHT
             rows = run_task(task, book, OutcomeFile(folder.outcomes), config.evaluation, num_in_flight)
-    measured, compared = kind.settle(config, folder, task, rows)
-    write_results(config, folder, kind, measured, book, compared, overlaps)
+    write_results(config, folder, task, book, task.settle(rows, folder), overlaps)
 
 
 @contextmanager
@@ -164,7 +157,6 @@ def num_in_flight(lm: LMConfig) -> int:
 def write_results(
     config: EvaluationConfig,
     folder: EvaluationFolder,
-    kind: EvaluationKind,
     task: Task,
     book: EvidenceBook,
     rows: Sequence[Row],
@@ -179,13 +171,13 @@ def write_results(
     paper = paper_of_dataset(config)
     results = compare(task, rows, book.methods, paper, config.num_resamples, config.seed, in_corpus)
     add_temperatures(results, book, len(rows))
-    if kind.asks_lm:
+    if task.asks_lm:
         add_effective_documents(results, book, rows)
     write_examples(folder.examples, rows, book, task)
     blocks = result_blocks(results, config.evaluation, paper)
     if overlaps:
         blocks.append(overlap_line(overlaps, ids))
-    blocks += kind.add_findings(Finished(config, folder, rows, book, results))
+    blocks += task.findings(rows, results, folder)
     replace_file(folder.table, to_markdown(blocks).encode())
     write_json(folder.results, {config.evaluation: results})
     folder.finish()

@@ -1,10 +1,15 @@
 """Search: each source of documents searches once for the examples of an evaluation, and a file keeps the result.
 
 Documents of other sources than a text's own: its neighbours in the corpus would tell what is to be predicted.
+
+GenRead: the LM writes a document for a question, and reads it as if it was retrieved (Yu et al. 2023). The prompt, and
+what is kept of the answer, are those of the official code of PopQA (Mallen et al. 2023). Reranking orders
+documents by how likely the LM finds the whole query after each (Ram et al. 2023, who take the last 16 tokens of a
+context).
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -18,8 +23,12 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import BM25, RANDOM, REPLUG, WITHOUT_RETRIEVER, Method
 from replug.config.schema import RetrieveConfig, RetrieverConfig
 from replug.data.folder import sole_writer
-from replug.data.store import Corpus
-from replug.evals.evidence import RetrievedDocuments, random_documents
+from replug.data.progress import Progress
+from replug.data.rows import one_line
+from replug.data.store import Corpus, CorpusStore
+from replug.evals.evidence import RetrievedDocuments, WrittenDocument, random_documents
+from replug.evals.loop import PromptedLM, in_order
+from replug.evals.questions import first_line
 from replug.evals.retrieval import RECALL_DEPTH
 from replug.index_workers.answers import search_excluding
 from replug.index_workers.bm25 import search_bm25, without_words
@@ -31,6 +40,7 @@ from replug.index_workers.version_store import VersionStore
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder, require_finite_vectors
 from replug.models.encoder_side import require_known
+from replug.models.generation import GenerationOptions
 from replug.models.hardware import available_cores
 from replug.models.packaged import resolve_encoder_path
 
@@ -196,3 +206,73 @@ def query_folder(config: EvaluationConfig, source: str) -> str:
     root = index_folder(Path(path).expanduser()).absolute()
     store = VersionStore(root)
     return str(query_encoder_folder(root) or store.encoder_folder(store.published()[-1]))
+
+
+# Passes of the LM over the questions before it answers them --------------------------------------------------------
+
+WRITING = GenerationOptions(150)  # tokens of a document
+TEMPLATE = "Generate a background document from Wikipedia to answer the given question. {}"
+
+
+def genread_prompt(question: str) -> str:
+    """Return the prompt that the LM continues by a document of its own."""
+    return TEMPLATE.format(one_line(question))
+
+
+def write_documents(lm: PromptedLM, questions: Sequence[str]) -> list[WrittenDocument]:
+    """Write a document for each question that is not blank; equal questions share one. The LM's cache keeps them.
+
+    Raises UnscorableText for a prompt that the LM does not hold.
+    """
+    distinct = list(dict.fromkeys(questions))
+    progress, written = Progress("documents written by the LM", len(distinct)), dict[str, WrittenDocument]()
+
+    def begin(question: str) -> Callable[[], WrittenDocument]:
+        if not question.strip():
+            return lambda: WrittenDocument(None, 0, 0)
+        prompt = lm.template.fit(None, lm.template.around(lambda _: genread_prompt(question)), WRITING.max_new_tokens)
+        future = lm.lm.submit_answer(prompt, WRITING)
+
+        def finish() -> WrittenDocument:
+            generated = future.result()
+            text = first_line(generated.text) or None
+            return WrittenDocument(text, generated.prompt_tokens, generated.num_tokens)
+
+        return finish
+
+    for question, document in zip(distinct, in_order(map(begin, distinct), lm.num_in_flight), strict=True):
+        written[question] = document
+        progress.advance()
+    return [written[question] for question in questions]
+
+
+def reranked(
+    lm: PromptedLM,
+    methods: Sequence[Method],
+    corpus: CorpusStore,
+    retrieved: Mapping[str, RetrievedDocuments],
+    queries: Sequence[str],
+    cut: Callable[[str], str] = str,
+) -> dict[str, RetrievedDocuments]:
+    """Return what each reranked method reads: its source's first k documents, the likeliest query first.
+
+    A blank query, which nothing is retrieved for, keeps the order. The LM reads documents as `cut` shortens them.
+    """
+
+    def begin(rows: np.ndarray, query: str) -> Callable[[], np.ndarray]:
+        if not query.strip():
+            return lambda: np.zeros(len(rows))
+        prefixes = [lm.template.prefix(cut(document), "", query) for document in corpus.texts(rows)]
+        future = lm.lm.submit(prefixes, [query] * len(prefixes))
+        return lambda: np.array([score.sum_logprob for score in future.result()])
+
+    ordered = {}
+    for method in (method for method in methods if method.is_reranked):
+        rows = retrieved[method.source].doc_rows[:, : method.k]
+        progress = Progress(f"reranking: {method.name}", len(queries))
+        best_first = []
+        for row, scores in enumerate(in_order(map(begin, rows, queries), lm.num_in_flight)):
+            best_first.append(rows[row][np.argsort(-scores, kind="stable")])
+            progress.advance()
+        ordered[method.name] = RetrievedDocuments(np.stack(best_first), np.zeros(rows.shape))
+    return ordered

@@ -13,11 +13,11 @@ Letters: N questions, S splits, B resamples, G groups.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from replug.evals.intervals import Interval, percentile_interval, resample_counts
+from replug.evals.intervals import percentile_interval, resample_counts
 
 NEVER, ALWAYS = -np.inf, np.inf
 NUM_SPLITS, FITTED_SHARE, NUM_RESAMPLES = 100, 0.75, 1000
@@ -38,13 +38,9 @@ class Rule:
     min_questions: int  # that a group has a threshold of its own for
 
 
-@dataclass(frozen=True, slots=True)
-class Worth:
-    """A policy's accuracy, the share of questions that retrieve, and its gain over the better of never and always."""
-
-    accuracy: Interval
-    share: Interval
-    gain: Interval
+# Of a policy its `accuracy`, the `share` of questions that retrieve, and its `gain` over the better of never and
+# always, each a value with its interval.
+Worth = dict[str, dict[str, float]]
 
 
 def rule_by(values: np.ndarray, groups: Sequence[str] | None = None, min_questions: int = MIN_QUESTIONS) -> Rule:
@@ -122,11 +118,11 @@ def measure(
     ]
     drawn = {name: [np.concatenate([part[name][which] for part in parts]) for which in (0, 1)] for name in once}
     worth = {
-        name: Worth(
-            percentile_interval(float(right[0]), drawn[name][0]),
-            percentile_interval(float(retrieved[0]), drawn[name][1]),
-            percentile_interval(float((right - once[better][0])[0]), drawn[name][0] - drawn[better][0]),
-        )
+        name: {
+            "accuracy": asdict(percentile_interval(float(right[0]), drawn[name][0])),
+            "share": asdict(percentile_interval(float(retrieved[0]), drawn[name][1])),
+            "gain": asdict(percentile_interval(float((right - once[better][0])[0]), drawn[name][0] - drawn[better][0])),
+        }
         for name, (right, retrieved) in once.items()
     }
     return worth, better

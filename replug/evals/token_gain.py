@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -20,11 +21,12 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
 from replug.data.store import Corpus
 from replug.evals.intervals import Clusters, Ratio, difference_and_p, interval_of
-from replug.evals.kinds import MEASURES_TEXTS, EvalDataset, EvaluationKind, Finished
-from replug.evals.language_modelling import lm_dataset, text_problems
+from replug.evals.language_modelling import LanguageModelling, token_texts
+from replug.evals.loop import Row
 from replug.evals.popqa import popularity_bin, read_popqa
-from replug.evals.results import Entry, clusters_of, correct_for_many
-from replug.evals.tables import Block, Table, difference_text
+from replug.evals.results import Entry, Results, clusters_of, correct_for_many
+from replug.evals.tables import Block, Blocks, Table, difference_text
+from replug.models.lm_source import LMSource
 
 NO_WORD, NO_ENTITY = "no word", "no entity"
 BIN_TITLES = ("tokens", "sources", "mean gain, bits", "95% interval", "minus all other tokens")
@@ -187,48 +189,49 @@ def read_popularity(path: str) -> dict[str, float]:
 # The evaluation ---------------------------------------------------------------------------------------------------
 
 
-def token_dataset(config: EvaluationConfig, corpus: Corpus | None) -> EvalDataset:
-    """Read the texts of language modelling, whose outcomes hold the texts of tokens."""
-    if config.texts.entities:
-        read_popularity(config.texts.entities)  # a file that cannot be read is told before anything is measured
-    return lm_dataset(config, corpus, with_tokens=True)
+class TokenGain(LanguageModelling):
+    """Language modelling whose outcomes hold the texts of tokens."""
 
+    reads = (*LanguageModelling.reads, "texts.entities")
+    _config: EvaluationConfig
+    _popularity: Mapping[str, float]  # of entities, where texts.entities is given
 
-def token_problems(config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
-    """Yield what a configuration lacks: exactly two methods, beside what language modelling needs."""
-    if len(methods) != 2:
-        yield f"methods has {len(methods)} entries; evaluation=token_gain compares two, such as [none, replug]"
-    yield from text_problems(config, methods)
+    @classmethod
+    def problems(cls, config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
+        if len(methods) != 2:
+            yield f"methods has {len(methods)} entries; evaluation=token_gain compares two, such as [none, replug]"
+        yield from super().problems(config, methods)
 
+    @classmethod
+    def of(cls, config: EvaluationConfig, corpus: Corpus | None, source: LMSource | None) -> Self:
+        task = super().of(config, corpus, source)
+        task._tokens_of, task._config = token_texts(config.lm), config
+        task._popularity = read_popularity(config.texts.entities) if config.texts.entities else {}
+        return task
 
-def add_gains(finished: Finished) -> list[Block]:
-    """Add gains to the second method's results, and return tables of them."""
-    config, book = finished.config, finished.book
-    before, after = (method.name for method in book.methods)
-    results = finished.results[after]
-    counts_of_words = Counter(word.lower() for text in book.all_texts() for word in _WORD.findall(text))
-    tokens, by_text = [], []
-    for row in finished.rows:
-        without, with_documents = (row["methods"][name]["detail"] for name in (before, after))
-        tokens.append(without["token_texts"])
-        by_text.append(gain_bits(without["token_logprobs"], with_documents["token_logprobs"]))
-    resampling = config.num_resamples, config.seed, clusters_of(finished.rows)
-    bins = mean_gains(by_text, [rarities(words_of_tokens(own), counts_of_words) for own in tokens], *resampling)
-    results |= bin_entries("gain_bits", bins)
-    blocks = bin_table(RARITY, bins)
-    if config.texts.entities:
-        popularity = read_popularity(config.texts.entities)
-        names = EntityNames(popularity)
-        mentions = [names.mentions("".join(own)) for own in tokens]
-        labels = [popularities(own, found, popularity) for own, found in zip(tokens, mentions, strict=True)]
-        bins = mean_gains(by_text, labels, *resampling)
-        found = [(popularity_bin(popularity[name]), name) for own in mentions for name, _, _ in own]
-        counts = {"mentions": Counter(name for name, _ in found), "names": Counter(name for name, _ in set(found))}
-        blocks += bin_table(POPULARITY, bins, counts)
-        results |= bin_entries("entity_gain_bits", bins)
-        for name, number in counts["mentions"].items():
-            results[f"entity_gain_bits/{name}"]["n"] = number
-    return blocks
-
-
-EVALUATION = EvaluationKind(token_dataset, (*MEASURES_TEXTS, "texts.entities"), token_problems, add_findings=add_gains)
+    def findings(self, rows: Sequence[Row], results: Results, folder: object) -> Blocks:
+        """Add gains to the second method's results, and return tables of them."""
+        before, after = (method.name for method in self.book.methods)
+        of = results[after]
+        counts_of_words = Counter(word.lower() for text in self.book.all_texts() for word in _WORD.findall(text))
+        tokens, by_text = [], []
+        for row in rows:
+            without, with_documents = (row["methods"][name]["detail"] for name in (before, after))
+            tokens.append(without["token_texts"])
+            by_text.append(gain_bits(without["token_logprobs"], with_documents["token_logprobs"]))
+        resampling = self._config.num_resamples, self._config.seed, clusters_of(rows)
+        bins = mean_gains(by_text, [rarities(words_of_tokens(own), counts_of_words) for own in tokens], *resampling)
+        of |= bin_entries("gain_bits", bins)
+        blocks = bin_table(RARITY, bins)
+        if popularity := self._popularity:
+            names = EntityNames(popularity)
+            mentions = [names.mentions("".join(own)) for own in tokens]
+            labels = [popularities(own, found, popularity) for own, found in zip(tokens, mentions, strict=True)]
+            bins = mean_gains(by_text, labels, *resampling)
+            found = [(popularity_bin(popularity[name]), name) for own in mentions for name, _, _ in own]
+            counts = {"mentions": Counter(name for name, _ in found), "names": Counter(name for name, _ in set(found))}
+            blocks += bin_table(POPULARITY, bins, counts)
+            of |= bin_entries("entity_gain_bits", bins)
+            for name, number in counts["mentions"].items():
+                of[f"entity_gain_bits/{name}"]["n"] = number
+        return blocks

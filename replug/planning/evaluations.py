@@ -27,7 +27,7 @@ TEXTS = ("language_modelling", "token_gain")
 LETTERS, SUBJECTS = 4, 57  # of MMLU
 SAMPLES, SAMPLES_ALONE = 4, 50  # answers of a question from passages (answering/answerer.py)
 LABELS = {"fever": 3, "strategyqa": 2}  # answers that there are, where nothing is sampled
-WRITTEN_TOKENS = 150  # of a document that the LM writes (evals/lm_passes.py)
+WRITTEN_TOKENS = 150  # of a document that the LM writes (evals/search.py)
 QUESTION_TOKENS = {"mmlu": 100, "popqa": 15}  # with choices; of other questions 20
 ANSWER_TOKENS, LONG_CONTEXT_TOKENS, PASSAGE_TOKENS = 5, 1024, 150
 

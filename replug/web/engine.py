@@ -1,6 +1,10 @@
-"""Search engines: `make_engine` makes the one that `web.engine` names.
+"""Search engines with a JSON API: SearXNG, self-hosted, and Brave Search.
 
-An engine returns a limited number of results for a request, so further pages are requested until there are enough.
+    https://docs.searxng.org/dev/search_api.html
+    https://api-dashboard.search.brave.com/app/documentation/web-search
+
+An engine returns a limited number of results for a request, so further pages are requested until there are enough: a
+page of SearXNG holds what its own engines gave, some ten to thirty results.
 
 The address of an engine is the user's choice, so it is not guarded as a page's is. The answer is still not trusted:
 its time and bytes are bounded, redirects are not followed, so that a key goes to no other host, and an answer of
@@ -10,7 +14,6 @@ another form is a refusal with a reason.
 import asyncio
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,46 +27,71 @@ from replug.config.rules import is_loopback
 from replug.models.http.connection import ServerFault, require_header_value, retry_after, servers_words
 from replug.models.http.request_budget import RequestBudget
 from replug.web.extraction import ACCEPTED, FetchFailed, unpacked
-from replug.web.records import EngineRefused, EngineResult
 
 SECONDS, MAX_BYTES, MAX_ATTEMPTS = 30.0, 8 * 2**20, 4  # of one answer
 BACKOFF_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0  # an engine that asks for a longer wait has refused
-Entry = dict[str, Any]  # with `url` and `title`, as an engine gives it
+SEARXNG, BRAVE = "searxng", "brave"
+BRAVE_URL = "https://api.search.brave.com/res/v1/web/search"
+BRAVE_PAUSE_SECONDS = 1.0  # between two requests
+REFUSED = {  # what a user can do about 401 and 403
+    SEARXNG: "a SearXNG gives JSON only where its settings.yml allows it: expected `search: formats: [html, json]` "
+    "there, and a limiter that lets this machine through",
+    BRAVE: "expected a key of its Web Search in the environment variable",
+}
+PATHS = {SEARXNG: ("results",), BRAVE: ("web", "results")}  # of the list of results in an answer
+Entry = dict[str, Any]  # with `url` and `title`, as an engine gives it; with `rank`, from 1, in results
 
 
-class ApiEngine(ABC):
-    """An engine with a JSON API. A subclass says where it is, what to ask for, and where an answer has its results."""
+class EngineRefused(Exception):
+    """An engine did not answer a query; `reason` is a short name that is counted."""
 
-    url: str
-    identity: str  # the engine with its settings, without secrets; part of the keys that answers are kept under
-    refused: str  # what a user can do about 401 and 403
-    key_header = ""  # an engine with a key has it in a header, so that no URL holds it
-    pause_seconds = 0.0  # between two requests
-    page_size, max_pages = 1, 1
-    path: tuple[str, ...]  # of the list of results in an answer
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class SearchEngine:
+    """The engine that `web.engine` names. Raises UserError for a name of no engine of the web, and for a missing key.
+
+    `identity` names it with its settings and without secrets, as part of the keys that answers are kept under.
+    """
 
     def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
         self._web, self._budget, self._next_turn = web, budget, 0.0
-        self._key = _key(web) if self.key_header else None
+        self._page_size, self._max_pages, self._pause_seconds = 1, 3, 0.0
+        self._headers = {"Accept-Encoding": ACCEPTED}
+        self._key: str | None = None
+        if web.engine == SEARXNG:
+            server = str(web.url).rstrip("/")
+            self.url, self.identity = f"{server}/search", f"searxng {server}"
+        elif web.engine == BRAVE:
+            self.url, self.identity, self._key = BRAVE_URL, BRAVE, _key(web)
+            self._page_size, self._max_pages = 20, 10  # it takes no further offset
+            self._pause_seconds = BRAVE_PAUSE_SECONDS
+            self._headers["X-Subscription-Token"] = self._key  # so that no URL holds it
+        else:
+            raise UserError(f"web.engine is {web.engine}; expected {BRAVE} or {SEARXNG}; local searches a corpus")
         self._trust_env = not is_loopback(urlsplit(self.url).hostname or "")
         self._certificates = httpx.create_ssl_context(trust_env=self._trust_env)  # slow to read
 
-    @abstractmethod
-    def parameters(self, query: str, num_results: int, page: int) -> dict[str, str | int]:
-        """Return the parameters of the request for a page of results, numbered from 0."""
-
-    def search(self, query: str, num_results: int) -> list[EngineResult]:
+    def search(self, query: str, num_results: int) -> list[Entry]:
         """Return at most `num_results`, in the engine's order. Raises EngineRefused, BudgetSpent and UserError."""
         entries: list[Entry] = []
-        for page in range(min(self.max_pages, -(-num_results // self.page_size))):
-            body = self._get(self.parameters(query, num_results, page))
-            listed, before = entries_at(body, *self.path), len(ranked(entries, num_results))
+        for page in range(min(self._max_pages, -(-num_results // self._page_size))):
+            body = self._get(self._parameters(query, num_results, page))
+            listed, before = entries_at(body, *PATHS[self._web.engine]), len(ranked(entries, num_results))
             entries += listed
-            if len(listed) < self.page_size or len(ranked(entries, num_results)) in (before, num_results):
+            if len(listed) < self._page_size or len(ranked(entries, num_results)) in (before, num_results):
                 break
         if not entries and body.get("unresponsive_engines"):  # SearXNG's own engines
             raise EngineRefused("engines_unresponsive", str(body["unresponsive_engines"])[:200])
         return ranked(entries, num_results)
+
+    def _parameters(self, query: str, num_results: int, page: int) -> dict[str, str | int]:
+        """Return the parameters of the request for a page of results, numbered from 0."""
+        if self._web.engine == SEARXNG:
+            return {"q": query, "format": "json", "pageno": page + 1}
+        return {"q": query, "count": min(self._page_size, num_results), "offset": page}
 
     def _get(self, parameters: Mapping[str, str | int]) -> Any:
         """Ask again where that may help. Raises EngineRefused, BudgetSpent, and UserError for 401 and 403."""
@@ -80,7 +108,7 @@ class ApiEngine(ABC):
 
     def _request(self, parameters: Mapping[str, str | int]) -> Any:
         time.sleep(max(0.0, self._next_turn - time.monotonic()))
-        self._next_turn = time.monotonic() + self.pause_seconds
+        self._next_turn = time.monotonic() + self._pause_seconds
         self._budget.reserve(0)
         self._budget.settle(0, 0)
         try:
@@ -93,7 +121,7 @@ class ApiEngine(ABC):
         reason = f"{status}: {servers_words(response, self._key)}"
         if status in (401, 403):
             where = f" {self._web.api_key_env}" if self._key else ""
-            raise UserError(f"{self.url} refuses the search ({reason}); {self.refused}{where}")
+            raise UserError(f"{self.url} refuses the search ({reason}); {REFUSED[self._web.engine]}{where}")
         if status in (408, 429) or status >= 500:
             if (seconds := retry_after(response)) > LONGEST_WAIT_SECONDS:
                 raise EngineRefused("rate_limited", f"it asks to wait {seconds:g} s; {reason}")
@@ -106,11 +134,10 @@ class ApiEngine(ABC):
             raise EngineRefused("ill_formed", "the answer is not JSON") from error
 
     async def _exchange(self, parameters: Mapping[str, str | int]) -> httpx.Response:
-        headers = {"Accept-Encoding": ACCEPTED, **({self.key_header: self._key} if self._key else {})}
         async with (
             asyncio.timeout(SECONDS),
             httpx.AsyncClient(
-                headers=headers, trust_env=self._trust_env, verify=self._certificates, timeout=None
+                headers=self._headers, trust_env=self._trust_env, verify=self._certificates, timeout=None
             ) as client,
             client.stream("GET", self.url, params=dict(parameters)) as response,
         ):
@@ -125,54 +152,6 @@ class ApiEngine(ABC):
                 raise EngineRefused("ill_formed", f"an answer that cannot be unpacked ({error})") from error
             kept = [(k, v) for k, v in response.headers.items() if k in ("content-type", "retry-after")]
             return httpx.Response(response.status_code, headers=kept, content=body)
-
-
-class SearxngEngine(ApiEngine):
-    """SearXNG, self-hosted: https://docs.searxng.org/dev/search_api.html
-
-    A page holds what its own engines gave, some ten to thirty results.
-    """
-
-    refused = (
-        "a SearXNG gives JSON only where its settings.yml allows it: expected `search: formats: [html, json]` "
-        "there, and a limiter that lets this machine through"
-    )
-    max_pages = 3
-    path = ("results",)
-
-    def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
-        server = str(web.url).rstrip("/")
-        self.url = f"{server}/search"
-        self.identity = f"searxng {server}"
-        super().__init__(web, budget)
-
-    def parameters(self, query: str, num_results: int, page: int) -> dict[str, str | int]:
-        return {"q": query, "format": "json", "pageno": page + 1}
-
-
-class BraveEngine(ApiEngine):
-    """Brave Search: https://api-dashboard.search.brave.com/app/documentation/web-search"""
-
-    url = "https://api.search.brave.com/res/v1/web/search"
-    refused = "expected a key of its Web Search in the environment variable"
-    key_header = "X-Subscription-Token"
-    pause_seconds = 1.0
-    page_size, max_pages = 20, 10  # it takes no further offset
-    path, identity = ("web", "results"), "brave"
-
-    def parameters(self, query: str, num_results: int, page: int) -> dict[str, str | int]:
-        count = min(self.page_size, num_results)
-        return {"q": query, "count": count, "offset": page}
-
-
-ENGINES: dict[str, type[BraveEngine | SearxngEngine]] = {"brave": BraveEngine, "searxng": SearxngEngine}
-
-
-def make_engine(web: WebConfig, budget: RequestBudget) -> ApiEngine:
-    """Return the engine. Raises UserError for a name of no engine of the web, and for a missing key."""
-    if web.engine not in ENGINES:
-        raise UserError(f"web.engine is {web.engine}; expected {' or '.join(ENGINES)}; local searches a corpus")
-    return ENGINES[web.engine](web, budget)
 
 
 def _seconds_to_wait(state: RetryCallState) -> float:
@@ -208,12 +187,12 @@ def entries_at(body: Any, *path: str) -> list[Entry]:
     return [entry for entry in body if isinstance(entry, dict)]
 
 
-def ranked(entries: Iterable[Entry], num_results: int) -> list[EngineResult]:
+def ranked(entries: Iterable[Entry], num_results: int) -> list[Entry]:
     """Return results in the engine's order, each URL once; entries without a URL of the web are left out."""
-    by_url: dict[str, EngineResult] = {}
+    by_url: dict[str, Entry] = {}
     for entry in entries:
         url: Any = entry.get("url")
         is_of_web = isinstance(url, str) and url.startswith(("http://", "https://"))
         if is_of_web and url not in by_url and len(by_url) < num_results:
-            by_url[url] = EngineResult(url, str(entry.get("title") or ""), len(by_url) + 1)
+            by_url[url] = {"url": url, "title": str(entry.get("title") or ""), "rank": len(by_url) + 1}
     return list(by_url.values())

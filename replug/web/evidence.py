@@ -6,73 +6,133 @@
 
 An engine is asked once for a question and its settings, and a page is fetched once: with its snapshot the same question
 gets the same evidence again, without the network. Pages and searches that gave nothing are counted by their reason.
-Documents of a corpus, which a retriever or BM25 found, are cut and ordered likewise (`found_in_documents`).
+
+SNAPSHOT/searches/          what an engine answered to a query
+SNAPSHOT/refused_searches/  why it did not; remove the folder to ask again
+SNAPSHOT/pages/             main text, title, final URL, date; not the HTML
+SNAPSHOT/failed_pages/      why a page gave nothing; remove the folder to try these again
+SNAPSHOT/requests.json      the budget: requests to engines so far
+
+An entry is a file with its own checksum, named by a hash of its request and renamed when it is whole. An entry
+that is damaged, or answers something else, is refused by its name: replacing it would make another snapshot. One
+process at a time writes to a folder.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import WebConfig
 from replug.config.rules import web_problems
-from replug.models.ensemble import Retrieved
+from replug.data.folder import read_mark, write_mark
 from replug.models.http.request_budget import RequestBudget
-from replug.web.engine import ApiEngine, make_engine
-from replug.web.extraction import Extractor, split_passages, tfidf_cosines, tfidf_probabilities
-from replug.web.fetch import Fetcher, FetchLimits, HostPort
-from replug.web.records import EngineRefused, EngineResult, FoundEvidence, Passage, passages_of_documents
-from replug.web.snapshot import BUDGET, KeptSearch, Snapshot, WebPages
+from replug.models.score_cache import hashed
+from replug.web.engine import EngineRefused, Entry, SearchEngine
+from replug.web.extraction import Extractor, FetchFailed, decode_page
+from replug.web.fetch import Downloaded, Fetcher, FetchLimits, HostPort
+from replug.web.passages import FoundEvidence, Passage, nearest_passages
 
+KEY_BYTES = 16
+BUDGET = "requests.json"
+THREADS = 32  # a name look-up that hangs keeps one for half a minute
 LIMITS = FetchLimits()
-SENTENCES_PER_PASSAGE = 6  # Lazaridou et al. 2022
+FIX_HINT = "bring the snapshot back, or remove the file to ask again, which makes it another snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPage:
+    """A page as it was on a date (ISO). `failure` is the reason why it gave nothing, None if it has a text.
+
+    `broken` counts characters that could not be read.
+    """
+
+    url: str
+    fetched: str
+    final_url: str = ""
+    title: str = ""
+    text: str = ""
+    broken: int = 0
+    failure: str | None = None
+
+
+class Snapshot:
+    """The folder, made when the first entry is written. Reading raises UserError for a damaged entry."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, kinds: Sequence[str], request: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the entry of a request, of the first kind that has one."""
+        for path in (self._path(kind, request) for kind in kinds):
+            if path.exists():
+                entry = read_mark(path, FIX_HINT)
+                if not request.items() <= entry.items():
+                    raise UserError(f"{path} is damaged: it answers another question; {FIX_HINT}")
+                return entry
+        return None
+
+    def write(self, kind: str, request: Mapping[str, Any], entry: dict[str, Any]) -> None:
+        path = self._path(kind, request)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_mark(path, entry)
+
+    def _path(self, kind: str, request: Mapping[str, Any]) -> Path:
+        name = hashed(*(f"{name}={value}" for name, value in request.items()), size=KEY_BYTES).hex()
+        return self.folder / kind / name[:2] / f"{name}.json"
 
 
 class EvidenceFinder:
-    """Find passages for questions. `pages` reads an engine's results.
+    """Find passages for questions by an engine of the web, in the snapshot and, where it lacks them, on the web.
 
     `find` raises BudgetSpent, UserError, and RunError if the snapshot cannot be written.
     """
 
-    def __init__(self, engine: ApiEngine, web: WebConfig, pages: WebPages, snapshot: Snapshot | None = None) -> None:
-        self._engine, self._web, self._pages, self._snapshot = engine, web, pages, snapshot
+    def __init__(
+        self, engine: SearchEngine, web: WebConfig, snapshot: Snapshot, fetcher: Fetcher, extractor: Extractor
+    ) -> None:
+        self._engine, self._web, self._snapshot = engine, web, snapshot
+        self._fetcher, self._extractor = fetcher, extractor
 
     def find(self, question: str) -> FoundEvidence:
         """Return the passages for a question, and what gave nothing."""
         failures: Counter[str] = Counter()
         search = self._search(question)
-        if search.refusal:
-            failures[f"engine_{search.refusal}"] += 1
-        elif not search.results:
+        if search["refusal"]:
+            failures[f"engine_{search['refusal']}"] += 1
+        elif not search["results"]:
             failures["no_results"] += 1
-        pages = list(self._read(search.results, failures))
-        return _found(question, pages, self._web.max_passages, failures)
+        pages = list(self._texts(search["results"], failures))
+        return nearest_passages(question, pages, self._web.max_passages, failures)
 
     def close(self) -> None:
-        self._pages.close()
+        self._extractor.close()
 
-    def _search(self, question: str) -> KeptSearch:
-        request = self._engine.identity, question, self._web.num_results
-        known = self._snapshot.search(*request) if self._snapshot else None
-        if known is not None:
+    def _search(self, question: str) -> dict[str, Any]:
+        """Return `results`, and `refusal`, the reason why the engine did not answer."""
+        most = self._web.num_results
+        request = {"engine": self._engine.identity, "query": question, "num_results": most}
+        if known := self._snapshot.read(("searches", "refused_searches"), request):
             return known
-        today = datetime.now(UTC).date().isoformat()
+        results: list[Entry] = []
+        refusal = None
         try:
-            search = KeptSearch(*request, today, tuple(self._engine.search(question, self._web.num_results)))
+            results = self._engine.search(question, most)
         except EngineRefused as refused:
-            search = KeptSearch(*request, today, refusal=refused.reason)
-        if self._snapshot:
-            self._snapshot.keep_search(search)
+            refusal = refused.reason
+        search = {**request, "asked": _today(), "results": results, "refusal": refusal}
+        self._snapshot.write("refused_searches" if refusal else "searches", request, search)
         return search
 
-    def _read(self, results: Sequence[EngineResult], failures: Counter[str]) -> Iterator[Passage]:
+    def _texts(self, results: Sequence[Entry], failures: Counter[str]) -> Iterator[Passage]:
         """Yield the whole pages that have a text, in the engine's order; each URL and each text once."""
         seen: set[str] = set()
-        for result, page in zip(results, self._pages.read([result.url for result in results]), strict=True):
+        for result, page in zip(results, self.read([result["url"] for result in results]), strict=True):
             if page.failure:
                 failures[page.failure] += 1
                 continue
@@ -81,30 +141,48 @@ class EvidenceFinder:
                 failures["duplicate"] += 1
                 continue
             seen |= {page.final_url, page.text}
-            title = result.title or page.title
-            yield Passage(page.text, page.final_url, title, page.fetched or None, result.rank, 0.0, 0.0)
+            title = result["title"] or page.title
+            yield Passage(page.text, page.final_url, title, page.fetched or None, result["rank"], 0.0, 0.0)
+
+    def read(self, urls: Sequence[str]) -> list[KeptPage]:
+        """Return a page for each URL, in order. Every page is kept as soon as it is read."""
+        kept = {url: self._snapshot.read(("pages", "failed_pages"), {"url": url}) for url in urls}
+        pages = {url: KeptPage(**entry) for url, entry in kept.items() if entry is not None}
+        missing = [url for url in kept if url not in pages]
+        if missing:
+            pages |= zip(missing, asyncio.run(self._read_all(missing)), strict=True)
+        return [pages[url] for url in urls]
+
+    async def _read_all(self, urls: Sequence[str]) -> list[KeptPage]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
+        extracting = asyncio.Lock()  # pages wait here and not in a thread, since name look-ups need threads
+        async with self._fetcher.session():
+            return await asyncio.gather(*(self._read(url, extracting) for url in urls))
+
+    async def _read(self, url: str, extracting: asyncio.Lock) -> KeptPage:
+        page = KeptPage(url=url, fetched=_today())
+        try:
+            downloaded = await self._fetcher.fetch(url)
+            async with extracting:
+                page = await asyncio.to_thread(self._with_text, page, downloaded)
+        except FetchFailed as failure:
+            page = replace(page, failure=failure.reason)
+        self._snapshot.write("failed_pages" if page.failure else "pages", {"url": url}, asdict(page))
+        return page
+
+    def _with_text(self, page: KeptPage, downloaded: Downloaded) -> KeptPage:
+        text, broken = decode_page(downloaded.body, downloaded.content_type)
+        title = ""
+        if not downloaded.content_type.lower().startswith("text/plain"):
+            text, title = self._extractor.extract(text)
+        elif not text.strip():
+            raise FetchFailed("no_text")
+        title = " ".join(title.split())
+        return replace(page, final_url=downloaded.url, title=title, text=text, broken=broken)
 
 
-def found_in_documents(question: str, documents: Sequence[Retrieved], max_passages: int) -> FoundEvidence:
-    """Return the passages of a corpus's documents, the most similar of which come first."""
-    passages = passages_of_documents(documents)
-    first = {passage.text: passage for passage in reversed(passages)}
-    whole = [passage for passage in passages if first[passage.text] is passage]
-    failures = Counter(duplicate=len(documents) - len(whole), no_results=int(not documents))
-    return _found(question, whole, max_passages, +failures)
-
-
-def _found(question: str, whole: Sequence[Passage], most: int, failures: Mapping[str, int]) -> FoundEvidence:
-    """Cut whole pages or documents into passages, and keep those nearest to the question by TF-IDF."""
-    texts = tuple(one.text for one in whole)
-    parts = [replace(one, text=text) for one in whole for text in split_passages(one.text, SENTENCES_PER_PASSAGE)]
-    if not parts:
-        return FoundEvidence((), dict(sorted(failures.items())), texts)
-    cosines = tfidf_cosines(question, [part.text for part in parts])
-    best = np.argsort(-cosines, kind="stable")[:most]  # stable: by rank, then place
-    nearest = zip(best.tolist(), cosines[best].tolist(), tfidf_probabilities(cosines[best]).tolist(), strict=True)
-    passages = tuple(replace(parts[row], cosine=cosine, probability=share) for row, cosine, share in nearest)
-    return FoundEvidence(passages, dict(sorted(failures.items())), texts)
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
 
 
 def evidence_finder(
@@ -119,5 +197,5 @@ def evidence_finder(
     for problem in web_problems(web):
         raise UserError(problem)
     snapshot = Snapshot(Path(web.snapshot).expanduser() if web.snapshot else folder)
-    engine = make_engine(web, RequestBudget(snapshot.folder / BUDGET, web.max_requests, section="web"))
-    return EvidenceFinder(engine, web, WebPages(Fetcher(limits, exempt), Extractor(), snapshot), snapshot)
+    engine = SearchEngine(web, RequestBudget(snapshot.folder / BUDGET, web.max_requests, section="web"))
+    return EvidenceFinder(engine, web, snapshot, Fetcher(limits, exempt), Extractor())

@@ -1,15 +1,12 @@
-"""Turn a page's bytes into passages: unpack, decode, extract the main text, cut it at sentences, weigh by TF-IDF.
+"""Turn a page's bytes into its main text: unpack, decode, extract.
 
 A page names its own encoding, and Python has names that are not encodings of text (`unicode_escape`, `utf-7`): only
 those of a list are used. Bytes that do not fit become U+FFFD and are counted.
 
 Some HTML keeps a parser busy for hours, and a parser is C code. So trafilatura runs in a process of its own,
-`python -m replug.web.extraction`, with limits of time and memory; it ends with its caller. A line that goes in is JSON
-`{"html", "seconds", "with_headings"}`; one that comes out is `{"text", "title"}`. trafilatura
-never gets a URL, so it fetches nothing.
-
-A passage is up to six sentences (Lazaridou et al. 2022, section 3.1). p_tfidf(p|q) is the TF-IDF cosine over the sum of
-the cosines of the passages that are kept, not a softmax; documents are the passages of this question.
+`python -m replug.web.extraction SECONDS [headings]`, with limits of time and memory; it ends with its caller. A line
+that goes in is a page as a JSON string; one that comes out is `{"text", "title"}`. trafilatura never gets a URL, so it
+fetches nothing.
 """
 
 import codecs
@@ -22,10 +19,8 @@ import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
-
-import numpy as np
 
 from replug.cluster.environment import limit_process
 from replug.config.errors import RunError
@@ -146,9 +141,8 @@ class Extractor:
         Raises FetchFailed for a page that ends the process, that takes too long, or that has no text.
         """
         with self._lock:
-            process = self._started()
-            request = {"html": html, "seconds": self._seconds, "with_headings": self._with_headings}
-            line = self._exchange(process, json.dumps(request))
+            process = self._process = self._process or self._started()
+            line = self._exchange(process, json.dumps(html))
             if not line:
                 code = process.wait()
                 self._end(process)
@@ -164,19 +158,19 @@ class Extractor:
                 self._end(self._process)
 
     def _started(self) -> subprocess.Popen[str]:
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "replug.web.extraction"],  # no module of the folder that it runs in
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                encoding="ascii",
-                env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
-            )
-            assert self._process.stdout is not None
-            if self._process.stdout.readline().strip() != READY:
-                self._end(self._process)
-                raise RunError("the process that reads pages did not start; its own error stands above")
-        return self._process
+        options = [str(self._seconds), *(["headings"] if self._with_headings else [])]
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "replug.web.extraction", *options],  # no module of the folder that it runs in
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="ascii",
+            env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+        )
+        assert process.stdout is not None
+        if process.stdout.readline().strip() != READY:
+            self._end(process)
+            raise RunError("the process that reads pages did not start; its own error stands above")
+        return process
 
     def _exchange(self, process: subprocess.Popen[str], line: str) -> str:
         """Return the answer; an empty line means that the process has ended."""
@@ -193,10 +187,8 @@ class Extractor:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            try:
+            with suppress(BrokenPipeError):
                 pipe.close()
-            except BrokenPipeError:
-                continue
         self._process = None
 
 
@@ -214,17 +206,17 @@ def run_process() -> None:
     os.dup2(nowhere, sys.stdout.fileno())
     os.dup2(nowhere, sys.stderr.fileno())
     limit_process(MAX_MEMORY_BYTES)
+    seconds, with_headings = float(sys.argv[1]), sys.argv[2:] == ["headings"]
     for line in sys.stdin:
-        request = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # ends the process even within C code
-        tree = load_html(request["html"])
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # ends the process even within C code
+        tree = load_html(json.loads(line))
         main: Any = None
         if tree is not None:
             main = bare_extraction(
                 _with_code_in_one_line(tree),
                 include_comments=False,
                 with_metadata=True,
-                include_formatting=request["with_headings"],
+                include_formatting=with_headings,
                 date_extraction_params={"extensive_search": False},  # nothing reads the date
             )
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -244,57 +236,6 @@ def _with_code_in_one_line(tree: Any) -> Any:
                 if part is not code and part.tail:
                     part.tail = WHITE_SPACE.sub(" ", part.tail)
     return tree
-
-
-# Passages ------------------------------------------------------------------------------------------------------------
-
-
-# At most 500 characters are cut into sentences at once, since the time grows with their square: the rest of a
-# line, or up to the last end of a sentence, or to white space.
-PIECE = re.compile(r"\S.{0,499}$|\S.{0,498}[.!?](?=\s)|\S.{0,499}(?=\s)|\S.{0,499}")
-
-
-MAX_PASSAGE_BYTES = 2048  # some 500 tokens of English; a tokenizer of bytes makes no more tokens than bytes
-
-
-def split_passages(text: str, sentences_per_passage: int) -> list[str]:
-    """Return texts of at most `sentences_per_passage` sentences and MAX_PASSAGE_BYTES; white space is single."""
-    import sentencex
-
-    sentences = [
-        " ".join(sentence.split())
-        for line in text.splitlines()
-        for piece in PIECE.findall(line)
-        for sentence in sentencex.segment("en", piece)
-    ]
-    passages: list[str] = []
-    num = sentences_per_passage  # sentences of the last passage
-    for sentence in filter(None, sentences):
-        longer = f"{passages[-1]} {sentence}" if num < sentences_per_passage else ""
-        if longer and len(longer.encode(errors="replace")) <= MAX_PASSAGE_BYTES:
-            passages[-1], num = longer, num + 1
-        else:
-            passages.append(sentence)
-            num = 1
-    return passages
-
-
-def tfidf_cosines(question: str, passages: Sequence[str]) -> np.ndarray:
-    """Return the cosine [N], float64 in 0 to 1, of each passage with the question; 0 if they share no word."""
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
-    vectorizer = TfidfVectorizer()
-    words_of = vectorizer.build_analyzer()
-    if not any(words_of(passage) for passage in passages):
-        return np.zeros(len(passages))  # scikit-learn refuses passages without words
-    vectors = vectorizer.fit_transform(passages)
-    return np.clip((vectors @ vectorizer.transform([question]).T).toarray()[:, 0], 0.0, 1.0)
-
-
-def tfidf_probabilities(cosines: np.ndarray) -> np.ndarray:
-    """Return p_tfidf(p|q) [N]: shares of the sum; equal ones if all are 0."""
-    total = cosines.sum()
-    return cosines / total if total > 0 else np.full(len(cosines), 1.0 / max(1, len(cosines)))
 
 
 if __name__ == "__main__":

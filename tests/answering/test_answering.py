@@ -11,13 +11,11 @@ import pytest
 
 from replug.answering.answerer import (
     Answerer,
-    Candidate,
     Factors,
     logprobs_of_samples,
-    sampled_candidates,
     submit_factors,
 )
-from replug.answering.prompts import AnswerPrompts, FittingPrompts, Shot
+from replug.answering.prompts import SCORED, AnswerPrompts, FittingPrompts, Shot
 from replug.config.errors import UserError
 from replug.models.black_box_lm import AsyncLM, Call, ScoreCall
 from replug.models.generation import Generated
@@ -25,7 +23,7 @@ from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.models.score_cache import CachingLM
-from replug.web.records import Passage
+from replug.web.passages import Passage
 from tests.support.tiny_lms import load, random_lms_need_make_no_sense, write_llama  # noqa: F401
 from tests.support.tokenizers import letters_tokenizer
 
@@ -64,7 +62,7 @@ class CountingLM(InProcessLM):
 
 
 LABELS = ("true", "false", "the Rhine")
-CANDIDATES = [Candidate("the Rhine", 0), Candidate("Basel", 0), Candidate("the Rhine", 1), Candidate("Lyon", 2)]
+CANDIDATES = [("the Rhine", 0, None), ("Basel", 0, None), ("the Rhine", 1, None), ("Lyon", 2, None)]
 
 
 def direct(lm: AsyncLM, prefix: str, continuation: str) -> float:
@@ -92,7 +90,7 @@ def test_factors_equal_direct_scoring(kind: str, llama: InProcessLM) -> None:
     )
     tolerance = {"rtol": 0, "atol": 1e-3}
     for row, candidate in enumerate(CANDIDATES):
-        evidence, answer = " ".join(passages[candidate.passage].text.split()), candidate.text
+        evidence, answer = " ".join(passages[candidate[1]].text.split()), candidate[0]
         block = f"{shots}Evidence: {evidence}\nQuestion: {question}\nAnswer:"
         expected = [
             (factors.answer_given_question, block, f" {answer}\n"),
@@ -115,7 +113,7 @@ def test_factors_equal_direct_scoring(kind: str, llama: InProcessLM) -> None:
 def test_every_call_names_its_opening_and_many_passages_are_several_calls() -> None:
     lm = CountingLM()
     passages = [replace(PASSAGES[0], text=f"text {number}", probability=0.1) for number in range(10)]
-    submit_factors((lm, PROMPTS), (lm, PROMPTS), QUESTION, passages, [Candidate("a", 9, -1.0)])()
+    submit_factors((lm, PROMPTS), (lm, PROMPTS), QUESTION, passages, [("a", 9, -1.0)])()
     first, second = PROMPTS.openings(has_evidence=True)
     assert lm.openings == [first, first, second]
     assert sum(lm.asked.values()) == len(lm.asked) == 10 + 2, "the log-prob of a sample is known"
@@ -124,17 +122,6 @@ def test_every_call_names_its_opening_and_many_passages_are_several_calls() -> N
 def answered(lm: AsyncLM, prompts: AnswerPrompts, passages: list[Passage], **options: Any) -> Factors:
     answerer = Answerer(lm, lm, **{"max_new_tokens": 5, **options})
     return answerer.submit(QUESTION[:20], passages, prompts, prompts)()()
-
-
-def test_a_smaller_lm_may_score() -> None:
-    lm, scorer = CountingLM(), CountingLM()
-    prompts = AnswerPrompts(SHOTS[1:])
-    factors = Answerer(lm, scorer, 5).submit(QUESTION, PASSAGES, PROMPTS, prompts)()()
-    sampled = {(PROMPTS.ask(QUESTION, text), 4) for text in TEXTS}
-    cut = set(lm.asked) - sampled
-    assert sampled < set(lm.asked) and len(cut) <= len(factors.answers), "it samples, and scores what was cut alone"
-    assert all(prefix.startswith(PROMPTS.opening(True)) and after.endswith("\n") for prefix, after in cut)
-    assert all(prefix.startswith(tuple(prompts.openings(has_evidence=True))) for prefix, _ in scorer.asked)
 
 
 def test_labels_are_scored_and_not_sampled() -> None:
@@ -173,19 +160,10 @@ def drawn(text: str, *logprobs: float) -> Generated:
     return Generated(text, np.array(logprobs, np.float32))
 
 
-def test_equal_answers_of_a_passage_are_one_and_empty_ones_none() -> None:
-    samples = [[drawn(" Paris"), drawn("  "), drawn(" Rome"), drawn(" Paris ")], [drawn("")], [drawn(" New\t York")]]
-    assert [(one.text, one.passage) for one in sampled_candidates(samples, 9)] == [
-        ("Paris", 0),
-        ("Rome", 0),
-        ("New York", 2),
-    ]
-
-
-def test_an_answer_that_was_drawn_in_several_ways_has_its_largest_log_prob() -> None:
-    samples = [drawn(" Rome", -2, -1), drawn("", -0.1), drawn(" Paris", -2), drawn(" Rome ", -0.5, -0.5)]
-    assert logprobs_of_samples(samples, 3) == {"Rome": -1.0, "Paris": -2.0}
-    assert logprobs_of_samples(samples, 2) == {"Rome": None, "Paris": -2.0}, "two tokens may have no end"
+def test_equal_answers_are_one_with_the_largest_log_prob_and_empty_ones_none() -> None:
+    samples = [drawn(" New\t York", -2, -1), drawn("  ", -0.1), drawn(" Paris", -2), drawn(" New York ", -0.5, -0.5)]
+    assert logprobs_of_samples(samples, 3) == {"New York": -1.0, "Paris": -2.0}
+    assert logprobs_of_samples(samples, 2) == {"New York": None, "Paris": -2.0}, "two tokens may have no end"
 
 
 @pytest.mark.parametrize("passages", [PASSAGES[:2], []])
@@ -214,14 +192,10 @@ BORDER = "█"  # between a prefix and its continuation
 
 
 def texts() -> dict[str, str]:
-    parts = {
-        "answer_given_question": PROMPTS.answer_given_question("the  Rhine", QUESTION, TEXTS[1]),
-        "question_given_answer": PROMPTS.question_given_answer(QUESTION, "the Rhine", TEXTS[1]),
-        "answer_alone": PROMPTS.answer_alone("the Rhine", TEXTS[1]),
-        "question_alone": PROMPTS.question_alone(QUESTION, TEXTS[1]),
-        "closed_book": PROMPTS.answer_given_question("the Rhine", QUESTION, None),
-    }
-    return {name: f"{part.prefix}{BORDER}{part.continuation}" for name, part in parts.items()}
+    evidence = TEXTS[1]
+    parts = {factor: PROMPTS.part(factor, QUESTION, "the  Rhine", evidence) for factor in SCORED}
+    parts["closed_book"] = PROMPTS.part("answer_given_question", QUESTION, "the Rhine", None)
+    return {name: f"{prefix}{BORDER}{continuation}" for name, (_, prefix, continuation) in parts.items()}
 
 
 @pytest.mark.parametrize("name", list(texts()))

@@ -22,7 +22,7 @@ from replug.models.generation import GenerationOptions
 from replug.models.lm_source import LMSource
 from replug.models.local.stand_in_lm import StandInLM
 from replug.web import evidence as build
-from replug.web.records import Passage
+from replug.web.passages import Passage
 from tests.support.command_line import CommandLine
 from tests.support.lm_answers import texts_of
 from tests.support.real_models import real_encoder, real_lm

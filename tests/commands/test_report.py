@@ -110,45 +110,25 @@ def only(rows: list[dict], *methods: str) -> list[dict]:
     return [{**row, "methods": {name: row["methods"][name] for name in methods}} for row in rows]
 
 
-@pytest.fixture(scope="module")
-def policy_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Outcomes of two LMs, closed book and with BM25's first document."""
-    root = tmp_path_factory.mktemp("policies")
+def test_the_policies_of_several_lms_are_a_page_with_the_papers_numbers_and_json(replug: CommandLine, tmp_path: Path):
     paper = PaperConfig("table 1", {"none": 0.34}, {"adaptive": {"genread + replug@1": 0.465}})
-    tiny = write_evaluation(root / "tiny", only(made_up_rows(60), "none", "bm25@1"), paper=paper)
+    tiny = write_evaluation(tmp_path / "tiny", only(made_up_rows(60), "none", "bm25@1"), paper=paper)
     rows = only(made_up_rows(60, knows=0.9, seed=1), "none", "bm25@1")
-    return [tiny, write_evaluation(root / "large <b>", rows, lm="large <b>", paper=paper)]
-
-
-@pytest.fixture(scope="module")
-def written(
-    replug: CommandLine, policy_folders: list[Path], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, str]:
-    out = tmp_path_factory.mktemp("report") / "report"
-    done = replug("report", *policy_folders, "--policies", out)
-    assert done.status == 0, done.printed
-    return out, done.printed
-
-
-def test_the_page_shows_several_lms_with_the_papers_numbers_and_every_figure(written: tuple[Path, str]):
-    out, _ = written
-    page = (out / "report.html").read_text()
+    large = write_evaluation(tmp_path / "large <b>", rows, lm="large <b>", paper=paper)
+    ended = replug("report", tiny, large, "--policies", tmp_path / "out")
+    assert ended.status == 0, ended.printed
+    page = (tmp_path / "out/report.html").read_text()
     for shown in ("tiny", "large &lt;b&gt;", "documents hold an answer", "adaptive: genread + replug@1"):
         assert shown in page
     assert page.count("<td>0.465</td>") == 1, "once, of both folders"
-    assert "<b>" not in page
-    found = {path.stem for path in out.glob("*.svg")}
-    assert found == {"adaptive_bm25_1_tiny", "adaptive_bm25_1_large__b_"}
-    assert page.count("<svg") == len(found)
-
-
-def test_the_pages_numbers_are_json(written: tuple[Path, str]):
-    of = json.loads((written[0] / "report.json").read_text(), parse_constant=pytest.fail)["tiny"]
-    cells = of["pairs"]["bm25@1"]["help and harm"]
-    assert sum(cell["n"] for cell in cells) == of["n"] == 60
-    right = {(cell["closed_right"], cell["augmented_right"]): cell["share"] for cell in cells}
+    assert "<b>" not in page and page.count("<svg") == 2
+    assert {path.stem for path in tmp_path.glob("out/*.svg")} == {"adaptive_bm25_1_tiny", "adaptive_bm25_1_large__b_"}
+    of = json.loads((tmp_path / "out/report.json").read_text(), parse_constant=pytest.fail)["tiny"]
+    pair = of["pairs"]["bm25@1"]
+    assert sum(cell["n"] for cell in pair["help and harm"]) == of["n"] == 60
+    right = {(cell["closed_right"], cell["augmented_right"]): cell["share"] for cell in pair["help and harm"]}
     assert right[True, True] + right[True, False] == pytest.approx(of["accuracy"]["none"]["value"])
     assert right[True, True] + right[False, True] == pytest.approx(of["accuracy"]["bm25@1"]["value"])
-    assert sum(one["n"] for one in of["pairs"]["bm25@1"]["popularity"]) == 60
-    assert all(0 <= one["accuracy"]["adaptive bm25@1"] <= 1 for one in of["pairs"]["bm25@1"]["popularity"])
-    assert "others" in of["pairs"]["bm25@1"]["thresholds"]["popularity"]
+    assert sum(one["n"] for one in pair["popularity"]) == 60
+    assert all(0 <= one["accuracy"]["adaptive bm25@1"] <= 1 for one in pair["popularity"])
+    assert "others" in pair["thresholds"]["popularity"]

@@ -14,11 +14,16 @@ from replug.config.load import load_evaluation_config
 from replug.config.methods import parse_methods
 from replug.data.store import PreparedSet
 from replug.evals import ensemble_temperatures
-from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
+from replug.evals.ensemble_temperatures import (
+    DocumentScores,
+    ensemble_bits,
+    fit_temperature,
+    settled_temperatures,
+    with_temperatures,
+)
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.folder import EvaluationFolder
-from replug.evals.kinds import PromptedLM
-from replug.evals.temperature_fit import DocumentScores, ensemble_bits, fit_temperature
+from replug.evals.loop import PromptedLM
 from replug.models import ensemble
 from replug.models.encoder import Encoder
 from replug.models.ensemble import document_weights
@@ -89,8 +94,15 @@ def test_each_retriever_is_fitted_by_its_largest_ensemble_on_development_texts_a
     assert fitted["lsr"].origin == "as the paper"  # even weights would predict best, so it stays 1
     for seed, (source, k) in enumerate((("replug", 2), ("lsr", 4))):
         found = found_at_random(12, len(with_dev.corpus), seed)
-        assert fitted[source].value == fit_temperature(naive_scores(with_dev, found, k)).temperature
+        assert fitted[source].value == fit_temperature(naive_scores(with_dev, found, k))[0]
     assert fitted["replug"].value != fitted["lsr"].value
+    again = ImmediateLM()  # they are kept, and nobody is asked again
+    assert settle(config, with_dev, tmp_path, again) == fitted
+    assert len(searched) == 1 and not again.calls
+    folder = EvaluationFolder(tmp_path / "out")
+    folder.temperatures.write_text(folder.temperatures.read_text().replace("0.", "1.", 1))
+    with pytest.raises(UserError, match=r"damaged.*settled again"):
+        settle(config, with_dev, tmp_path, again)
 
 
 def naive_scores(data: PreparedSet, found: RetrievedDocuments, k: int) -> list[DocumentScores]:
@@ -100,17 +112,6 @@ def naive_scores(data: PreparedSet, found: RetrievedDocuments, k: int) -> list[D
         given = [lm.score([f"{text}\n{example.context}"], [example.continuation])[0].token_logprobs for text in texts]
         scores.append(DocumentScores(np.stack(given), found.similarities[row, :k]))
     return scores
-
-
-def test_they_are_kept_and_nobody_is_asked_again(with_dev: PreparedSet, searched: list, tmp_path: Path) -> None:
-    config = config_of(tmp_path, "ensemble.temperature=fit")
-    fitted, again = settle(config, with_dev, tmp_path, ImmediateLM()), ImmediateLM()
-    assert settle(config, with_dev, tmp_path, again) == fitted
-    assert len(searched) == 1 and not again.calls
-    folder = EvaluationFolder(tmp_path / "out")
-    folder.temperatures.write_text(folder.temperatures.read_text().replace("0.", "1.", 1))
-    with pytest.raises(UserError, match=r"damaged.*settled again"):
-        settle(config, with_dev, tmp_path, again)
 
 
 def test_without_development_texts_a_fit_is_refused_by_name(with_dev: PreparedSet, tmp_path: Path) -> None:
@@ -166,19 +167,16 @@ def test_bits_are_those_of_the_mixture_at_each_token() -> None:
 @pytest.mark.parametrize("spread", [0.01, 1.0, 20.0])
 def test_no_temperature_of_a_fine_grid_predicts_better(spread: float) -> None:
     texts = texts_with_noise(60, spread)
-    fit = fit_temperature(texts)
+    bits = ensemble_bits(texts, fit_temperature(texts)[0])
     finest = min(ensemble_bits(texts, spread * 2.0**power) for power in np.arange(-6, 10, 0.1))
-    assert fit.bits <= finest + 1e-6 * finest
-    assert fit.bits == ensemble_bits(texts, fit.temperature) <= ensemble_bits(texts, 1.0)
+    assert bits <= finest + 1e-6 * finest and bits <= ensemble_bits(texts, 1.0)
 
 
 def test_it_stays_1_for_few_texts_and_where_similarities_say_nothing() -> None:
     equal = [DocumentScores(np.log([[0.5], [0.1]]), np.zeros(2))] * 50
-    assert fit_temperature(equal).temperature == 1
-    few = fit_temperature(texts_with_noise(49, 0.01))
-    assert few.temperature == 1 and few.stays == "a fit needs 50 development texts or more"
+    assert fit_temperature(equal) == (1, "")
+    assert fit_temperature(texts_with_noise(49, 0.01)) == (1, "a fit needs 50 development texts or more")
     wrong = [DocumentScores(np.log([[0.1], [0.5]]), np.array([0.5, 0.4 - n / 100])) for n in range(60)]
-    assert fit_temperature(wrong).temperature == 1
-    assert fit_temperature(wrong).stays == "even weights would predict the development texts best"
+    assert fit_temperature(wrong) == (1, "even weights would predict the development texts best")
     right = [DocumentScores(np.log([[0.5], [0.1]]), one.similarities) for one in wrong]
-    assert fit_temperature(right).stays == "the first document alone would predict the development texts best"
+    assert fit_temperature(right) == (1, "the first document alone would predict the development texts best")

@@ -1,10 +1,7 @@
 """`replug evaluate` as a user types it, on stand-ins and on a run that nothing disturbed."""
 
 import json
-import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -20,12 +17,10 @@ from replug.config.load import load_evaluation_config
 from replug.data.sources.built_in_texts import stand_in_texts
 from replug.evals import run
 from replug.evals.folder import EvaluationFolder
-from replug.models import build
-from replug.models.lm_source import LMSource
 from replug.models.packaged import resolve_encoder_path
-from replug.models.score_cache import CachingLM, ScoreCache
-from tests.support.command_line import CommandLine, start_process
-from tests.support.evaluating import on_run, typed, wait_for_lines
+from tests.support.cached_scores import num_cached
+from tests.support.command_line import CommandLine
+from tests.support.evaluating import evaluated, kill_at, num_lines, on_run, open_lms_here, typed
 from tests.support.preparing import write_jsonl
 from tests.support.runs import heldout_bits
 
@@ -34,14 +29,7 @@ Evaluate = Callable[..., tuple[dict, str]]
 
 @pytest.fixture(scope="module")
 def evaluate(replug: CommandLine) -> Evaluate:
-    """Runs an evaluation to a good end; gives its results and what was printed."""
-
-    def evaluate(name: str, out: Path, *overrides: str) -> tuple[dict, str]:
-        ended = replug(*typed(name, f"out={out}", *overrides))
-        assert ended.status == 0, ended.printed
-        return next(iter(json.loads((out / "results.json").read_text()).values())), ended.printed
-
-    return evaluate
+    return lambda name, out, *overrides: evaluated(replug, out, *typed(name, f"out={out}", *overrides))
 
 
 @pytest.fixture(scope="module")
@@ -97,21 +85,11 @@ def test_a_killed_evaluation_gives_the_same_results_and_scores(evaluate, quiet_r
     whole, _ = evaluate("lm", tmp_path / "whole", *settings)
     out = tmp_path / "killed"
     slow = [*settings, "lm.path=stand_in:0.02"]
-    process = start_process(*typed("lm", f"out={out}", *slow))
-    wait_for_lines(process, out / "outcomes.jsonl", 10)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    done = len((out / "outcomes.jsonl").read_bytes().splitlines())
-    assert 10 <= done < 40, "it was not killed in the middle"
+    done = kill_at(10, lambda: num_lines(out / "outcomes.jsonl"), *typed("lm", f"out={out}", *slow))
+    assert done < 40, "it was not killed in the middle"
     again, _ = evaluate("lm", out, *slow)
     assert again == whole
-    assert num_scores(out) == num_scores(tmp_path / "whole")
-
-
-def num_scores(out: Path) -> int:
-    """Count the pairs that the cache holds."""
-    with closing(ScoreCache(out / "scores.sqlite")) as cache:
-        return cache.num_rows()
+    assert num_cached(out / "scores.sqlite") == num_cached(tmp_path / "whole/scores.sqlite")
 
 
 COLOURS = ["red", "green", "blue", "grey", "white", "black", "brown", "pink"]
@@ -222,17 +200,10 @@ def test_what_a_first_try_found_is_removed_with_its_claim_and_an_index_stays_whi
 # Whole texts, with the stand-in LM in this process --------------------------------------------------------------------
 
 
-@contextmanager
-def opened_here(lm: object, source: LMSource, cache: Path) -> Iterator[CachingLM]:
-    with closing(CachingLM(source.open_here(), cache)) as opened:
-        yield opened
-
-
 @pytest.fixture
 def config(tmp_path, monkeypatch) -> list[str]:
     """Three texts of which the corpus holds the second's end, and a document of the first's source."""
-    monkeypatch.setattr(build, "opened_lm", opened_here)
-    monkeypatch.setattr(run, "evaluation_cluster", lambda config, *_: nullcontext(config.run_config()))
+    open_lms_here(monkeypatch)
     texts = {name: " ".join(f"{name}{word}" for word in range(60)) for name in ("a", "b", "c")}
     documents = [{"id": f"d{i}", "text": f"document a{i + 15} of c{i + 15}"} for i in range(25)]
     documents += [

@@ -1,13 +1,10 @@
 """`replug evaluate` from searched passages on stand-ins: the grid, a reranking LM, labels, and killed in the middle."""
 
 import json
-import os
-import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -17,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from replug.config.load import load_evaluation_config
-from replug.evals.internet_sets import QUESTION_SETS, is_validation
+from replug.evals.internet_sets import is_validation, read_set
 from replug.evals.run import evaluate
-from replug.models.lm_source import LocalSource
-from replug.models.score_cache import ScoreCache
-from tests.support.command_line import ROOT, CommandLine, start_process
+from tests.support.cached_scores import num_cached
+from tests.support.command_line import ROOT, CommandLine
+from tests.support.evaluating import evaluated, kill_at, num_lines, open_lms_here
 from tests.support.preparing import write_jsonl
 
 GRID = ["none", "gold", "direct@1", "rag@1", "direct@3", "rag@3", "noisy_channel@3", "poe@2", "poe@3"]
@@ -72,8 +69,7 @@ Evaluate = Callable[..., tuple[dict, str]]
 @pytest.fixture
 def evaluate_here(data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Evaluate:
     """The whole evaluation with its LMs in this process, so that nothing waits for Ray; and what was logged."""
-    monkeypatch.setattr(LocalSource, "roles", ())
-    monkeypatch.setattr(LocalSource, "open", lambda self, lm: self.open_here())
+    open_lms_here(monkeypatch)
 
     def evaluate_here(out: Path, *overrides: str, **of: str) -> tuple[dict, str]:
         _, config, *given = typed(data, out, *overrides, **of)
@@ -91,7 +87,7 @@ def test_the_whole_grid_is_measured_in_one_pass(evaluate_here, data, tmp_path):
     value = {name: {metric: entry["value"] for metric, entry in of.items()} for name, of in results.items()}
     rows = [json.loads(line) for line in (out / "outcomes.jsonl").read_text().splitlines()]
     assert len(rows) == 24 - SHOTS
-    questions = {one.example.id: one for one in QUESTION_SETS["nq"].read(data / "nq.jsonl")}
+    questions = {one.example.id: one for one in read_set("nq", data / "nq.jsonl")}
     validation = [row["id"] for row in rows if is_validation(questions[row["id"]])]
     assert results["poe@3"]["exact_match"]["n"] == len(rows) - len(validation)
     assert results["poe@3"]["validation"]["n"] == len(validation)
@@ -118,41 +114,13 @@ def test_another_lm_reranks_the_labels_that_the_first_one_scores(evaluate_here, 
     results, _ = evaluate_here(out, *settings, dataset="strategyqa", file="strategyqa.json")
     assert results["poe@2"]["accuracy"]["n"] <= 8 - SHOTS and "copied" not in results["poe@2"]
     assert 0.5 <= results["poe@2"]["gold_overlap"]["value"] <= 1.0, "documents of other towns have half of the words"
-    assert num_rows(out / "rerank_scores.sqlite") > 0 < num_rows(out / "scores.sqlite")
+    assert num_cached(out / "rerank_scores.sqlite").total() > 0 < num_cached(out / "scores.sqlite").total()
     assert "reranked by" in (out / "inputs.json").read_text()
-
-
-def num_rows(path: Path) -> int:
-    """Return the number of scores and samples that a cache holds."""
-    with closing(ScoreCache(path)) as cache:
-        return cache.num_rows()
-
-
-def kill_when(path: Path, pattern: str, count: int, typed_words: list[str]) -> None:
-    """Start a command, and kill it once so many files, or lines of one, are there."""
-    process = start_process(*typed_words)
-    deadline = time.monotonic() + 240
-    while _num_entries(path, pattern) < count:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-
-
-def _num_entries(path: Path, pattern: str) -> int:
-    files = list(path.glob(pattern))
-    return len(files) if "*" in pattern else sum(len(file.read_bytes().splitlines()) for file in files)
 
 
 @pytest.fixture(scope="module")
 def evaluate_typed(replug: CommandLine, data: Path) -> Evaluate:
-    def evaluate_typed(out: Path, *overrides: str) -> tuple[dict, str]:
-        ended = replug(*typed(data, out, *overrides))
-        assert ended.status == 0, ended.printed
-        return json.loads((out / "results.json").read_text())["internet_qa"], ended.printed
-
-    return evaluate_typed
+    return lambda out, *overrides: evaluated(replug, out, *typed(data, out, *overrides))
 
 
 @pytest.mark.slow
@@ -162,12 +130,13 @@ def test_killed_among_questions_it_goes_on_to_the_same_results(evaluate_typed, e
     assert evaluate_here(tmp_path / "here", *settings)[0] == whole, "replicas that hold both LMs say what each says"
     out = tmp_path / "killed"
     slow = [*settings, "lm.path=stand_in:0.05"]
-    kill_when(out, "outcomes.jsonl", 3, typed(data, out, *slow))
-    assert 3 <= len((out / "outcomes.jsonl").read_bytes().splitlines()) < 24 - SHOTS, "it was not killed in the middle"
-    killed_at = num_rows(out / "scores.sqlite")
+    done = kill_at(3, lambda: num_lines(out / "outcomes.jsonl"), *typed(data, out, *slow))
+    assert done < 24 - SHOTS, "it was not killed in the middle"
+    killed_at = num_cached(out / "scores.sqlite")
     again, _ = evaluate_typed(out, *slow)
     assert again == whole
-    assert num_rows(out / "scores.sqlite") == num_rows(tmp_path / "whole/scores.sqlite") > killed_at > 0
+    assert num_cached(out / "scores.sqlite") == num_cached(tmp_path / "whole/scores.sqlite") > killed_at
+    assert killed_at.total() > 0
 
 
 class CountingEngine(BaseHTTPRequestHandler):
@@ -199,7 +168,7 @@ def test_killed_among_searches_it_asks_the_engine_nothing_twice(data, evaluate_h
     web = ["web.engine=searxng", f"web.url=http://127.0.0.1:{server.server_port}"]
     settings = [*web, "methods=[none,direct@1]", "web.num_results=1"]
     out = tmp_path / "out"
-    kill_when(out / "snapshot", "searches/*/*.json", 4, typed(data, out, *settings))
+    kill_at(4, lambda: len([*out.glob("snapshot/searches/*/*.json")]), *typed(data, out, *settings))
     assert 4 <= len(CountingEngine.asked) < 24 - SHOTS, "it was not killed in the middle"
     results, printed = evaluate_here(out, *settings)
     server.shutdown()

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,19 +12,11 @@ from replug.answering.answerer import MIN_QUESTIONS, Factors
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_answering_methods
-from replug.evals.internet_qa import (
-    answer_numbers,
-    decide,
-    factors_as_json,
-    gold_overlap,
-    metrics_of,
-    read_factors,
-    reranked_outcomes,
-)
-from replug.evals.internet_sets import InternetQuestion, Prepared, is_validation
-from replug.evals.loop import Item, Task
+from replug.evals.internet_qa import InternetQa, factors_as_json, gold_overlap, read_factors
+from replug.evals.internet_sets import InternetQuestion, is_validation
+from replug.evals.loop import Item
 from replug.evals.results import compare
-from replug.web.records import FoundEvidence, Passage
+from replug.web.passages import FoundEvidence, Passage
 
 METHODS = parse_answering_methods(["none", "gold", "direct@1", "direct@2", "rag@2"], 10)
 
@@ -61,37 +54,25 @@ def answered(probability: float = 0.4, zero: bool = False) -> Answered:
     return passages, factors
 
 
-def row(question: InternetQuestion, of: Answered, prepared: Prepared) -> dict:
+def row(question: InternetQuestion, of: Answered, task: InternetQa) -> dict:
     """As a line of outcomes.jsonl is read back."""
     methods = {
-        name: {
-            "numbers": answer_numbers(prepared.metric, answer, question),
-            "detail": {"answer": answer},
-        }
+        name: {"numbers": task.answer_numbers(answer, question), "detail": {"answer": answer}}
         for name, answer in (("none", "red"), ("gold", "Blue."))
     }
-    for name, outcome in reranked_outcomes(prepared, question, *of).items():
+    for name, outcome in task.reranked_outcomes(question, *of).items():
         methods[name] = {"numbers": outcome.numbers, "detail": outcome.detail}
     kept = {"id": question.example.id, "group": "all", "source": "one question"}
     return json.loads(json.dumps({**kept, "methods": methods}, allow_nan=False))
 
 
-def prepared(questions=QUESTIONS, metric="exact_match", methods=METHODS) -> Prepared:
-    found = {one.example.id: FoundEvidence((), {}) for one in questions}
-    return Prepared(tuple(methods), tuple(questions), (), metric, {}, found)
-
-
-def decided(tmp_path, questions=QUESTIONS, of: Answered | None = None):
-    asked = prepared(questions)
-    return decide_all(asked, [row(one, of or answered(), asked) for one in questions], tmp_path)
-
-
-def decide_all(asked: Prepared, rows: list[dict], tmp_path) -> tuple[Task, list[dict]]:
+def decided(tmp_path, questions=QUESTIONS, of: Answered | None = None, metric="exact_match", gold: dict | None = None):
     """The test part as a task, and its rows."""
-    questions, decided_rows = decide(asked, rows, tmp_path / "weights.json", "lm", "other")
-    task = Task()
-    task.examples, task.metrics = [one.example for one in questions], metrics_of(asked.metric)
-    return task, decided_rows
+    task = InternetQa(METHODS, questions, (), metric, gold or {}, 1)
+    task.found = {one.example.id: FoundEvidence((), {}) for one in questions}
+    task._identities = {"lm": "lm", "reranker": "other"}
+    rows = [row(one, of or answered(), task) for one in questions]
+    return task, task.settle(rows, SimpleNamespace(weights=tmp_path / "weights.json"))
 
 
 @pytest.mark.parametrize("zero", [False, True])
@@ -185,8 +166,6 @@ def test_overlap_with_gold_evidence_is_that_of_the_best_passage_without_stop_wor
 def test_claims_without_evidence_have_no_overlap_and_do_not_count(tmp_path):
     told = ("It is red and blue.",)  # every second claim has another's evidence as gold, as NOT ENOUGH INFO
     claims = [replace(one, evidence=told if number % 2 else ()) for number, one in enumerate(QUESTIONS)]
-    of = replace(prepared(claims, "accuracy"), gold={one.example.id: told[0] for one in claims})
-    rows = [row(one, answered(), of) for one in claims]
-    task, measured = decide_all(of, rows, tmp_path)
+    task, measured = decided(tmp_path, claims, None, "accuracy", {one.example.id: told[0] for one in claims})
     results = compare(task, measured, METHODS, PaperConfig(), 10, 0)
     assert results["direct@2"]["gold_overlap"]["value"] == 1 / 2, "red or blue of two words, and not a quarter"

@@ -12,10 +12,9 @@ import pytest
 from replug.answering.prompts import Shot
 from replug.config.methods import Method, parse_answering_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
-from replug.evals.internet_qa import InternetQa, decide, documents_of, with_evidence
-from replug.evals.internet_sets import InternetQuestion, Prepared, is_validation
-from replug.evals.kinds import PromptedLM
-from replug.evals.loop import Item, outcome_rows
+from replug.evals.internet_qa import InternetQa, documents_of
+from replug.evals.internet_sets import InternetQuestion, is_validation
+from replug.evals.loop import Item, PromptedLM, outcome_rows
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.ensemble import Retrieved
 from replug.models.generation import Generated
@@ -23,8 +22,7 @@ from replug.models.lm_source import GivenSource, InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.models.score_cache import CachingLM
-from replug.web.evidence import found_in_documents
-from replug.web.records import FoundEvidence, Passage
+from replug.web.passages import FoundEvidence, Passage, found_in_documents
 from tests.support.known_lm import KnownTexts
 
 TEXTS = ["Basel is a city.", "The Rhine flows through Basel.", "Nantes lies on the Loire."]
@@ -74,36 +72,36 @@ def asked(lm: River, reranker: River | None = None) -> PromptedLM:
     return replace(first, reranker=second if reranker else None)
 
 
-def prepared(names: list[str], labels: tuple[str, ...] = (), answer: str = "the Rhine") -> Prepared:
-    example = Item("q", ASKED, "all", ("d1",))
-    question = InternetQuestion(example, (answer,), labels=labels)
-    passages = tuple(
-        Passage(text, f"u{n}", "", None, n + 1, share, share, f"d{n}")
-        for n, (text, share) in enumerate(zip(TEXTS, (0.5, 0.3, 0.2), strict=True))
-    )
-    methods = tuple(parse_answering_methods(names, 10))
-    found = FoundEvidence(passages, {"http_404": 2}) if any(method.k for method in methods) else None
-    return Prepared(
-        methods,
-        (question,),
-        SHOTS,
-        "accuracy" if labels else "exact_match",
-        {example.id: "It is the Rhine."} if "gold" in names else {},
-        {example.id: found} if found else {},
-    )
+PASSAGES = tuple(
+    Passage(text, f"u{n}", "", None, n + 1, share, share, f"d{n}")
+    for n, (text, share) in enumerate(zip(TEXTS, (0.5, 0.3, 0.2), strict=True))
+)
 
 
-def outcomes(of: Prepared, lm: River, reranker: River | None = None) -> tuple[InternetQa, dict]:
-    """The task, and a row as the outcomes' file holds it."""
-    task = InternetQa(of, asked(lm, reranker), 32, 0)
+def task_of(names: list[str], labels: tuple[str, ...] = (), answer: str = "the Rhine", num: int = 1) -> InternetQa:
+    """The question, so many times, and passages and gold evidence for it."""
+    ids = ["q", *(f"q{n}" for n in range(1, num))]
+    questions = [
+        InternetQuestion(Item(name, f"{ASKED}{name[1:]}", "all", ("d1",)), (answer,), labels=labels) for name in ids
+    ]
+    gold = {name: f"It is the Rhine{name[1:]}." for name in ids} if "gold" in names else {}
+    metric = "accuracy" if labels else "exact_match"
+    task = InternetQa(parse_answering_methods(names, 10), questions, SHOTS, metric, gold, 32 if num == 1 else 3)
+    task.take_evidence([FoundEvidence(PASSAGES, {"http_404": 2})] * num)
+    return task
+
+
+def outcomes(task: InternetQa, lm: River, reranker: River | None = None) -> dict:
+    """A row as the outcomes' file holds it."""
+    task.open(asked(lm, reranker), None)
     told = task.submit(0, {})()()
     methods = {name: {"numbers": one.numbers, "detail": one.detail} for name, one in told.items()}
-    return task, {"id": of.questions[0].example.id, "group": "all", "methods": methods}
+    return {"id": "q", "group": "all", "methods": methods}
 
 
 def test_one_pass_asks_closed_book_gold_and_as_many_passages_as_any_method_reads():
     lm = River()
-    _, row = outcomes(prepared(["none", "gold", "direct@1", "poe@2"]), lm)
+    row = outcomes(task_of(["none", "gold", "direct@1", "poe@2"]), lm)
     numbers = sorted((len(prompts), options.num_samples) for prompts, options in lm.sampled)
     assert numbers == [(1, 50), (1, 50), (2, 4)]
     assert set(row["methods"]) == {"none", "gold", "direct@1", "poe@2", "passages"}
@@ -115,30 +113,30 @@ def test_one_pass_asks_closed_book_gold_and_as_many_passages_as_any_method_reads
 
 def test_factors_are_asked_of_the_lm_that_reranks_and_answers_of_the_other():
     lm, scorer = River(), River()
-    outcomes(prepared(["none", "direct@2"]), lm, scorer)
+    outcomes(task_of(["none", "direct@2"]), lm, scorer)
     assert lm.sampled and not lm.scored and scorer.scored and not scorer.sampled
-    _, row = outcomes(prepared(["none"]), lm := River())
+    row = outcomes(task_of(["none"]), lm := River())
     assert len(lm.sampled) == 1 and not lm.scored and set(row["methods"]) == {"none"}, "what no method needs"
 
 
 def test_in_classification_every_label_is_a_candidate_and_nothing_is_sampled(tmp_path):
     lm = River()
-    of = prepared(["none", "gold", "direct@3"], labels=("Rhine", "Loire"), answer="Rhine")
-    _, row = outcomes(of, lm, scorer := River())
+    of = task_of(["none", "gold", "direct@3"], labels=("Rhine", "Loire"), answer="Rhine")
+    row = outcomes(of, lm, scorer := River())
     given = [
         prefix for prefix, _ in scorer.scored if prefix.endswith("Answer:") and "Question" in prefix.split("\n\n")[-1]
     ]
     assert not given and lm.scored, "p(a|q,p) of a label belongs to the LM that answers"
     assert not lm.sampled and row["methods"]["gold"]["detail"]["answer"] == "Rhine"
     assert row["methods"]["passages"]["detail"]["factors"]["answers"] == ["Rhine", "Loire"] * 3
-    _, [decided] = decide(of, [row], tmp_path / "weights.json", "lm", "lm")
+    [decided] = of.settle([row], SimpleNamespace(weights=tmp_path / "weights.json"))
     numbers = decided["methods"]["direct@3"]["numbers"]
     assert numbers["accuracy"] == 1.0
 
 
 def test_the_earliest_shots_go_where_they_do_not_fit_and_for_the_scorer_by_its_own_limit():
     lm, scorer = River(max_tokens=100), River(max_tokens=64)
-    _, row = outcomes(prepared(["none", "direct@2"]), lm, scorer)
+    row = outcomes(task_of(["none", "direct@2"]), lm, scorer)
     numbers = {name: row["methods"][name]["numbers"] for name in ("none", "direct@2")}
     assert {name: (of["shots"], of["dropped_shots"]) for name, of in numbers.items()} == {
         "none": (3.0, 0.0),
@@ -152,28 +150,17 @@ def test_the_earliest_shots_go_where_they_do_not_fit_and_for_the_scorer_by_its_o
 
 @pytest.mark.parametrize("labels", [(), ("Rhine", "Loire")])
 def test_outcomes_are_the_same_whatever_the_number_in_flight_and_the_order(labels, tmp_path):
-    one = prepared(["none", "gold", "direct@1", "poe@3"], labels, answer="Rhine")
-    questions = [
-        replace(one.questions[0], example=replace(one.questions[0].example, id=f"q{n}", query=f"{ASKED} {n}"))
-        for n in range(7)
-    ]
-    of = replace(
-        one,
-        questions=tuple(questions),
-        gold={question.example.id: f"It is the Rhine {n}." for n, question in enumerate(questions)},
-        found={question.example.id: one.found["q"] for question in questions},
-    )
     book = EvidenceBook([], None, {}, [True] * 7)
 
     def measured(num_in_flight: int, order: Sequence[int]) -> list[str]:
-        path = tmp_path / f"{num_in_flight}-{order[0]}"
+        path, source = tmp_path / f"{num_in_flight}-{order[0]}", GivenSource(StandInLM())
         lms = [CachingLM(InProcessLM(StandInLM()), path.with_suffix(f".{name}")) for name in ("lm", "reranker")]
-        source = GivenSource(StandInLM())
-        other = PromptedLM(lms[1], PromptTemplate("\n"), source)
-        task = InternetQa(of, PromptedLM(lms[0], PromptTemplate("\n"), source, other), 3, 0)
+        reranker, lm = (PromptedLM(one, PromptTemplate("\n"), source) for one in reversed(lms))
+        task = task_of(["none", "gold", "direct@1", "poe@3"], labels, "Rhine", 7)
+        task.open(replace(lm, reranker=reranker), book)
         rows = [json.dumps(row) for row in outcome_rows(task, book, order, num_in_flight)]
-        for lm in lms:
-            lm.close()
+        for one in lms:
+            one.close()
         return rows
 
     rows = measured(8, range(7))
@@ -187,9 +174,10 @@ def test_a_page_may_hold_the_answer_that_none_of_its_kept_passages_does():
     texts = ["which river flows through basel", "A city. " * 40 + "It lies on the Rhine."]
     documents = [Retrieved(text, 1.0, str(n)) for n, text in enumerate(texts, 1)]
     for num, expected in ((2, 1.0), (1, 0.0)):
-        found = with_evidence(prepared(["direct@1"]), [found_in_documents(ASKED, documents[:num], 1)])
-        assert not found.found["q"].pages, "pages are too large to keep"
-        numbers = outcomes(found, River())[1]["methods"]["direct@1"]["numbers"]
+        task = task_of(["direct@1"])
+        task.take_evidence([found_in_documents(ASKED, documents[:num], 1)])
+        assert not task.found["q"].pages, "pages are too large to keep"
+        numbers = outcomes(task, River())["methods"]["direct@1"]["numbers"]
         assert (numbers["answer_in_pages"], numbers["answer_in_evidence"]) == (expected, 0.0)
 
 

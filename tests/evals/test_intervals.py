@@ -7,7 +7,6 @@ from replug.evals import intervals
 from replug.evals.intervals import (
     Clusters,
     Ratio,
-    bits_of,
     difference_and_p,
     holm,
     interval_of,
@@ -19,14 +18,6 @@ from replug.evals.intervals import (
 
 def mean_of(values: np.ndarray) -> Ratio:
     return Ratio(values, np.ones(len(values)))
-
-
-def test_perplexity_and_bits_per_byte_of_a_known_distribution_are_exact() -> None:
-    # Probabilities 1/2, 1/4 and 1/8 over "日本" and "é": 6 bits in 3 tokens and 8 bytes; then 2 bits, 1 token, 1 byte.
-    bits = np.array([bits_of(np.log([0.5, 0.25, 0.125])), bits_of(np.log([0.25]))])
-    num_bytes = np.array([len("日本é".encode()), len(b"a")])
-    assert value_of(Ratio(bits, num_bytes)) == pytest.approx(8 / 9, abs=1e-12)
-    assert value_of(Ratio(bits, np.array([3, 1]), np.exp2)) == pytest.approx(4, abs=1e-12)
 
 
 def naive_values(ratios: list[Ratio], num_resamples: int, seed: int) -> np.ndarray:

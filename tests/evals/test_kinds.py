@@ -14,6 +14,7 @@ GOOD = "evaluation: language_modelling\nout: x\nmethods: [none]\nlm: {path: stan
 
 
 INTERNET = ["evaluation=internet_qa", "texts.path=null", "methods=[none]", "questions.path=x", "questions.dataset=nq"]
+HELDOUT = ["texts.path=null", "data.prepared=x"]
 MMLU = ["evaluation=mmlu", "questions.path=x"]
 
 
@@ -55,6 +56,8 @@ def test_every_kind_has_a_configuration_under_its_name_that_lacks_models_questio
             "bm25/posterior; weights change no ranking; expected bm25",
         ),
         (["texts.path=null"], "texts.path is missing"),
+        ([*HELDOUT, "texts.scored_tokens=64"], "texts.scored_tokens is set, but held-out texts are measured as they"),
+        ([*HELDOUT, "methods=[none,long_context]"], "methods: long_context reads on in whole texts"),
         (
             ["evaluation=mmlu", "questions.path=x", "methods=[bm25/posterior]", "data.corpus=x", "ensemble.read=0"],
             "bm25/posterior; an answer of mmlu is one letter, .* expected ensemble.read above 0",

@@ -15,8 +15,7 @@ from replug.data.records import Document, Example
 from replug.data.shards import write_documents
 from replug.data.store import CorpusStore
 from replug.evals.evidence import NOTHING, EvidenceBook, RetrievedDocuments, random_documents
-from replug.evals.kinds import EvalDataset
-from replug.evals.language_modelling import LanguageModelling, headroom_lines, lm_dataset, oracle_bits
+from replug.evals.language_modelling import LanguageModelling, headroom_lines, oracle_bits
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, outcome_rows
 from replug.evals.spans import ScoredSpan
 from replug.models.build import lm_tokenizer
@@ -25,11 +24,12 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.preparing import corpus_to_index
 from replug.models.prompt import PromptTemplate
 from tests.support.command_line import ROOT
-from tests.support.known_lm import ImmediateLM, KnownLM
+from tests.support.known_lm import ImmediateLM, KnownLM, opened
 from tests.support.preparing import write_jsonl
 from tests.support.tiny_lms import MAX_TOKENS, write_llama, write_tokenizer
 
 SEPARATOR = "\n\n"
+JOINED = PromptTemplate(SEPARATOR)
 DOCUMENTS = ["red sky", "blue sea and red sky", "a green tree", "日本 の 空", "the sea the sea", "red red red"]
 
 
@@ -60,7 +60,7 @@ def measure_bits(
     k = max(of.doc_rows.shape[1] for of in found.values())
     methods = parse_methods(["none", *found], k, dict.fromkeys(found, "path"))
     book = EvidenceBook(methods, corpus, found, [True] * len(examples))
-    rows = list(outcome_rows(LanguageModelling(lm, PromptTemplate(SEPARATOR), examples), book))
+    rows = list(outcome_rows(opened(LanguageModelling(examples), lm, book, template=JOINED), book))
     assert [row["id"] for row in rows] == [example.id for example in examples]
     return {name: [row["methods"][name]["numbers"]["bits"] for row in rows] for name in ("none", *found)}
 
@@ -104,7 +104,7 @@ def test_a_long_context_is_read_without_a_document_and_beside_the_short_one(corp
     span = ScoredSpan("w", "the sea", " red sky", "x", query="sea", num_words=2, long_context=before)
     methods = parse_methods(["none", "long_context", "replug"], 1, {"replug": "path"})
     found = {"replug": RetrievedDocuments(np.array([[2]]), np.zeros((1, 1)))}
-    task = LanguageModelling(lm, PromptTemplate(SEPARATOR), [span])
+    task = opened(LanguageModelling([span]), lm, template=JOINED)
     [row] = outcome_rows(task, EvidenceBook(methods, corpus, found, [True]))
     assert [prefix for prefix, _ in lm.calls[0]] == ["the sea", "a green tree\n\nthe sea", before]
     bits = {name: of["numbers"]["bits"] for name, of in row["methods"].items()}
@@ -124,7 +124,7 @@ def test_weights_that_follow_the_text_are_measured_from_the_same_scores(corpus: 
     def rows(asked: list[str], lm: ImmediateLM) -> list[dict]:
         methods = parse_methods(asked, 3, {"replug": "path"})
         book = EvidenceBook(methods, corpus, found, [True] * 3 + [False], posterior=posterior)
-        task = LanguageModelling(lm, PromptTemplate(SEPARATOR), examples, keeps_documents=True)
+        task = opened(LanguageModelling(examples, keeps_documents=True), lm, book, template=JOINED)
         return list(outcome_rows(task, book))
 
     fixed, lm = ImmediateLM(), ImmediateLM()
@@ -145,7 +145,7 @@ def test_weights_that_follow_the_text_are_measured_from_the_same_scores(corpus: 
 
 
 def test_a_log_prob_that_is_not_finite_is_refused_with_its_text() -> None:
-    task = LanguageModelling(KnownLM(lambda *_: [-1.0, math.nan]), PromptTemplate(SEPARATOR), make_examples(1))
+    task = opened(LanguageModelling(make_examples(1)), KnownLM(lambda *_: [-1.0, math.nan]))
     with pytest.raises(RunError, match="w0: the LM gave a token a log-probability that is not finite"):
         task.submit(0, {"none": NOTHING})()
 
@@ -154,7 +154,7 @@ def test_the_last_tokens_of_the_context_move_weights_that_follow_the_text(corpus
     examples, found, lm = make_examples(2), make_found(2), ImmediateLM()
     methods = parse_methods(["replug", "replug/posterior"], 3, {"replug": "path"})
     book = EvidenceBook(methods, corpus, found, [True] * 2, posterior=Weighting(share=0.1, read=1))
-    task = LanguageModelling(lm, PromptTemplate(SEPARATOR), examples, keeps_documents=True)
+    task = opened(LanguageModelling(examples, keeps_documents=True), lm, book, template=JOINED)
     for row, outcome in enumerate(outcome_rows(task, book)):
         prior, before = prior_log_weights(found["replug"].similarities[row]), examples[row].context.rsplit(" ", 1)
         prefixes = [f"{text}{SEPARATOR}{before[0]}" for text in book.of(row)["replug"].texts]
@@ -173,12 +173,12 @@ def test_documents_are_cut_by_the_lms_tokens_and_what_cannot_fit_is_refused_befo
     write_jsonl(texts, [{"text": "the cat sat on a much longer prefix, " * 60}])
     write_jsonl(tmp_path / "corpus.jsonl", [{"id": "d", "text": document}])
 
-    def dataset_of(*keys: str) -> tuple[EvaluationConfig, EvalDataset]:
+    def dataset_of(*keys: str) -> tuple[EvaluationConfig, LanguageModelling]:
         given = ["data.source=null", f"data.corpus={tmp_path}/corpus.jsonl", f"texts.path={texts}", f"lm.path={lm}"]
         given += [f"out={tmp_path}/out", "methods=[none,bm25@1]", "texts.scored_tokens=64", "texts.context_tokens=32"]
         config = load_evaluation_config(ROOT / "configs/eval_lm.yaml", [*given, *keys])
         corpus = corpus_to_index(config.run_config(), tmp_path / "data", tmp_path / "data")
-        return config, lm_dataset(config, corpus)
+        return config, LanguageModelling.of(config, corpus, None)
 
     config, dataset = dataset_of("texts.document_tokens=16")
     tokenizer = lm_tokenizer(config.lm)

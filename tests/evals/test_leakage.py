@@ -13,7 +13,7 @@ from replug.evals.language_modelling import LanguageModelling
 from replug.evals.leakage import find_overlaps, overlap_line, overlaps_with
 from replug.evals.loop import Item
 from replug.models.local.stand_in_lm import StandInLM
-from replug.models.prompt import PromptTemplate
+from tests.support.known_lm import opened
 
 
 def words(seed: int, num: int) -> str:
@@ -96,7 +96,7 @@ def examples(num: int = 4) -> list[Example]:
 
 
 def task_of(of: list[Example]) -> LanguageModelling:
-    return LanguageModelling(StandInLM(), PromptTemplate("\n"), of)
+    return opened(LanguageModelling(of), StandInLM())
 
 
 def test_what_was_found_is_kept_and_measured_again_for_other_texts(corpus, tmp_path):

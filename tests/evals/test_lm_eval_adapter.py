@@ -1,7 +1,5 @@
 """lm-evaluation-harness over our LMs; its own Hugging Face model is the reference."""
 
-import json
-
 import pytest
 import torch
 
@@ -10,7 +8,6 @@ pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: p
 
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from lm_eval.tasks import TaskManager
 
 from replug.evals.lm_eval_adapter import HarnessModel
 from replug.models.ensemble import Retrieved
@@ -91,35 +88,3 @@ def test_a_question_is_searched_for_without_its_demonstrations(lm):
         assert retriever.queries == [expected]
     with pytest.raises(ValueError, match="names 'passage', but the task's documents have the fields question, place"):
         HarnessModel(ReplugLM(lm, Recorded(), k=1), query="{passage}").loglikelihood([request])
-
-
-TASKS = {
-    "local_choice": """
-output_type: multiple_choice
-doc_to_text: "Q: {{question}}\\nA:"
-doc_to_choice: "{{choices}}"
-doc_to_target: "{{answer}}"
-metric_list: [{metric: acc}]
-""",
-    "local_answer": """
-output_type: generate_until
-doc_to_text: "Q: {{question}}\\nA:"
-doc_to_target: "{{choices[answer]}}"
-generation_kwargs: {until: ["\\n"], max_gen_toks: 3, do_sample: false}
-metric_list: [{metric: exact_match}]
-""",
-}
-
-
-@pytest.fixture(scope="module")
-def tasks(tmp_path_factory):
-    """Tasks of the harness over a file of its own, as its documentation has them."""
-    folder = tmp_path_factory.mktemp("tasks")
-    rows = [{"question": f"what is thing{n}", "choices": ["red", "blue"], "answer": n % 2} for n in range(4)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, body in TASKS.items():
-        files = f"{{test: {folder / 'rows.jsonl'}, train: {folder / 'rows.jsonl'}}}"
-        head = f"task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {files}}}\n"
-        split = "test_split: test\nfewshot_split: train\n"
-        (folder / f"{name}.yaml").write_text(head + split + body)
-    return TaskManager(include_path=str(folder), include_defaults=False)

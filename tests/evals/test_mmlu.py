@@ -1,33 +1,27 @@
 """MMLU: files, golden prompts, prompts that fit the LM, and the mixture of letters."""
 
 import math
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from replug.config.errors import RunError, UserError
+from replug.config.errors import RunError
 from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import Method
 from replug.evals.evidence import NOTHING, Evidence
-from replug.evals.few_shot import Asking, FewShot
-from replug.evals.kinds import PromptedLM
 from replug.evals.loop import Item
 from replug.evals.mmlu import (
     CONTINUATIONS,
-    FORM,
-    ROOM,
     Mmlu,
     MmluQuestion,
     mmlu_choice,
-    mmlu_dataset,
     read_mmlu,
 )
 from replug.models.ensemble import MovingWeights, Weighting, prior_log_weights
-from replug.models.prompt import PromptTemplate
-from tests.support.known_lm import ImmediateLM, KnownLM, outcome_rows
+from tests.support.known_lm import ImmediateLM, KnownLM, opened, outcome_rows
 
 DEV = "".join(f"shot {number}?,1,2,3,4,B\n" for number in range(5))
 TEST = "asked?,1,2,3,4,B\n"
@@ -37,7 +31,8 @@ def question(text: str) -> MmluQuestion:
     return MmluQuestion(Item(text, text, "anatomy"), ("p", "q", "r", "s"), 0)
 
 
-SHOTS = [(question(f"shot {number}"), f"knows {number}") for number in range(5)]
+SHOTS = [(question(f"shot {number}"), None) for number in range(5)]
+SERVER = SimpleNamespace(max_tokens=None)  # whose limit is unknown
 ASKED = question("asked")
 
 
@@ -61,14 +56,13 @@ def test_the_demonstrations_of_a_set_are_searched_for_behind_its_questions(tmp_p
         for subject, content in zip(("anatomy", "virology"), rows, strict=True):
             (tmp_path / split / f"{subject}_{split}.csv").write_text(content.replace("asked?", f"{subject}?"))
     config = EvaluationConfig("mmlu", "out", questions=QuestionsConfig(path=str(tmp_path), max_questions=2, shots=2))
-    dataset = mmlu_dataset(config, None)
-    assert list(dataset.queries) == ["anatomy?"] * 2 + ["virology?"] * 2 + ["shot 0?", "shot 1?"] * 2
+    task = Mmlu.of(config, None, SERVER)
+    assert list(task.queries) == ["anatomy?"] * 2 + ["virology?"] * 2 + ["shot 0?", "shot 1?"] * 2
     config.questions.query = "{question} {choices}"
-    first, *_ = mmlu_dataset(config, None).queries
+    first, *_ = Mmlu.of(config, None, SERVER).queries
     assert first.startswith("anatomy? A. ") and first.count("\n") == 3
     lm = KnownLM(lambda prefix, letter: [math.log(0.5 if letter == " B" else 0.1)])
-    task = dataset.make_task(PromptedLM(lm, PromptTemplate("\n")), Book())
-    rows = outcome_rows(task, {"none": NOTHING, "bm25": evidence("own")})
+    rows = outcome_rows(opened(task, lm, Book()), {"none": NOTHING, "bm25": evidence("own")})
     assert rows[2]["methods"]["bm25"]["numbers"]["shots"] == 2
     closed, with_documents = sorted(
         (some[0] for some in lm.prompts if "virology" in some[0]), key=lambda prompt: "Knowledge" in prompt
@@ -85,10 +79,9 @@ def test_the_question_moves_the_weights_of_documents_before_the_letter() -> None
     lm, texts, similarities = ImmediateLM(), ("p q r s", "asked asked asked", "no"), np.array([2.0, 0.0, 1.0])
     fixed = Evidence(texts, prior_log_weights(similarities))
     moved = replace(fixed, weighting=Weighting(0.1, read=3))
-    made = FewShot(PromptTemplate(""), PromptTemplate(""), ROOM)
-    asking = Asking(lm, made, FORM, {(name, "anatomy"): SHOTS for name in "mn"})
-    outcomes = Mmlu(asking, [ASKED]).submit(0, {"m": fixed, "n": moved})()
-    prompts, end = [FORM.prompt(ASKED, SHOTS, text) for text in texts], "\nD. s\nAnswer:"
+    task = opened(Mmlu([ASKED], {"anatomy": [shot for shot, _ in SHOTS]}), lm, methods="mn")
+    outcomes = task.submit(0, {"m": fixed, "n": moved})()
+    prompts, end = [Mmlu.prompt(ASKED, SHOTS, text) for text in texts], "\nD. s\nAnswer:"
     assert all(prompt.endswith(end) for prompt in prompts)
     scores = lm.score([prompt.removesuffix(end) for prompt in prompts], [end] * 3)
     read = np.stack([score.token_logprobs for score in scores])
@@ -139,34 +132,6 @@ def test_official_files_and_files_with_a_header_give_the_same_questions(tmp_path
     assert questions[1].example.query.replace("\r", "") == 'Which, of "these",\nis 4?'
 
 
-@pytest.mark.parametrize(
-    ("test", "message"),
-    [
-        ("Which?,1,2,3,A\n", "test/anatomy_test.csv:1: expected 6 fields (question, A, B, C, D, answer), found 5"),
-        (OFFICIAL + "Which?,1,2,3,4,E\n", ":4: expected as answer one of A, B, C, D, found 'E'"),
-        (OFFICIAL + " ,1,2,3,4,A\n", ":4: the question is empty"),
-        (OFFICIAL + '"Which?,1,2,3,4,A\n', ":4: not valid CSV"),
-        ("", "holds no questions"),
-    ],
-)
-def test_a_wrong_file_is_named_with_its_line_and_what_was_expected(tmp_path: Path, test: str, message: str) -> None:
-    with pytest.raises(UserError, match=re.escape(message)):
-        read_mmlu(write_set(tmp_path, test), num_demonstrations=2)
-
-
-def test_missing_and_unknown_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no MMLU"):
-        read_mmlu(tmp_path)
-    with pytest.raises(UserError, match=r"anatomy_dev\.csv holds 2 questions, 5 demonstrations are asked for"):
-        read_mmlu(write_set(tmp_path, OFFICIAL))
-    (tmp_path / "dev" / "anatomy_dev.csv").unlink()
-    with pytest.raises(UserError, match=r"anatomy_dev\.csv does not exist"):
-        read_mmlu(tmp_path)
-    write_set(tmp_path, OFFICIAL, subject="alchemy")
-    with pytest.raises(UserError, match="'alchemy' is none of MMLU's 57 subjects"):
-        read_mmlu(tmp_path, 2)
-
-
 def test_probabilities_are_mixed_and_not_logits_or_normalised_ones() -> None:
     # The first document is sure of B, but holds any letter improbable: as raw probabilities it hardly counts.
     probabilities = np.array([[1e-6, 1e-3, 1e-6, 1e-6], [0.3, 0.1, 0.2, 0.1]])
@@ -191,9 +156,9 @@ EVEREST = "Mount Everest\nMount Everest is 8,849 m high.\n\nIt lies between Nepa
 
 
 def test_prompts_are_the_golden_ones() -> None:
-    assert FORM.prompt(MOUNTAIN, [(RIVER, None), (DESERT, None)], EVEREST) == golden("mmlu_with_document")
-    assert FORM.prompt(MOUNTAIN, []) == golden("mmlu_without_document")
-    with_all = FORM.prompt(MOUNTAIN, [(RIVER, "The Nile is long."), (DESERT, None)], "Everest is high.")
+    assert Mmlu.prompt(MOUNTAIN, [(RIVER, None), (DESERT, None)], EVEREST) == golden("mmlu_with_document")
+    assert Mmlu.prompt(MOUNTAIN, []) == golden("mmlu_without_document")
+    with_all = Mmlu.prompt(MOUNTAIN, [(RIVER, "The Nile is long."), (DESERT, None)], "Everest is high.")
     assert with_all == golden("mmlu_demonstrations_with_documents")
     assert CONTINUATIONS == (" A", " B", " C", " D")
 

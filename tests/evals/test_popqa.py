@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,18 +14,12 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, PaperConfig, QuestionsConfig
 from replug.config.methods import parse_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
-from replug.evals.few_shot import Asking, FewShot
-from replug.evals.kinds import PromptedLM
-from replug.evals.lm_passes import first_line, genread_prompt
 from replug.evals.loop import Item, Row
 from replug.evals.popqa import (
-    FORM,
     TEMPLATES,
     PopQa,
     PopQuestion,
-    add_popqa_findings,
     plan_shots,
-    popqa_dataset,
     popularity_bin,
     popularity_correlation,
     question_of,
@@ -34,11 +27,12 @@ from replug.evals.popqa import (
     relative_popularity,
     with_most_frequent_answers,
 )
+from replug.evals.questions import first_line
 from replug.evals.results import compare
+from replug.evals.search import genread_prompt
 from replug.evals.tables import to_markdown
 from replug.models.generation import Generated
-from replug.models.prompt import PromptTemplate
-from tests.support.known_lm import KnownTexts
+from tests.support.known_lm import KnownTexts, opened
 
 GOLDEN = Path(__file__).parent / "golden"
 ASKED = "What is Ada Lovelace's occupation?"
@@ -58,11 +52,11 @@ PASSAGES = ["Fryderyk Chopin\nChopin was born in Żelazowa Wola.\n", "N'Djamena 
 @pytest.mark.parametrize(
     ("name", "prompt"),
     [
-        ("zero_shot", FORM.prompt(popular(ASKED))),
-        ("few_shot", FORM.prompt(popular(ASKED), [(shot, None) for shot in SHOTS])),
+        ("zero_shot", PopQa.prompt(popular(ASKED))),
+        ("few_shot", PopQa.prompt(popular(ASKED), [(shot, None) for shot in SHOTS])),
         (
             "with_passages",
-            FORM.prompt(
+            PopQa.prompt(
                 popular(ASKED),
                 list(zip(SHOTS, PASSAGES, strict=True)),
                 "Ada Lovelace\nAda was a mathematician.",
@@ -99,17 +93,6 @@ def test_the_correlation_is_pearsons_with_the_logarithm():
         assert popularity_correlation(*map(np.array, same)) is None
 
 
-ROW = {
-    "id": 1,
-    "subj": "Ada",
-    "prop": "occupation",
-    "obj": "writer",
-    "s_pop": 142,
-    "o_pop": 25692,
-    "possible_answers": ["writer", "author"],
-}
-
-
 def write(path: Path, *rows: dict) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -141,61 +124,21 @@ def test_the_published_table_is_read(tmp_path):
         read_popqa(path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"prop": "shoe size"}, "q.jsonl:1: prop 'shoe size' is unknown; expected one of occupation,"),
-        ({"question": "Who is Ada?"}, "question 'Who is Ada?' is not what prop 'occupation' and subj make: \"What is"),
-        ({"s_pop": -1}, "field 's_pop' must be a count, 0 or more, found -1"),
-        ({"s_pop": None}, "field 's_pop' must be a count, 0 or more, found None"),
-        ({"answers": ["x"]}, "expected the field 'possible_answers' or 'answers', found possible_answers and answers"),
-    ],
-)
-def test_a_wrong_row_is_named_with_its_line_and_what_was_expected(tmp_path, change, message):
-    with pytest.raises(UserError, match=re.escape(message)):
-        read_popqa(write(tmp_path / "q.jsonl", {**ROW, **change}))
-
-
-def test_fifteen_shots_of_sixteen_relations_are_one_of_each_other_relation():
-    plan = plan_shots(pool(16, 4), None, 15, 0)
-    assert len(plan[0]) == 16 * 3, "each relation gave one question away"
-    for relation, shots in plan[1].items():
-        assert len(shots) == 15
-        assert Counter(shot.relation for shot in shots) == {r: 1 for r in plan[1] if r != relation}
-
-
-def test_shots_are_the_same_for_the_same_seed_in_random_order_and_never_evaluated():
-    plans = [plan_shots(pool(5, 10), None, 9, seed) for seed in (1, 1, 2)]
+def test_shots_are_one_of_each_other_relation_in_an_order_of_the_seed_and_never_evaluated():
+    plans = [plan_shots(pool(16, 4), None, 15, seed) for seed in (1, 1, 2)]
     assert plans[0] == plans[1] != plans[2]
-    asked = {q.example.id for q in plans[0][0]}
-    shown = {shot.example.id for shots in plans[0][1].values() for shot in shots}
-    assert len(asked) == 50 - 5 * 2 and not asked & shown
-    relations = [shot.relation for shot in plans[0][1]["occupation"]]
+    asked, shots = plans[0]
+    assert len(asked) == 16 * 3, "each relation gave one question away"
+    for relation, shown in shots.items():
+        assert Counter(shot.relation for shot in shown) == {other: 1 for other in shots if other != relation}
+        assert not {shot.example.id for shot in shown} & {question.example.id for question in asked}
+    relations = [shot.relation for shot in shots["occupation"]]
     assert relations != sorted(relations), "shuffled, not relation by relation"
-
-
-def test_shots_of_another_file_are_never_evaluated_questions():
-    same = pool(3, 6)
+    same = pool(3, 6)  # and of another file
     asked, shots = plan_shots(same, same[:3], 4, 0)
     assert {q.example.id for q in asked} == {q.example.id for q in same[:3]}
     assert not {q.example.id for q in asked} & {s.example.id for of in shots.values() for s in of}
     assert Counter(shot.relation for shot in shots["occupation"]) == {"place of birth": 2, "genre": 2}
-    same = pool(2, 4)
-    with pytest.raises(UserError, match="4 demonstrations are asked for, but 3 of 4 questions are not evaluated"):
-        plan_shots(same, same[:2], 4, 0)
-
-
-@pytest.mark.parametrize(
-    ("relations", "each", "shots", "message"),
-    [
-        (1, 9, 5, "all questions are of 'occupation'; expected questions.shots=0, or questions.demonstrations=FILE"),
-        (4, 9, 2, "questions.shots is 2, but each of 3 other relations gives as many shots; expected 3 or more, or 0"),
-        (2, 5, 5, "5 questions of relation 'occupation', but 5 are shown as shots and one at least is to be left"),
-    ],
-)
-def test_too_few_relations_or_questions_for_the_shots_are_named(relations, each, shots, message):
-    with pytest.raises(UserError, match=re.escape(message)):
-        plan_shots(pool(relations, each), None, shots, 0)
 
 
 # The task -------------------------------------------------------------------------------------------------------------
@@ -203,9 +146,8 @@ def test_too_few_relations_or_questions_for_the_shots_are_named(relations, each,
 
 TEXTS = ["Ada was a poet.", "Ada was a baker.", "Chad's capital is N'Djamena."]
 METHODS = ["none", "bm25@1", "replug", "genread", "random"]
-EVERYTHING = FewShot(PromptTemplate("\n"), PromptTemplate("\n"), 15)  # fits
 BORN = Item("bo", "In what city was Bo born?", "place of birth")
-TASK_SHOTS = [(PopQuestion(BORN, ("Rome",), "Bo", "Rome", 10.0), None)]
+TASK_SHOTS = [PopQuestion(BORN, ("Rome",), "Bo", "Rome", 10.0)]
 
 
 class Poet:
@@ -249,9 +191,7 @@ def book(names=METHODS, written_tokens: int | None = 30, **more) -> EvidenceBook
 
 
 def task(lm, shots=TASK_SHOTS, asked=QUESTIONS, of=None) -> PopQa:
-    of = of or book()
-    by_method = {(method.name, "occupation"): shots for method in of.methods}
-    return PopQa(Asking(lm, EVERYTHING, FORM, by_method), asked, of, 15)
+    return opened(PopQa(asked, {"occupation": shots}, 15, has_documents=False), lm, of or book())
 
 
 def measured(lm=None, **settings) -> list[Row]:
@@ -290,12 +230,11 @@ def test_demonstrations_have_their_passages_or_none(tmp_path: Path, in_shots: bo
     keys = QuestionsConfig(
         str(write(tmp_path / "q.jsonl", *rows)), shots=1, max_questions=1, documents_in_shots=in_shots
     )
-    dataset = popqa_dataset(EvaluationConfig("popqa", "out", ["bm25@1"], questions=keys), None)
+    config = EvaluationConfig("popqa", "out", ["bm25@1"], questions=keys)
+    task = PopQa.of(config, None, SimpleNamespace(max_tokens=None))
     found = RetrievedDocuments(np.array([[1], [0], [0]]), np.ones((3, 1)))  # a question, and the two that are shown
     of = EvidenceBook(parse_methods(["bm25@1"], 1, {}), KnownTexts(["one", "two"]), {"bm25": found}, [True] * 3)
-    asked = dataset.make_task(PromptedLM(Poet(), PromptTemplate("\n")), of)
-    assert isinstance(asked, PopQa)
-    [prompt] = asked.prompts(0, "bm25@1", of.of(0)["bm25@1"]).prompts
+    [prompt] = opened(task, Poet(), of).prompts(0, "bm25@1", of.of(0)["bm25@1"]).prompts
     assert [line for line in prompt.splitlines() if line and not line.startswith("Q:")] == passages
 
 
@@ -342,7 +281,7 @@ def test_what_is_not_known_is_left_out_and_never_zero():
     for of in numbers.values():
         assert not {"mean_entropy", "prompt_tokens"} & of.keys()
         assert of["mean_logprob"] == -2.0
-    of = PopQa(Asking(lm, EVERYTHING, FORM, {("none", "occupation"): []}), asked, book(["none"]), 15)
+    of = task(lm, [], asked, book(["none"]))
     rows = [{"methods": {"none": {"numbers": numbers["none"], "detail": {}}}}]
     assert "prompt_tokens" not in compare(of, rows, [], PaperConfig(), 100, 0)["none"]
 
@@ -371,10 +310,9 @@ def test_results_have_the_most_frequent_answer_and_the_correlation():
         }
         for number, (one, is_right) in enumerate(zip(asked, right, strict=True))
     ]
-    by_method = {("none", relation): [] for relation in ("mother", "father")}
-    some = PopQa(Asking(Poet(), EVERYTHING, FORM, by_method), asked, book(["none"]), 15)
+    some = opened(PopQa(asked, dict.fromkeys(("mother", "father"), ()), 15), Poet(), book(["none"]))
     results = compare(some, rows, [], PaperConfig(), 100, 0)
-    lines = to_markdown(add_popqa_findings(SimpleNamespace(rows=rows, results=results, book=book(["none"]))))
+    lines = to_markdown(some.findings(rows, results, None))
     assert "none: 1 of 6 questions lost their earliest demonstrations, 2 in all: the LM holds no more tokens." in lines
     of = results["none"]
     assert of["accuracy/father"]["n"] == 3 and of["accuracy/popularity 10^0-10^1"]["n"] == 2

@@ -1,8 +1,6 @@
 """`replug evaluate` of PopQA on stand-ins: every way to answer, without a corpus, and killed in the middle."""
 
 import json
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.cached_scores import num_cached
-from tests.support.command_line import ROOT, CommandLine, start_process
-from tests.support.evaluating import wait_for_lines
+from tests.support.command_line import ROOT, CommandLine
+from tests.support.evaluating import evaluated, kill_at, num_lines
 from tests.support.preparing import write_jsonl
 
 pytestmark = pytest.mark.slow
@@ -65,15 +63,9 @@ Evaluate = Callable[..., tuple[dict, str]]
 
 @pytest.fixture(scope="module")
 def evaluate(replug: CommandLine, data: Path) -> Evaluate:
-    def evaluate(out: Path, *overrides: str) -> tuple[dict, str]:
-        ended = replug(*typed(data, out, *overrides))
-        assert ended.status == 0, ended.printed
-        return json.loads((out / "results.json").read_text())["popqa"], ended.printed
-
-    return evaluate
+    return lambda out, *overrides: evaluated(replug, out, *typed(data, out, *overrides))
 
 
-@pytest.mark.slow
 def test_every_way_to_answer_is_measured_with_its_costs_and_reported(evaluate, replug, data, tmp_path):
     out = tmp_path / "out"
     results, _ = evaluate(out, *with_corpus(data))
@@ -106,23 +98,16 @@ def test_without_a_corpus_the_lm_answers_alone_or_from_its_own_document(evaluate
     assert "top_score" not in rows[0]
 
 
-def num_answers(out: Path) -> int:
-    """Count the answers that the cache holds."""
-    return num_cached(out / "scores.sqlite")["answers"]
-
-
 @pytest.mark.nightly
 def test_killed_among_answers_it_has_the_results_of_an_unbroken_run(evaluate, data, tmp_path):
     settings = [*with_corpus(data), "methods=[none,bm25@1,genread]", "data.corpus=" + str(data / "corpus.jsonl")]
     whole, _ = evaluate(tmp_path / "whole", *settings)
     out = tmp_path / "killed"
     slow = [*settings, "lm.path=stand_in:0.05"]
-    process = start_process(*typed(data, out, *slow))
-    wait_for_lines(process, out / "outcomes.jsonl", 3)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert 3 <= len((out / "outcomes.jsonl").read_bytes().splitlines()) < 20, "it was not killed in the middle"
-    assert num_answers(out) > 24, "documents and answers are stored as they come"
+    done = kill_at(3, lambda: num_lines(out / "outcomes.jsonl"), *typed(data, out, *slow))
+    assert done < 20, "it was not killed in the middle"
+    assert num_cached(out / "scores.sqlite")["answers"] > 24, "documents and answers are stored as they come"
     again, _ = evaluate(out, *slow)
     assert again == whole
-    assert num_answers(out) == num_answers(tmp_path / "whole") == 24 + 20 * 3
+    for folder in (out, tmp_path / "whole"):
+        assert num_cached(folder / "scores.sqlite")["answers"] == 24 + 20 * 3

@@ -15,9 +15,8 @@ from replug.config.load import load_evaluation_config
 from replug.config.methods import parse_methods
 from replug.config.rules import evaluation_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
-from replug.evals.kinds import PromptedLM
-from replug.evals.lm_passes import reranked, write_documents
-from replug.evals.search import find_all, warn_of_similarity
+from replug.evals.loop import PromptedLM
+from replug.evals.search import find_all, reranked, warn_of_similarity, write_documents
 from replug.models.encoder import Encoder
 from replug.models.generation import Generated
 from replug.models.packaged import write_stand_in_encoder

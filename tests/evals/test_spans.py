@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig, TextsConfig
 from replug.config.load import load_evaluation_config
 from replug.config.schema import LMConfig
@@ -41,12 +40,9 @@ WRITTEN = (
 )
 
 
-def test_wikitext_is_read_in_usual_writing():
-    assert detokenized_wikitext(LINES)[0] == WRITTEN
-
-
-def test_the_words_and_line_ends_are_those_of_the_original():
+def test_wikitext_is_read_in_usual_writing_with_the_words_and_line_ends_of_the_original():
     text, starts = detokenized_wikitext(LINES)
+    assert text == WRITTEN
     assert len(starts) == len(LINES.split()) + LINES.count("\n") == len(unit_starts(LINES))
     begun = [text[start : start + 4] for start in starts]
     assert begun[:7] == ["= Ro", "Robe", "Boul", "=\n\nH", "\n\nHe", "\nHe ", "He w"]
@@ -196,18 +192,3 @@ def test_names_of_the_corpus_fields_are_no_names_of_fields_that_texts_lack(tmp_p
         keys = [f"texts.path={tmp_path / name}.jsonl", "data.fields={contents: text, pid: id}"]
         [span] = read_spans(config_of(tmp_path, *keys), None)
         assert (span.source, span.continuation) == (name, expected)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["texts.path=null", "data.prepared=x"], "texts.scored_tokens is set, but held-out texts are measured as they"),
-        (
-            ["texts.path=null", "texts.scored_tokens=128", "data.prepared=x", "methods=[none,long_context]"],
-            "methods: long_context reads on in whole texts",
-        ),
-    ],
-)
-def test_lengths_that_do_not_fit_are_refused(tmp_path, overrides, message):
-    with pytest.raises(UserError, match=message):
-        config_of(tmp_path, *overrides)

@@ -2,32 +2,30 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from replug.config.evaluation_schema import PaperConfig
+from replug.config.methods import Method
 from replug.data.records import Example
 from replug.evals.evidence import NOTHING, Evidence
-from replug.evals.few_shot import Asking, FewShot
 from replug.evals.language_modelling import LanguageModelling
 from replug.evals.loop import Item
-from replug.evals.mmlu import FORM as MMLU_FORM
 from replug.evals.mmlu import Mmlu, MmluQuestion
-from replug.evals.open_qa import FORM as OPEN_QA_FORM
 from replug.evals.open_qa import OpenQa
 from replug.evals.questions import OpenQuestion
 from replug.evals.results import compare
 from replug.evals.retrieval import FIRST_MEASURES, Retrieval, gold_rows, retrieval_metrics
 from replug.models.ensemble import Weighting
-from replug.models.prompt import PromptTemplate
-from tests.support.known_lm import KnownLM, outcome_rows
+from tests.support.known_lm import KnownLM, opened, outcome_rows
 
 
 def test_bits_per_byte_and_perplexity_of_a_known_distribution_are_exact():
     lm = KnownLM(lambda prefix, continuation: [math.log(1 / 8)] * 4)
     examples = [Example("a", "x ", "ab cd ef", "d"), Example("b", "x ", "äö gh", "d")]
-    task = LanguageModelling(lm, PromptTemplate("\n"), examples)
+    task = opened(LanguageModelling(examples), lm)
     results = compare(task, outcome_rows(task, {"none": NOTHING}), [], PaperConfig(), 100, 0)["none"]
     assert results["bpb"]["value"] == pytest.approx(24 / (8 + 7), rel=1e-6)  # 2 texts x 4 tokens x 3 bits
     assert results["token_perplexity"]["value"] == pytest.approx(8, rel=1e-6)
@@ -36,7 +34,7 @@ def test_bits_per_byte_and_perplexity_of_a_known_distribution_are_exact():
 
 def test_documents_are_mixed_as_probabilities_and_each_is_scored_once():
     lm = KnownLM(lambda prefix, continuation: [math.log({"good": 0.5, "bad": 0.1}[prefix.split("\n")[0]])])
-    task = LanguageModelling(lm, PromptTemplate("\n"), [Example("a", "x", "y", "d")])
+    task = opened(LanguageModelling([Example("a", "x", "y", "d")]), lm)
     evidence = {
         "even": Evidence(("good", "bad"), np.log([0.5, 0.5])),
         "weighted": Evidence(("good", "bad"), np.log([0.75, 0.25])),
@@ -48,25 +46,15 @@ def test_documents_are_mixed_as_probabilities_and_each_is_scored_once():
     assert lm.prompts == [["good\nx", "bad\nx"]]
 
 
-EVERYTHING = FewShot(PromptTemplate("\n"), PromptTemplate("\n"), 8)  # fits
-
-
 def question(subject, number, answer):
     return MmluQuestion(Item(f"{subject}{number}", f"question {number}", subject), ("p", "q", "r", "s"), answer)
-
-
-def mmlu(lm, questions, methods=("none",)):
-    """Without demonstrations, for an LM that holds everything."""
-    subjects = {question.example.group for question in questions}
-    shots = {(method, subject): () for method in methods for subject in subjects}
-    return Mmlu(Asking(lm, EVERYTHING, MMLU_FORM, shots), questions)
 
 
 def test_averages_over_questions_and_over_subjects_have_their_own_names():
     rights = {"anatomy": [1, 1, 1, 0], "virology": [0], "sociology": [1, 0], "astronomy": [1]}
     questions = [question(s, i, 0 if right else 1) for s, of in rights.items() for i, right in enumerate(of)]
     lm = KnownLM(lambda prefix, letter: [math.log(0.7 if letter == " A" else 0.1)])
-    task = mmlu(lm, questions)
+    task = opened(Mmlu(questions, dict.fromkeys(rights, ())), lm)
     of = compare(task, outcome_rows(task, {"none": NOTHING}), [], PaperConfig(), 100, 0)["none"]
     values = {name: entry["value"] for name, entry in of.items()}
     assert values["accuracy"] == pytest.approx(5 / 8)
@@ -83,8 +71,9 @@ def test_an_open_question_is_asked_with_its_methods_documents_and_demonstrations
     shot = OpenQuestion(Item("s", "who?", "all"), ("me",))
     asked = OpenQuestion(Item("q", "what colour?", "all"), ("Blue",))
     lm = KnownLM(lambda prompt, _: " blue.\nQuestion: red?" if "blue" in prompt else " no idea")
-    shots = {("none", "all"): [(shot, None)], ("replug", "all"): [(shot, "of me")]}
-    task = OpenQa(Asking(lm, EVERYTHING, OPEN_QA_FORM, shots), [asked], 8)
+    methods = [Method("none", "none", 0, False), Method("replug", "replug", 2, False)]
+    book = SimpleNamespace(methods=methods, nearest=lambda method, row: "of me" if method.k else None)
+    task = opened(OpenQa([asked], {"all": [shot]}, 8), lm, book)
     evidence = {"none": NOTHING, "replug": Evidence(("red", "it is blue"), np.log([0.25, 0.75]))}
     outcomes = task.submit(0, evidence)()
     assert lm.prompts == [

@@ -1,10 +1,16 @@
 """Evaluations as they are typed, on a finished run; and how far one is."""
 
-import subprocess
+import json
+import os
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.command_line import ROOT
+import pytest
+
+from replug.models.lm_source import LocalSource
+from tests.support.command_line import ROOT, CommandLine, start_process
 
 
 def typed(name: str, *overrides: str) -> list[str]:
@@ -22,9 +28,30 @@ def on_run(run: Path) -> list[str]:
     ]
 
 
-def wait_for_lines(process: subprocess.Popen, path: Path, count: int) -> None:
-    deadline = time.monotonic() + 300
-    while not path.exists() or len(path.read_bytes().splitlines()) < count:
+def evaluated(replug: CommandLine, out: Path, *words: str) -> tuple[dict, str]:
+    """Run an evaluation to a good end; return its results and what was printed."""
+    ended = replug(*words)
+    assert ended.status == 0, ended.printed
+    return next(iter(json.loads((out / "results.json").read_text()).values())), ended.printed
+
+
+def open_lms_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open local LMs in this process, so that nothing waits for Ray."""
+    monkeypatch.setattr(LocalSource, "roles", ())
+    monkeypatch.setattr(LocalSource, "open", lambda self, lm: self.open_here())
+
+
+def num_lines(path: Path) -> int:
+    return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+
+def kill_at(count: int, num: Callable[[], int], *words: str) -> int:
+    """Start a command, kill -9 it when there are so many lines or files, and return how many there are then."""
+    process, deadline = start_process(*words), time.monotonic() + 300
+    while num() < count:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    return num()

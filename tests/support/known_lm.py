@@ -1,13 +1,16 @@
 """An LM whose every answer is known, and the outcomes of a task that asks it."""
 
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import numpy as np
 
 from replug.data.records import Document
+from replug.evals.loop import PromptedLM
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Generated
 from replug.models.local.stand_in_lm import StandInLM
+from replug.models.prompt import PromptTemplate
 
 
 class KnownLM:
@@ -61,6 +64,13 @@ def outcome_rows(task, evidence):
         outcomes = task.submit(row, evidence)()
         rows.append({"methods": {name: {"numbers": o.numbers, "detail": o.detail} for name, o in outcomes.items()}})
     return rows
+
+
+def opened(task, lm, book=None, methods=("none",), template=None):
+    """The task, which asks this LM after a template that joins by line ends; by default no method has documents."""
+    none = SimpleNamespace(methods=[SimpleNamespace(name=name) for name in methods], nearest=lambda method, row: None)
+    task.open(PromptedLM(lm, template or PromptTemplate("\n")), book or none)
+    return task
 
 
 class KnownTexts:

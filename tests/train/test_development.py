@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from replug.evals.temperature_fit import ensemble_bits
+from replug.evals.ensemble_temperatures import ensemble_bits
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
 from replug.models.encoder import Encoder
 from replug.models.local.stand_in_lm import StandInLM

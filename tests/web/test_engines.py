@@ -11,8 +11,7 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import WebConfig
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
-from replug.web.engine import ApiEngine, BraveEngine, make_engine
-from replug.web.records import EngineRefused
+from replug.web.engine import EngineRefused, SearchEngine
 from tests.support.web_site import Route, WebSite, answer, redirect, web_site
 
 KEY = "a-key-of-my-own"
@@ -26,15 +25,15 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebSite]:
     for name, value in FAST.items():
         monkeypatch.setattr(f"replug.web.engine.{name}", value)
     with web_site() as made:
-        monkeypatch.setattr(BraveEngine, "url", made.url + "/brave")
-        monkeypatch.setattr(BraveEngine, "pause_seconds", 0.3)
+        monkeypatch.setattr("replug.web.engine.BRAVE_URL", made.url + "/brave")
+        monkeypatch.setattr("replug.web.engine.BRAVE_PAUSE_SECONDS", 0.3)
         yield made
 
 
-def engine(served: WebSite, name: str, budget: RequestBudget | None = None, **changes: object) -> ApiEngine:
+def engine(served: WebSite, name: str, budget: RequestBudget | None = None, **changes: object) -> SearchEngine:
     url = served.url if name == "searxng" else None
     web = WebConfig(engine=name, url=url, **changes)
-    return make_engine(web, budget or RequestBudget(None, section="web"))
+    return SearchEngine(web, budget or RequestBudget(None, section="web"))
 
 
 def found(name: str, start: int, count: int) -> bytes:
@@ -57,9 +56,7 @@ def paged(name: str, per_page: int, total: int) -> Route:
 def test_twenty_results_are_gathered_in_order(site: WebSite, name: str, per_page: int, requests: int) -> None:
     site.routes[PATHS[name]] = paged(name, per_page, 100)
     results = engine(site, name).search("who wrote faust", 20)
-    assert [(result.url, result.title, result.rank) for result in results] == [
-        (f"https://{number}.test/", f"T{number}", number + 1) for number in range(20)
-    ]
+    assert results == [{"url": f"https://{n}.test/", "title": f"T{n}", "rank": n + 1} for n in range(20)]
     assert site.requests[PATHS[name]] == requests
     assert all(request.query["q"] == "who wrote faust" for request in site.seen)
 

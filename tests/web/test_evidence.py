@@ -20,10 +20,16 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import WebConfig
 from replug.data.records import Document
 from replug.models.ensemble import Retrieved
-from replug.web.evidence import EvidenceFinder, evidence_finder, found_in_documents
-from replug.web.extraction import split_passages, tfidf_cosines
-from replug.web.records import EngineRefused, EngineResult, FoundEvidence, Passage, first_passages
-from replug.web.snapshot import KeptPage
+from replug.web.engine import EngineRefused
+from replug.web.evidence import EvidenceFinder, KeptPage, Snapshot, evidence_finder
+from replug.web.passages import (
+    FoundEvidence,
+    Passage,
+    first_passages,
+    found_in_documents,
+    split_passages,
+    tfidf_cosines,
+)
 from tests.support.shared_data import shared
 from tests.support.web_site import FOOTER, QUICK, WebSite, answer, article, searxng, web_site
 
@@ -31,45 +37,27 @@ PLACES = ["lighthouse", "harbour", "harbour", "harbour", "harbour"]
 SENTENCES = [f"Fact {number} about the {PLACES[number % 5]} is told." for number in range(30)]
 
 
-class Engine:
-    """Answers what it was made with, and counts how often it was asked."""
+class Known(EvidenceFinder):
+    """An engine that answers or refuses, and pages that are known."""
 
     identity = "fake"
 
-    def __init__(self, *results: EngineResult, refusal: str | None = None) -> None:
-        self.results, self.refusal, self.asked = list(results), refusal, 0
+    def __init__(self, folder: Path, *pages: KeptPage, refusal: str | None = None) -> None:
+        super().__init__(self, WebConfig(), Snapshot(folder), None, None)
+        self.pages, self.refusal = {page.url: page for page in pages}, refusal
 
-    def search(self, query: str, num_results: int) -> list[EngineResult]:
-        self.asked += 1
+    def search(self, query: str, num_results: int) -> list[dict]:
         if self.refusal:
             raise EngineRefused(self.refusal, "no")
-        return self.results[:num_results]
-
-
-class Pages:
-    """Pages that are known."""
-
-    def __init__(self, *pages: KeptPage) -> None:
-        self.pages, self.read_urls = {page.url: page for page in pages}, 0
+        return [{"url": url, "title": "T", "rank": rank} for rank, url in enumerate(self.pages, 1)]
 
     def read(self, urls: Sequence[str]) -> list[KeptPage]:
-        self.read_urls += len(urls)
         return [self.pages[url] for url in urls]
-
-    def close(self) -> None: ...
-
-
-def result(number: int, **changes: object) -> EngineResult:
-    return EngineResult(**{"url": f"https://{number}.test/", "title": f"T{number}", "rank": number, **changes})
 
 
 def page(number: int, text: str, **changes: object) -> KeptPage:
     url = f"https://{number}.test/"
     return KeptPage(**{"url": url, "fetched": "2024-05-01", "final_url": url, "text": text, **changes})
-
-
-def find(engine: Engine, pages: Pages, question: str = "the lighthouse", **settings: object) -> FoundEvidence:
-    return EvidenceFinder(engine, WebConfig(**settings), pages).find(question)
 
 
 @pytest.fixture
@@ -159,15 +147,14 @@ def test_after_kill_9_nothing_that_was_answered_is_asked_for_again(site: WebSite
     assert [site.requests[path] for path in ("/search", "/0", "/1", "/2", "/3")] == [1, 1, 1, 2, 1]
 
 
-def test_an_engine_that_refuses_or_finds_nothing_is_counted() -> None:
-    assert find(Engine(refusal="rate_limited"), Pages()) == FoundEvidence((), {"engine_rate_limited": 1})
-    assert find(Engine(), Pages()).failures == {"no_results": 1}
-    assert find(Engine(result(1)), Pages(page(1, "", failure="timeout"))).failures == {"timeout": 1}
+def test_what_gives_nothing_is_counted_and_pages_with_the_same_text_or_url_count_once(tmp_path: Path) -> None:
+    def find(*pages: KeptPage, **more: str) -> FoundEvidence:
+        return Known(tmp_path / str(len(pages)) / str(more), *pages, **more).find("the lighthouse")
 
-
-def test_pages_with_the_same_text_or_url_count_once() -> None:
-    pages = Pages(page(1, "Same text."), page(2, "Same text."), page(3, "Other.", final_url="https://1.test/"))
-    found = find(Engine(result(1), result(2), result(3)), pages)
+    assert find(refusal="rate_limited") == FoundEvidence((), {"engine_rate_limited": 1})
+    assert find().failures == {"no_results": 1}
+    assert find(page(1, "", failure="timeout")).failures == {"timeout": 1}
+    found = find(page(1, "Same text."), page(2, "Same text."), page(3, "Other.", final_url="https://1.test/"))
     assert [passage.rank for passage in found.passages] == [1]
     assert found.failures == {"duplicate": 2}
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
+from replug.web.evidence import EvidenceFinder, KeptPage, Snapshot
 from replug.web.extraction import Extractor, decode_page
 from replug.web.fetch import AGENT, USER_AGENT, Fetcher, FetchLimits, parse_robots
-from replug.web.snapshot import KeptPage, Snapshot, WebPages
 from tests.support.web_site import QUICK, WebSite, answer, article, hostile_pages, redirect, web_site
 
 TEXT = "The lighthouse was built in 1871. It stands on a rock in the bay.\nIts keeper was the novelist's aunt."
@@ -36,8 +36,8 @@ def extractor() -> Iterator[Extractor]:
 def read(
     site: WebSite, extractor: Extractor, folder: Path, *paths: str, limits: FetchLimits = QUICK
 ) -> dict[str, KeptPage]:
-    pages = WebPages(Fetcher(limits, site.exempt), extractor, Snapshot(folder))
-    return dict(zip(paths, pages.read([site.url + path for path in paths]), strict=True))
+    finder = EvidenceFinder(None, None, Snapshot(folder), Fetcher(limits, site.exempt), extractor)
+    return dict(zip(paths, finder.read([site.url + path for path in paths]), strict=True))
 
 
 def one(site: WebSite, extractor: Extractor, folder: Path, path: str) -> KeptPage:
@@ -166,7 +166,7 @@ def test_a_server_of_this_machine_is_read_only_where_the_caller_names_it(
     site: WebSite, extractor: Extractor, tmp_path: Path
 ) -> None:
     site.routes["/a"] = answer(article("a", TEXT))
-    pages = WebPages(Fetcher(QUICK), extractor, Snapshot(tmp_path))
+    pages = EvidenceFinder(None, None, Snapshot(tmp_path), Fetcher(QUICK), extractor)
     assert pages.read([f"{site.url}/a", "http://127.0.0.1/a"])[0].failure == "url_port"
     assert pages.read(["http://127.0.0.1/a"])[0].failure == "forbidden_address"
     assert not site.requests
@@ -203,27 +203,21 @@ def test_broken_bytes_are_counted_and_the_text_stays() -> None:
     assert found == ("A page with one \ufffd and another \ufffd of them", 2)
 
 
-PAGE = KeptPage("https://a.test/", "2024-05-01", "https://a.test/x", "Title", "Größe \ud800 \n text", "2020-01-01", 1)
-
-
 def only_file(folder: Path) -> Path:
     (path,) = (path for path in folder.rglob("*") if path.is_file())
     return path
 
 
-def test_a_flipped_bit_is_refused_by_name_wherever_it_is(tmp_path: Path) -> None:
-    Snapshot(tmp_path).keep_page(PAGE)
-    path = only_file(tmp_path)
+def test_a_flipped_bit_and_an_entry_of_another_page_are_refused_by_name(tmp_path: Path) -> None:
+    request, page = {"url": "https://a.test/"}, {"url": "https://a.test/", "text": "Größe \ud800 \n text"}
+    Snapshot(tmp_path / "a").write("pages", request, page)
+    path = only_file(tmp_path / "a")
     whole = path.read_bytes()
     for place in range(0, len(whole) - 1, 7):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with pytest.raises(UserError, match=path.name):
-            Snapshot(tmp_path).page(PAGE.url)
-
-
-def test_an_entry_of_another_page_is_refused(tmp_path: Path) -> None:
-    Snapshot(tmp_path / "a").keep_page(PAGE)
-    Snapshot(tmp_path / "b").keep_page(replace(PAGE, url="https://b.test/"))
-    only_file(tmp_path / "a").write_bytes(only_file(tmp_path / "b").read_bytes())
+            Snapshot(tmp_path / "a").read(["pages"], request)
+    Snapshot(tmp_path / "b").write("pages", {"url": "https://b.test/"}, {**page, "url": "https://b.test/"})
+    path.write_bytes(only_file(tmp_path / "b").read_bytes())
     with pytest.raises(UserError, match="is damaged"):
-        Snapshot(tmp_path / "a").page(PAGE.url)
+        Snapshot(tmp_path / "a").read(["pages"], request)

@@ -1,0 +1,124 @@
+"""Files of questions that are refused: by their name and line, with what was found and what was expected."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replug.config.errors import UserError
+from replug.evals.adaptive import read_answered
+from replug.evals.folder import EvaluationFolder
+from replug.evals.internet_sets import InternetQuestion, gold_evidence, read_set
+from replug.evals.loop import Item
+from replug.evals.mmlu import read_mmlu
+from replug.evals.popqa import TEMPLATES, PopQuestion, plan_shots, question_of, read_popqa
+from replug.evals.questions import read_questions
+from tests.support.outcome_folders import row, write_evaluation
+from tests.support.preparing import write_jsonl
+
+DEV = "Which is 1?,1,2,3,4,A\nWhich is 4?,1,2,3,4,D\n"
+ANSWERED = {"question": "q", "answers": ["a"]}
+PERSON = {"id": 1, "subj": "Ada", "prop": "occupation", "obj": "writer", "s_pop": 142, "possible_answers": ["writer"]}
+HOTPOT = {"question": "Which?", "answer": "It", "supporting_facts": [["No", 0]], "context": [["A", ["It began."]]]}
+CLAIM = {"id": 1, "label": "SUPPORTS", "claim": "So it is.", "evidence": [[[1, 2, "Page", 7]]]}
+YES = {"qid": "q1", "question": "Do fish fly?", "answer": False, "facts": ["Fish swim."]}
+DATED = {"id": 9, "edited_question": "who leads as of 2021", "date": "2021", "answer": ["Bo"]}
+RIGHT = {"accuracy": 1.0, "popularity": 50.0}
+
+
+def mmlu(test: str | None, num: int = 2, subject: str = "anatomy", dev: str | None = DEV) -> Callable[[Path], object]:
+    def read(folder: Path) -> object:
+        for split, content in (("test", test), ("dev", dev)):
+            if content is not None:
+                (folder / split).mkdir()
+                (folder / split / f"{subject}_{split}.csv").write_text(content)
+        return read_mmlu(folder, num)
+
+    return read
+
+
+def second(reader: Callable[[Path], object], *rows: dict[str, Any]) -> Callable[[Path], object]:
+    """Read rows as JSON Lines; of several the last is wrong."""
+    return lambda folder: reader(write_jsonl(folder / "q.jsonl", list(rows)))
+
+
+def of_set(name: str, row: dict[str, Any]) -> Callable[[Path], object]:
+    def read(folder: Path) -> object:
+        (folder / "set.json").write_text(json.dumps([row]))
+        return read_set(name, folder / "set.json")
+
+    return read
+
+
+def pool(num_relations: int, each: int) -> list[PopQuestion]:
+    return [
+        PopQuestion(Item(f"{of} {n}", question_of(of, f"s {n}"), of), ("x",), f"s {n}", "x", 10.0)
+        for n in range(each)
+        for of in list(TEMPLATES)[:num_relations]
+    ]
+
+
+def policy(*rows: dict[str, Any]) -> Callable[[Path], object]:
+    return lambda folder: read_answered([EvaluationFolder(write_evaluation(folder / "one", list(rows)))])
+
+
+class Documents:
+    """A corpus without any document."""
+
+    def rows_of(self, ids):
+        return {}
+
+
+def evidence(**of: Any) -> Callable[[Path], object]:
+    question = InternetQuestion(Item("a", "a?", "all"), ("x",), **of)
+    return lambda folder: gold_evidence([question], Documents(), "methods: gold")
+
+
+REFUSED = [
+    (mmlu("Which?,1,2,3,A\n"), "test/anatomy_test.csv:1: expected 6 fields (question, A, B, C, D, answer), found 5"),
+    (mmlu(DEV + "Which?,1,2,3,4,E\n"), ":3: expected as answer one of A, B, C, D, found 'E'"),
+    (mmlu(DEV + " ,1,2,3,4,A\n"), ":3: the question is empty"),
+    (mmlu(DEV + '"Which?,1,2,3,4,A\n'), ":3: not valid CSV"),
+    (mmlu(""), "holds no questions"),
+    (mmlu(None, dev=None), "holds no MMLU"),
+    (mmlu(DEV, num=5), "anatomy_dev.csv holds 2 questions, 5 demonstrations are asked for"),
+    (mmlu(DEV, dev=None), "anatomy_dev.csv does not exist"),
+    (mmlu(DEV, subject="alchemy"), "'alchemy' is none of MMLU's 57 subjects"),
+    (second(read_questions, ANSWERED, {"answers": ["a"]}), "q.jsonl:2: field 'question' must be a text, found None"),
+    (
+        second(read_questions, {**ANSWERED, "answers": 5}),
+        "field 'answers' must be a list of texts, at least one",
+    ),
+    (second(read_questions, {**ANSWERED, "answers": ["a", ""]}), ":1: field 'answers' must be a list of texts"),
+    (second(read_questions, {**ANSWERED, "gold": "p1"}), ":1: field 'gold' must be a list of document ids"),
+    (second(read_questions, {**ANSWERED, "id": True}), "field 'id' must be a string or an integer, found True"),
+    (second(read_questions, *[{**ANSWERED, "id": "same"}] * 2), ":2: id 'same' occurs twice"),
+    (second(read_popqa, {**PERSON, "prop": "age"}), "q.jsonl:1: prop 'age' is unknown; expected one of occupation,"),
+    (second(read_popqa, {**PERSON, "question": "Who is Ada?"}), "question 'Who is Ada?' is not what prop 'occupation'"),
+    (second(read_popqa, {**PERSON, "s_pop": -1}), "field 's_pop' must be a count, 0 or more, found -1"),
+    (second(read_popqa, {**PERSON, "s_pop": None}), "field 's_pop' must be a count, 0 or more, found None"),
+    (second(read_popqa, {**PERSON, "answers": ["x"]}), "or 'answers', found possible_answers and answers"),
+    (lambda _: plan_shots(pool(1, 9), None, 5, 0), "all questions are of 'occupation'; expected questions.shots=0"),
+    (lambda _: plan_shots(pool(4, 9), None, 2, 0), "questions.shots is 2, but each of 3 other relations gives as many"),
+    (lambda _: plan_shots(pool(2, 5), None, 5, 0), "5 questions of relation 'occupation', but 5 are shown as shots"),
+    (lambda _: plan_shots(pool(2, 4), pool(2, 4)[:2], 4, 0), "asked for, but 3 of 4 questions are not evaluated"),
+    (of_set("nq", {"question": "a"}), "row 1: expected the field 'answer' or 'answers', found neither"),
+    (of_set("hotpotqa", HOTPOT), "row 1: its evidence is not as in the files of hotpotqa (KeyError: 'No')"),
+    (of_set("fever", {**CLAIM, "label": "TRUE"}), "label 'TRUE' is unknown; expected one of SUPPORTS"),
+    (of_set("fever", {**CLAIM, "evidence": [[1]]}), "its evidence is not as in the files of fever (TypeError:"),
+    (of_set("strategyqa", {**YES, "answer": "yes"}), "field 'answer' must be true or false, found 'yes'"),
+    (of_set("situatedqa", {**DATED, "date": "last week"}), "date 'last week' does not end with a year"),
+    (evidence(), "question a has no gold evidence, which methods: gold needs"),
+    (evidence(evidence_ids=("gone",)), "names the document gone as its gold evidence, which data.corpus"),
+    (policy(row("a", "x", none=RIGHT), row("b", "x", none=RIGHT)), "expected none, and a method with documents"),
+    (policy(row("a", "x", none=RIGHT, bm25_at_1=RIGHT)), "one asked one question"),
+]
+
+
+@pytest.mark.parametrize(("read", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_cannot_be_read_is_named(tmp_path: Path, read: Callable[[Path], object], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        read(tmp_path)
