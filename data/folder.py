@@ -119,7 +119,10 @@ class Folder:
             raise UserError(
                 f"{self.path} holds no finished {self.kind}: {MANIFEST} is missing; run the command that makes it again"
             )
-        return self._read(self.path / MANIFEST)
+        content = self._read(self.path / MANIFEST)
+        if not isinstance(content.get("files"), dict):
+            raise UserError(f"{self.path / MANIFEST} lists no files; {self.fix_hint}")
+        return content
 
     def require(self, *names: str, meaning: str = "") -> None:
         """Raise UserError if one of these files (by default any) is missing or changed; each is compared once.

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from replug.index_workers.store_shard import require_store_of
 from transformers import PreTrainedTokenizerBase
 
 from replug.config.choices import Examples, Teacher, TooLong, TrainedSide
@@ -19,7 +18,7 @@ from replug.config.rules import OWN_LABELS, chooses_by_dev
 from replug.config.schema import Config
 from replug.data.progress import Stages
 from replug.data.store import PreparedSet
-from replug.index_workers.build import index_kind
+from replug.index_workers.build import index_kind, require_store_of
 from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder
 from replug.models.encoder_side import query_sample, require_known

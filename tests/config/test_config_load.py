@@ -195,8 +195,8 @@ def test_a_papers_table_reads_the_published_files_with_an_lm_of_2048_tokens(name
     corpus += [f"questions.demonstrations={published / 'nq_dpr.jsonl'}"] if name == "internet_situatedqa" else []
     lm = [f"lm.path={published / 'lm'}", "retriever.path=stand_in", f"out={published / name}"]
     config = load_evaluation_config(FOLDER / f"paper_tables/{name}.yaml", [f"{key}={published / path}", *corpus, *lm])
-    dataset = check_evaluation(config).make_dataset(config, None)
-    assert dataset.queries and (is_lm or "q" in dataset.queries[0])
+    task = check_evaluation(config).of(config, None, None)
+    assert task.queries and (is_lm or "q" in task.queries[0])
     [document] = read_documents(str(config.data.corpus), config.data.fields)
     has_title = is_lm or name.startswith("internet")
     assert document.text == ("Love Yourself\n" if has_title else "") + 'Love Yourself "Love Yourself" is a song'

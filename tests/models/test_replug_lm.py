@@ -232,7 +232,7 @@ def test_equal_queries_are_retrieved_once_and_sources_can_be_shown() -> None:
 
 
 def test_the_encoder_finds_the_most_similar_texts(encoder: Encoder) -> None:
-    words = [word for word in encoder.tokenizer.get_vocab() if word.isalpha()][:30]
+    words = [word for word in encoder.model.tokenizer.get_vocab() if word.isalpha()][:30]
     texts = [" ".join(words[i : i + 5]) for i in range(0, 30, 2)]
     vectors = torch.nn.functional.normalize(encoder.encode(texts), dim=-1).numpy()
     for query, documents in zip(texts, EncoderRetriever(encoder, texts).retrieve(texts, 4), strict=True):

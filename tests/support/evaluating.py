@@ -38,7 +38,7 @@ def evaluated(replug: CommandLine, out: Path, *words: str) -> tuple[dict, str]:
 def open_lms_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Open local LMs in this process, so that nothing waits for Ray."""
     monkeypatch.setattr(LocalSource, "roles", ())
-    monkeypatch.setattr(LocalSource, "open", lambda self, lm: self.open_here())
+    monkeypatch.setattr(LocalSource, "open", lambda self, lm, second=None: self.open_here())
 
 
 def num_lines(path: Path) -> int:
