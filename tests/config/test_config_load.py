@@ -25,6 +25,7 @@ from replug.data.rows import read_documents
 from replug.evals.kinds import check_evaluation
 from replug.evals.language_modelling import read_spans
 from replug.evals.popqa import TEMPLATES, question_of
+from replug.models.build import named_source
 from tests.support.tiny_lms import write_llama, write_tokenizer
 
 FOLDER = Path(__file__).parents[2] / "configs"
@@ -195,7 +196,7 @@ def test_a_papers_table_reads_the_published_files_with_an_lm_of_2048_tokens(name
     corpus += [f"questions.demonstrations={published / 'nq_dpr.jsonl'}"] if name == "internet_situatedqa" else []
     lm = [f"lm.path={published / 'lm'}", "retriever.path=stand_in", f"out={published / name}"]
     config = load_evaluation_config(FOLDER / f"paper_tables/{name}.yaml", [f"{key}={published / path}", *corpus, *lm])
-    task = check_evaluation(config).of(config, None, None)
+    task = check_evaluation(config).of(config, None, named_source(config.lm))
     assert task.queries and (is_lm or "q" in task.queries[0])
     [document] = read_documents(str(config.data.corpus), config.data.fields)
     has_title = is_lm or name.startswith("internet")

@@ -198,7 +198,7 @@ def test_an_lm_that_cannot_be_sent_is_refused(tmp_path: Path, ray_session: None)
         ({"train": {"context": "a"}}, "train is a dict; expected a path, or rows such as a list of dicts"),
         ({"corpus": [{"text": "a"}]}, r"given/corpus.jsonl:1: field 'id' is missing"),
         ({"corpus": [{"id": 1, "text": b"a"}]}, r"corpus\[0\] is no row of JSON: a bytes is not text"),
-        ({"corpus": pandas.DataFrame({"id": ["a"], "text": [None]})}, "field 'text' is null; expected a value"),
+        ({"corpus": pandas.DataFrame({"id": ["a"], "text": [None]})}, "field 'text' is null or empty"),
     ],
 )
 def test_objects_are_refused_as_files_are(given: dict, reason: str, tmp_path: Path) -> None:

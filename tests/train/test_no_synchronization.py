@@ -69,7 +69,7 @@ def lm(request: pytest.FixtureRequest, tmp_path: Path) -> HuggingFaceLM:
 
 def test_scoring_waits_for_nothing(lm, monkeypatch):
     with counted_stops(lm.model, monkeypatch) as stops:
-        lm.launch(lm.tokenize(PREFIXES, CONTINUATIONS))
+        lm.launch(*lm.tokenize(PREFIXES, CONTINUATIONS))
     assert stops == []
 
 
