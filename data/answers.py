@@ -55,11 +55,11 @@ def _normal_words(text: str) -> list[str]:
 
 
 def has_answer(document: str, answers: Sequence[str]) -> bool:
-    """Return whether the document's tokens hold those of an answer in a row: DPR's `has_answer`, by strings.
+    """Return whether the document holds the tokens of an answer consecutively: DPR's `has_answer`, by strings.
 
-    Both are put into Unicode's NFD, cut into tokens and lowered. Unlike DPR's, a token of a script without blanks
-    between words is one character: DPR takes a whole clause for a word, which no answer equals. An answer without a
-    token is held by no document.
+    Document and answer are converted to Unicode's NFD, tokenized and lowered. Unlike DPR's, a token of a script without
+    blanks between words is one character: DPR takes a whole clause for a word, which no answer equals. No document
+    holds an answer without tokens.
     """
     text = f" {' '.join(answer_tokens(document))} "
     return any(words and f" {' '.join(words)} " in text for words in map(answer_tokens, answers))

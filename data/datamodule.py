@@ -1,7 +1,7 @@
 """The data as Lightning sees it: a loader that yields positions, the numbers of steps and of parts of their batches.
 
-Which texts make up a step is a pure function of seed and step (`sampling`), and batches are put together
-ahead of their step by the pipeline, so all that Lightning's loop has to carry is the position itself.
+The texts of a step follow from seed and step alone (`sampling`), and the pipeline assembles batches ahead of their
+step, so Lightning's loop carries only the position.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Write files so that a reader sees all of the old or all of the new; name a full disk, or a limit.
 
-A file system that several machines share has no memory that is shared between them, which SQLite's write-ahead log
-needs. One that is neither known as such nor mounted through FUSE counts as local.
+Machines that share a file system share no memory, which SQLite's write-ahead log needs. A file system counts as local
+unless its type is known to be shared or is FUSE.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ SYSTEM_LIMIT = (
     "this is a limit of the system and the file may be whole: see `ulimit -n`, `ulimit -v` and "
     "/proc/sys/vm/max_map_count on that machine"
 )
-FULL = re.compile(r"\(os error \d+\)|inline_container\.cc")  # what safetensors, tokenizers and torch say of a full disk
+FULL = re.compile(r"\(os error \d+\)|inline_container\.cc")  # full-disk errors of safetensors, tokenizers and torch
 
 
 def file_sha256(path: Path) -> str:
@@ -52,7 +52,7 @@ def read_json(path: Path, fix_hint: str) -> Any:
 def replace_file(path: Path, content: bytes) -> None:
     """Write beside and rename, so that a reader sees all of the old or all of the new."""
     with replacing(path) as partial:
-        partial.unlink(missing_ok=True)  # a link that somebody put there would be written through
+        partial.unlink(missing_ok=True)  # else a write would follow a link at this path
         with partial.open("xb") as file:
             file.write(content)
 
@@ -60,9 +60,9 @@ def replace_file(path: Path, content: bytes) -> None:
 def as_other_files(folder: Path) -> None:
     """Give a folder and all in it the permissions of files that this user makes.
 
-    safetensors writes files that nobody else can read, and so are folders that were made for a moment.
+    safetensors writes files that only their owner can read, and temporary folders have the same restriction.
     """
-    probe = folder / ".permissions"  # the umask can only be asked for by setting it, for all threads
+    probe = folder / ".permissions"  # os.umask reads the umask only by setting it, for all threads
     probe.mkdir()
     allowed = probe.stat().st_mode
     probe.rmdir()
@@ -85,7 +85,7 @@ def link_equal_files(paths: Iterable[Path]) -> None:
 
 
 def persist(path: Path) -> None:
-    """Return once a file's bytes are on the disk: a mark may be written that says so."""
+    """Flush a file's bytes to the disk; a mark may be written afterwards."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -106,7 +106,7 @@ def writing(partial: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield where to write a file, and put it in the place of `path` when the block has ended."""
+    """Yield a path to write to, and rename it to `path` when the block has ended."""
     partial = path.with_name(path.name + ".partial")
     with writing(partial):
         yield partial
@@ -140,7 +140,7 @@ SHARED = (
 def shared_file_system(path: Path) -> str | None:
     """Return the type of the file system that `path` will lie on, such as nfs4. None means this machine's own."""
     real, nearest, kind = path.resolve(), Path("/"), ""
-    for mount in psutil.disk_partitions(all=True):  # the nearest above the path; of several there the last hides others
+    for mount in psutil.disk_partitions(all=True):  # the nearest above the path; the last of several hides the others
         place = Path(mount.mountpoint)
         if real.is_relative_to(place) and len(place.parts) >= len(nearest.parts):
             nearest, kind = place, mount.fstype

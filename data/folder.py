@@ -1,6 +1,6 @@
 """The contract of every folder that a command makes: run, labels, prepared set, index version, evaluation.
 
-    FOLDER/inputs.json     written first: what the folder is made from, by name
+    FOLDER/inputs.json     written first: the inputs of the folder, by name
     FOLDER/manifest.json   written last: the bytes and the sha256 of each file
     FOLDER/.writer.json    locked while a process writes the folder; it names the process
 
@@ -34,8 +34,8 @@ FileSum = dict[str, Any]  # "bytes" and "sha256" of a file
 class Folder:
     """A folder of one kind, such as "run" or "prepared set".
 
-    `key` is what a user sets to write elsewhere, `fix_hint` what to do about a damaged file. `others` are patterns of
-    names that may lie in the folder beside the finished files: work files, logs, other commands' folders.
+    `key` is the setting for another path, `fix_hint` the advice for a damaged file. `others` are patterns of names
+    that may lie in the folder beside the finished files: work files, logs, other commands' folders.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Folder:
 
     @property
     def inputs(self) -> dict[str, Any] | None:
-        """Return what the folder is made from. None if nobody claimed it yet."""
+        """Return the inputs of the folder, None before a claim."""
         path = self.path / INPUTS
         return self._read(path)["inputs"] if path.is_file() else None
 
@@ -78,14 +78,14 @@ class Folder:
                 )
 
     def changed(self, inputs: Mapping[str, Any], are_all: bool = True) -> dict[str, tuple[Any, Any]]:
-        """Return the inputs that differ, each as it was and as it is given; none for a folder that nobody claimed."""
+        """Return (old, new) of each input that differs; none for an unclaimed folder."""
         before, now = self.inputs, _as_json(inputs)
         names = () if before is None else {**before, **now} if are_all else now
         pairs = ((name, ((before or {}).get(name), now.get(name))) for name in names)
         return {name: pair for name, pair in pairs if pair[0] != pair[1]}
 
     def claim(self, inputs: Mapping[str, Any], may_change: Collection[str] = ()) -> None:
-        """Begin the folder, or go on with it. The caller holds its lock. Inputs are values of JSON by name.
+        """Begin or resume the folder. The caller holds its lock. Inputs are JSON values by name.
 
         Raises UserError if the folder is not ours, or was made from other inputs that are not in `may_change`.
         A finished folder that an input changes is unfinished again.
@@ -97,7 +97,7 @@ class Folder:
             write_mark(self.path / INPUTS, {"kind": self.kind, "format": self._format, "inputs": dict(inputs)})
 
     def reopen(self) -> None:
-        """Say that the folder is not finished, before a file in it changes."""
+        """Mark the folder as unfinished, before a file in it changes."""
         (self.path / MANIFEST).unlink(missing_ok=True)
         self._unread = None
 
@@ -114,7 +114,7 @@ class Folder:
         self._unread = None
 
     def manifest(self) -> dict[str, Any]:
-        """Return what `finish` wrote. Raises UserError if the folder is unfinished, of another kind, or damaged."""
+        """Return the manifest. Raises UserError if the folder is unfinished, of another kind, or damaged."""
         if not self.is_finished:
             raise UserError(
                 f"{self.path} holds no finished {self.kind}: {MANIFEST} is missing; run the command that makes it again"
@@ -127,8 +127,8 @@ class Folder:
     def require(self, *names: str, meaning: str = "") -> None:
         """Raise UserError if one of these files (by default any) is missing or changed; each is compared once.
 
-        A folder without a manifest, and a file that it does not list, are taken as they are. `meaning` says what
-        follows from a changed file. Threads may share a folder: at worst a file is compared twice.
+        Unlisted files and folders without a manifest pass unchecked. `meaning` adds the consequence of a changed file
+        to the message. Threads may share a folder: at worst a file is compared twice.
         """
         if self._unread is None:
             self._unread = dict(self.manifest()["files"]) if self.is_finished else {}
@@ -154,7 +154,7 @@ class Folder:
         ]
 
     def surplus(self) -> list[str]:
-        """Return names of files that the manifest does not list, apart from those of `others`."""
+        """Return the names of unlisted files that match none of `others`."""
         known = {*self.manifest()["files"], MANIFEST}
         names = sorted(str(path.relative_to(self.path)) for path in self.path.rglob("*") if path.is_file())
         return [name for name in names if name not in known and not self._is_other(name)]
@@ -188,7 +188,7 @@ def file_sum(path: Path) -> FileSum:
 
 
 def kind_of(path: Path) -> str | None:
-    """Return which kind of folder this is. None if it is not one of ours, or what says so is damaged."""
+    """Return the kind of a folder. None if replug did not write it, or if both JSON files are damaged."""
     for name in (INPUTS, MANIFEST):
         with suppress(OSError, ValueError, KeyError, TypeError):
             return str(json.loads((path / name).read_text(encoding="utf-8"))["kind"])
@@ -216,14 +216,14 @@ def require_file(path: Path, known: FileSum, fix_hint: str) -> None:
 
 # A run directory -----------------------------------------------------------------------------------------
 
-# What takes time to make from the keys and the set of a run. LM scores are in their cache, whatever they are for.
+# Costly results that depend on a run's keys and set. LM scores are not listed: their cache serves any run.
 RUN_WORK = ("labels/*.parquet", "metrics.jsonl", "fitted.json", MANIFEST)
 
 
 def run_work(run: Path) -> Path | None:
-    """Return a file that was made from a run's keys and set; None where they may change still."""
+    """Return a file that was made from a run's keys and set; None while they may still change."""
     is_claimed = any((run / claim).is_file() for claim in (INPUTS, f"labels/{INPUTS}"))
-    patterns = RUN_WORK if is_claimed else (*RUN_WORK, f"index/v*/{MANIFEST}")  # the index is all that was asked for
+    patterns = RUN_WORK if is_claimed else (*RUN_WORK, f"index/v*/{MANIFEST}")  # unclaimed: made for the index
     return next((path for pattern in patterns for path in run.glob(pattern)), None)
 
 
@@ -249,7 +249,7 @@ def read_mark(path: Path, fix_hint: str) -> dict[str, Any]:
 
 
 def write_checksums(folder: Path, files: Mapping[str, Path] | None = None) -> None:
-    """Write `checksums.json`. `files` gives names and where they lie until they are renamed; None means all files."""
+    """Write `checksums.json`. `files` maps names to current paths, before a rename; None means all files."""
     if files is None:
         paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / CHECKSUMS)
         files = {str(path.relative_to(folder)): path for path in paths}
@@ -257,16 +257,16 @@ def write_checksums(folder: Path, files: Mapping[str, Path] | None = None) -> No
 
 
 def add_checksum(path: Path) -> None:
-    """Add one file to the `checksums.json` beside it, which is made if it is missing."""
+    """Add one file to the `checksums.json` beside it, created if missing."""
     known = path.parent / CHECKSUMS
     others = read_mark(known, "remove it")["files"] if known.is_file() else {}
     write_mark(known, {"files": {**others, path.name: file_sum(path)}})
 
 
 def checksum_problems(folder: Path, only: Iterable[str] | None = None) -> list[str]:
-    """Return a line for each file that is missing or damaged; none for a folder without them.
+    """Return a line for each file that is missing or damaged; none for a folder without `checksums.json`.
 
-    `only` names the files to look at, as far as they have checksums.
+    `only` restricts the check to these names.
     """
     path = folder / CHECKSUMS
     if not path.is_file():
@@ -306,7 +306,7 @@ def _locked(what: Path, record: Path) -> Iterator[None]:
     try:
         record.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-        while not _is_locked(record):  # the holder before removed the file that is locked now
+        while not _is_locked(record):  # the previous holder removed the file that is locked now
             lock.release()
             lock.acquire()
     except Timeout as error:
@@ -328,7 +328,7 @@ def _locked(what: Path, record: Path) -> Iterator[None]:
         record.unlink(missing_ok=True)
         if is_new:
             with suppress(OSError):
-                record.parent.rmdir()  # a command that was refused leaves no empty folder behind
+                record.parent.rmdir()  # a refused command leaves no empty folder behind
         lock.release()
 
 

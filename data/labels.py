@@ -1,17 +1,17 @@
 """LM scores of candidate documents, written once by `replug prepare --labels` for `train.labels`.
 
 LABELS/queries.parquet   a row for each training text, in the order of the prepared set
-LABELS/dev.parquet       the same of its development texts, where it has any, with the log-prob of every token, also
-                         without a document
-LABELS/inputs.json       what the labels are made from (`LabelOrigin`)
+LABELS/dev.parquet       the same for its development texts, if any, with the log-prob of every token, also without
+                         a document
+LABELS/inputs.json       the inputs of the labels (`LabelOrigin`)
 LABELS/manifest.json     written last: the number of rows, and checksums
 
-A row has the text (`id`, `domain`, `source`, `context`, `continuation`; `query` where some text has one of its own),
+A row has the text (`id`, `domain`, `source`, `context`, `continuation`; `query` if any text has a separate one),
 `num_tokens` of the continuation, and lists over its K candidates, the nearest of the retriever first:
 
 doc_ids, doc_rows        the document, and its row in the corpus
-found_by, ranks          which of dense (or hits), bm25 and random found it, and its rank there (from 1)
-similarities             to the retriever as it was when the texts were labelled
+found_by, ranks          its search (dense or hits, bm25, random), and its rank there (from 1)
+similarities             by the retriever at the time of labelling
 sum_logprobs             of the continuation after document and context, nats
 
 Any reader of Parquet reads it. All texts have the same number of candidates.
@@ -52,7 +52,7 @@ TOKEN_FIELDS = [
     ("token_logprobs", pa.list_(pa.list_(pa.float32()))),
     ("token_logprobs_alone", pa.list_(pa.float32())),
 ]
-QUERY_FIELDS = [("query", pa.string())]  # where some text of a split has a query that is not its context
+QUERY_FIELDS = [("query", pa.string())]  # if any text of a split has a query that is not its context
 
 
 def schema_of(is_dev: bool, has_queries: bool) -> pa.Schema:
@@ -66,7 +66,7 @@ AGAIN = "run `replug prepare --labels` again in an empty folder"
 
 @dataclass(frozen=True, slots=True)
 class LabelOrigin:
-    """Names what labels are made from; equal origins give the same labels."""
+    """The inputs of labels; equal origins give the same labels."""
 
     lm: str  # its identity
     separator: str
@@ -79,7 +79,7 @@ class LabelOrigin:
     random: int
     exclude_own_source: bool
     seed: int
-    hits: str = ""  # hash of the run whose documents are the first candidates, or `rows`
+    hits: str = ""  # hash of the run that supplies the first candidates, or `rows`
 
     @property
     def num_candidates(self) -> int:
@@ -103,7 +103,7 @@ class Labels:
     def scores(self, split: str) -> ScoredBatch:
         """Return all examples of `queries` or `dev` with their candidates and scores, as one batch.
 
-        Similarities are those to the retriever as it was. Raises UserError if the split is empty or damaged.
+        Similarities are by the retriever at the time of labelling. Raises UserError if the split is empty or damaged.
         """
         table = self._table(split, ["doc_rows", "sum_logprobs", "num_tokens", "similarities"])
         doc_rows, similarities = _matrix(table, "doc_rows", np.int64), _matrix(table, "similarities", np.float32)
@@ -112,7 +112,7 @@ class Labels:
         return ScoredBatch(retrieved, _matrix(table, "sum_logprobs", np.float64), num_tokens)
 
     def token_logprobs(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return log-probs of development texts: by candidate [K, T] float32 of each, and without a document [T]."""
+        """Return each development text's token log-probs: [K, T] float32 by candidate, and [T] without a document."""
         table = self._table("dev", [name for name, _ in TOKEN_FIELDS])
         by_document, alone = (table.column(name).to_pylist() for name, _ in TOKEN_FIELDS)
         return [np.array(rows, np.float32) for rows in by_document], [np.array(row, np.float32) for row in alone]
@@ -124,7 +124,7 @@ class Labels:
                 yield from batch.to_pylist()
 
     def require(self, wanted: LabelOrigin) -> None:
-        """Raise UserError if the labels are of another LM, prompt, set or corpus than a training asks for."""
+        """Raise UserError if LM, prompt, set or corpus differ from the training's."""
         names = ("set_sha256", "corpus_sha256", "lm", "separator", "too_long", "exclude_own_source")
         self._files.check({name: getattr(wanted, name) for name in names}, are_all=False)
 

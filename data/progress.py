@@ -1,12 +1,12 @@
 """Progress of long work with the time left: one line that a terminal rewrites, or few lines in a log.
 
-A run has numbered stages, and its lines speak of the whole:
+A run has numbered stages, and its lines give the time left of the whole run:
 
     stage 3 of 6, training: step 12/30 · all of it: 2:40 left
 
-Only work that was timed has a time: a stage's own after its first units, and that of all stages once each kind of work
-that is left was timed in one before. Work of less than a second says nothing. A stage that finishes nothing for a
-minute, as on a machine that others keep busy, logs it.
+Times are measured, never guessed: a stage has one after its first units, the run has one once earlier stages timed
+every remaining kind of work. Work of less than a second shows no line. A stage that finishes nothing for a minute, as
+on a busy machine, logs it.
 """
 
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 FIRST_LINE, MOST_BETWEEN = 15.0, 50.0  # seconds between lines of a log, at first and later
 REWRITE = 0.2  # seconds between two changes of a terminal's line
-# Seconds and units of work before its pace is told. The first unit, which loads what it needs, does not count.
+# Seconds and units of work before a pace is shown. The first unit does not count, since it includes loading.
 SETTLED, ENOUGH = 10.0, 2
 STANDSTILL = 60.0  # seconds without a finished unit before a stage logs them, twice as long each further time
 
@@ -28,13 +28,13 @@ _stages: "Stages | None" = None
 
 
 def rewrite_with(show: Callable[[str], None] | None) -> None:
-    """Let `show` display each line of progress in place of the line before, "" for none. None: lines are logged."""
+    """Let `show` display each line in place of the last one, "" to clear it. None: lines are logged."""
     global _rewrite
     _rewrite = show
 
 
 def erase() -> None:
-    """Take the line that is rewritten off the screen, before something else is printed."""
+    """Clear the terminal's line of progress, before other output."""
     if _rewrite is not None:
         _rewrite("")
 
@@ -47,14 +47,14 @@ def format_duration(seconds: float) -> str:
 
 
 class Stages:
-    """The stages of a run in order. Before they are planned, and for a name that does not follow, none is told."""
+    """The stages of a run in order. Before `plan`, and for a name that is not among the remaining, nothing is shown."""
 
     def __init__(self) -> None:
         self._planned: Sequence[tuple[str, Mapping[str, int]]] = ()
         self._at = -1
         self._seconds: dict[str, float] = {}  # of a unit of each kind of work, as last measured
-        self.leader: Progress | None = None  # began first in the stage and is not done; it speaks, others if it waits
-        self.last_line = 0.0  # when any of them spoke
+        self.leader: Progress | None = None  # first unfinished one; others show lines if it is silent
+        self.last_line = 0.0  # time of the last line of any progress
         self.num_advances = 0  # of all progress in the stages
 
     @property
@@ -67,7 +67,7 @@ class Stages:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Say that the next stage of this name begins; progress within the block is that of the stage."""
+        """Announce the next stage of this name; progress within the block belongs to it."""
         global _stages
         following = [place for place in range(self._at + 1, len(self._planned)) if self._planned[place][0] == name]
         if not following:
@@ -87,7 +87,7 @@ class Stages:
             erase()
 
     def _report_standstill(self, is_over: threading.Event) -> None:
-        """Log how long the stage has finished nothing, until it is over."""
+        """Log standstills of the stage, until it is over."""
         advances, still = self.num_advances, 0.0
         while not is_over.wait(still or STANDSTILL):  # twice as long each further time
             still = 0.0 if self.num_advances != advances else still + (still or STANDSTILL)
@@ -105,7 +105,7 @@ class Stages:
         self._seconds[kind] = seconds
 
     def left(self, own: float) -> str:
-        """Say how long all of it still takes, `own` seconds in this stage. Work that was never timed has no time."""
+        """Return the time left of the run, `own` seconds of it in this stage; until all work is timed, only `own`."""
         later = [(kind, units) for _, work in self._planned[self._at + 1 :] for kind, units in work.items() if units]
         if any(kind not in self._seconds for kind, _ in later):
             return f"{format_duration(own)} left of this stage"
@@ -113,16 +113,16 @@ class Stages:
 
 
 class Progress:
-    """Counts units of work, and says how many are done and the time left once some were timed.
+    """Counts units of work, and shows the finished units and, once measured, the time left.
 
-    `work` is what one unit holds of a kind of work that later stages have too, such as ("pairs", 40).
+    `work` converts a unit to a kind of work that later stages share, such as ("pairs", 40) for 40 pairs in a unit.
     """
 
     def __init__(self, what: str, total: int, done: int = 0, work: tuple[str, int] | None = None) -> None:
         self.what, self.total, self.done = what, total, done
         self._first, self._work, self._worked, self._start = done, work, 0.0, time.monotonic()
         self._last, self._stages = self._start, _stages
-        self._timed_from: tuple[float, int] | None = None  # when the first unit was done, and how many were
+        self._timed_from: tuple[float, int] | None = None  # time and number of units when the first was done
         if _stages is not None and (_stages.leader is None or _stages.leader.is_done):
             _stages.leader = self
 
@@ -131,7 +131,7 @@ class Progress:
         return self.done >= self.total
 
     def advance(self, units: int = 1, note: str = "", seconds: float = 0.0) -> None:
-        """Count finished units, which took `seconds` of work where that is known; says so when it is time."""
+        """Count finished units, with their `seconds` of work if known, and show a line when one is due."""
         self.done += units
         self._worked += seconds
         now = time.monotonic()
@@ -158,7 +158,7 @@ class Progress:
         (_rewrite or log.info)(line)
 
     def _pace(self, now: float) -> float | None:
-        """Return the seconds of a unit, and tell the stages; None before enough was timed."""
+        """Return the seconds of a unit, and record them in the stages; None before enough is measured."""
         if self._timed_from is None:
             self._timed_from = now, self.done
         start, before = self._timed_from
@@ -166,7 +166,7 @@ class Progress:
         pace = seconds / timed if seconds >= SETTLED and timed >= ENOUGH else None
         if self._stages is not None and self._work is not None and (pace or self.is_done):
             kind, units = self._work
-            whole = (self._worked or now - self._start) / max(1, self.done - self._first)  # of short work
+            whole = (self._worked or now - self._start) / max(1, self.done - self._first)  # the fallback for short work
             self._stages.measure(kind, (pace or whole) / units)
         return pace
 

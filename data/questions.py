@@ -1,8 +1,8 @@
 """Make questions about a document by a rule, in any language and without an LM. Pure.
 
-A sentence of the document loses a date, a number or a name, which is the answer; a question word of the document's
-language stands before the rest, or in the answer's place where the language puts it there. The answer is right by
-construction. The questions read as no person writes them: they teach and test a search, and are not shown to an LM.
+A date, a number or a name is removed from a sentence of the document and becomes the answer; a question word of the
+document's language stands before the rest, or in the answer's place if the language has it there. The answer is right
+by construction. The questions are unnatural: they train and test a search, and no LM reads them.
 """
 
 import random
@@ -15,7 +15,7 @@ from replug.data.prepare.prose import ABBREVIATION, LONGEST_HEADING, MARKS
 from replug.data.records import Document
 from replug.data.words import search_words
 
-# Words for a date, a number and a name. Languages of the second table have them where the answer stands.
+# Question words for a date, a number and a name; languages of IN_PLACE put them in the answer's place.
 BEFORE = {
     "en": ("when", "how many", "who or what"),
     "de": ("wann", "wie viele", "wer oder was"),
@@ -52,7 +52,7 @@ FUNCTION_WORDS = {
     "it": "il di della che gli è per nel un con",
     "pt": "o os do da dos em uma não foi ao no",
 }
-FEWEST_FUNCTION_WORDS = 12  # one of so many words
+FEWEST_FUNCTION_WORDS = 12  # at least one of this many words is a function word
 
 # A number with the words and marks that make it a date: 4 December 1969, December 4, 1969, 1969年12月4日.
 _YEAR = r"(?<!\d[.,/:]?)(?:1\d|20)\d\d"
@@ -95,9 +95,9 @@ LONGEST_ANSWER = 6  # words
 
 
 def questions_of(document: Document, num: int, seed: int) -> list[tuple[str, str]]:
-    """Return at most `num` questions about a document, each of another sentence, with the answers that it holds.
+    """Return at most `num` questions about a document, each from another sentence, with their answers.
 
-    They are the same for the same seed.
+    Deterministic for a seed.
     """
     random_ = random.Random(f"{seed}/{document.id}")
     title, body = _title(document.text)
@@ -122,13 +122,13 @@ def _title(text: str) -> tuple[str, str]:
     """Return a title, which is a short first line that ends no sentence, or "", and the rest of the text."""
     first, _, rest = text.partition("\n")
     is_line = len(first) <= LONGEST_HEADING and not END.search(first.strip())
-    if is_line and rest.strip() and not rest.lstrip()[0].islower():  # else the sentence goes on
+    if is_line and rest.strip() and not rest.lstrip()[0].islower():  # else the sentence continues
         return first.strip().lstrip("# "), rest
     return "", text
 
 
 def _language(text: str) -> str:
-    """Return the language as far as question words need it, "" where neither script nor function words tell."""
+    """Return the language as far as question words need it, "" if neither script nor function words identify it."""
     counts = {name: 0 if text.isascii() else len(regex.findall(letters, text)) for name, letters in SCRIPTS.items()}
     if counts["ja"] * MOST_OF_JAPANESE >= counts["zh"]:
         counts["ja"], counts["zh"] = counts["ja"] + counts["zh"], 0
@@ -167,7 +167,7 @@ def _cut(text: str, border: regex.Pattern[str]) -> Iterator[str]:
 
 
 def _spans(sentence: str, plain: str, language: str) -> list[tuple[str, int]]:
-    """Return dates, numbers and names with the places of their question words; a number in a date is none."""
+    """Return dates, numbers and names with the places of their question words; numbers in dates do not count."""
     dates = list(DATE.finditer(plain))
     spans = [(match[0], 0) for match in dates]
     for match in NUMBER.finditer(plain):
@@ -185,7 +185,7 @@ def _spans(sentence: str, plain: str, language: str) -> list[tuple[str, int]]:
 
 
 def _is_answer(span: str, sentence: str, title: str) -> bool:
-    """Return whether a span is short, stands once in the sentence, and has no part in what the title says."""
+    """Return whether a span is short, stands once in the sentence, and does not overlap the title."""
     words, low = len(search_words(span)), span.lower()
     is_title = bool(title) and (low in title.lower() or title.lower() in low)
     is_short = words <= LONGEST_ANSWER * (3 if regex.search(r"[\p{Thai}\p{Han}\p{Katakana}]", span) else 1)

@@ -21,7 +21,7 @@ class Document:
 
     @property
     def embedded_text(self) -> str:
-        """Return what the retriever embeds: "title text", as Contriever's and REPLUG's authors do."""
+        """Return the retriever's input: "title text", as Contriever's and REPLUG's authors do."""
         return f"{self.embedded_title} {self.text}" if self.embedded_title else self.text
 
 
@@ -30,7 +30,7 @@ class Example:
     """A text split in two: the LM reads `context`, and is scored on `continuation`.
 
     Documents are retrieved for `query`, by default the context. `gold` are ids of documents known to be right; they
-    only ever measure. `candidates` are ids of documents that the row brings for the LM to score, best first.
+    serve evaluation alone. `candidates` are the row's own document ids for the LM to score, best first.
     """
 
     id: str
@@ -48,7 +48,7 @@ class Example:
 
     @property
     def has_query(self) -> bool:
-        """Return whether documents are retrieved for another text than the context."""
+        """Return whether the query differs from the context."""
         return self.query != self.context
 
     @property
@@ -64,7 +64,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """Nearest documents: rows of the corpus [B, K], similarities [B, K] descending, and who answered."""
+    """Nearest documents: rows of the corpus [B, K], similarities [B, K] descending, and the index version."""
 
     doc_rows: np.ndarray
     similarities: np.ndarray
@@ -78,7 +78,7 @@ class RetrievedBatch:
     step: int
     query_step: int
     index_version: int  # NO_INDEX: from labels
-    index_step: int  # the step whose weights embedded the index
+    index_step: int  # of the weights that embedded the index
     query_rows: np.ndarray  # [B] rows of the training examples
     doc_rows: np.ndarray  # [B, K]
     similarities: np.ndarray  # [B, K], stale: index vectors against queries of query_step

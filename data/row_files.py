@@ -1,7 +1,7 @@
-"""The user's own rows where they are: a file, a folder, a pattern with `*`, a dataset of the hub or a folder of BEIR.
+"""Read the user's own rows in place: a file, a folder, a pattern with `*`, a dataset of the hub or a folder of BEIR.
 
-`sources.formats` reads them, whatever their format; here a row that cannot be read stops with its place.
-`replug.data.rows` says what rows of known data sets mean.
+`sources.formats` parses every format; here an unreadable row is an error with its place. `replug.data.rows` interprets
+the rows of known data sets.
 
 Judgements (qrels) and runs are files of trec_eval; judgements may also be BEIR's tables (query-id, corpus-id, score),
 runs MS MARCO's.
@@ -43,11 +43,11 @@ BETWEEN_TOKENS = (NL, NEWLINE, ENDMARKER)
 def read_rows(source: str | Path, fields: Mapping[str, str] | None = None, part: str = CORPUS) -> Iterator[PlacedRow]:
     """Yield the rows of a source in order. `fields` renames fields (`data.fields`), and dots reach into nested ones.
 
-    `part` is what is read of a folder of BEIR. Raises UserError for a row or file that is damaged, with its place.
+    `part` selects the corpus or a split of a BEIR folder. Raises UserError with the place of a damaged row or file.
     """
     files = row_files(source, part)
     whole = (SourceShard(form_of(path), (str(path),)) for path in files or ())
-    before = 0  # rows of the shards of a dataset that were read
+    before = 0  # rows in earlier shards of a dataset
     for shard in plan_hub(str(source)) if files is None else whole:
         number, by_line = 0, shard.kind == "jsonl" or shard.kind in (TABS, *SEPARATORS)
         for number, row in read_shard(shard):
@@ -62,13 +62,13 @@ def read_rows(source: str | Path, fields: Mapping[str, str] | None = None, part:
 
 
 def _checked(row: dict[str, Any], kind: str, where: str) -> dict[str, Any]:
-    """Return the row; of a table without its empty cells, and with lists as lists.
+    """Return the row; a table's row without empty cells, and with lists parsed.
 
-    Raises UserError for half a surrogate pair, which no file could take.
+    Raises UserError for half a surrogate pair, which UTF-8 cannot encode.
     """
     if kind in ("jsonl", "array"):
         for name, value in row.items():
-            if isinstance(value, str) and value.isascii():  # told at once, for however long a text
+            if isinstance(value, str) and value.isascii():  # instant for a text of any length
                 continue
             try:
                 (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
@@ -80,7 +80,7 @@ def _checked(row: dict[str, Any], kind: str, where: str) -> dict[str, Any]:
 
 
 def row_files(source: str | Path, part: str = CORPUS) -> list[Path] | None:
-    """Return the files whose rows are read, in order; None for a dataset of the hub."""
+    """Return the files of rows in order; None for a dataset of the hub."""
     if (folder := beir_folder(source)) is not None:
         return [sorted(folder.glob(f"{CORPUS if part == CORPUS else QUERIES}.jsonl*"))[0]]
     try:
@@ -124,7 +124,7 @@ def rows_sha256(source: str | Path, part: str = CORPUS) -> str:
 
 
 def count_rows(source: str | Path, part: str = CORPUS) -> int:
-    """Count the rows of files; fields are not read where lines are rows. Raises UserError for a dataset of the hub."""
+    """Count the rows of files; lines of JSON are not parsed. Raises UserError for a dataset of the hub."""
     if part != CORPUS and (folder := beir_folder(source)) is not None:
         return len(read_qrels(qrels_file(folder, part)))
     files = row_files(source, part)
@@ -134,7 +134,7 @@ def count_rows(source: str | Path, part: str = CORPUS) -> int:
 
 
 def _renamed(row: dict[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
-    """Return the row under other names; a field that is named so already gives way."""
+    """Return the row under other names; a new name replaces an existing field."""
     values = ((new, nested(row, old)) for old, new in fields.items())
     renamed = {new: value for new, value in values if value is not None}
     return {**{name: value for name, value in row.items() if name not in fields}, **renamed}

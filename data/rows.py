@@ -27,7 +27,7 @@ DOCUMENT_FIELDS = ("id", "text", "title", "domain", "source", "embedded_title")
 EXAMPLE_FIELDS = ("id", "query", "context", "continuation", "domain", "source", "gold", "candidates")
 MOST_EMPTY = 0.5  # of all documents: more mean that the text is in another field
 QUESTION_FIELDS = ("id", "question", "answers", "domain", "source", "gold", "candidates")
-# Fields with passages, best first, and whether these are known to be right.
+# Fields with passages, best first, and whether their passages are gold.
 PASSAGES = {
     "pos": True,
     "positive_ctxs": True,
@@ -37,9 +37,9 @@ PASSAGES = {
     "ctxs": False,
 }
 PASSAGE_IDS = ("passage_id", "psg_id", "id", "_id", "docid")
-# Where published sets have the answers of a question, best known first: NQ-open, FlashRAG, PopQA, RAGAS.
+# Fields for answers in published sets, best known first: NQ-open, FlashRAG, PopQA, RAGAS.
 ANSWERS = ("answers", "answer", "golden_answers", "possible_answers", "short_answers", "ground_truths", "ground_truth")
-NO_ANSWER = "no answer present"  # what MS MARCO has instead
+NO_ANSWER = "no answer present"  # MS MARCO's placeholder
 # An example without an answer: the LM is to predict the query itself (UPR, Sachan et al. 2022).
 ASKED = "Question:"
 
@@ -119,7 +119,7 @@ def read_examples(source: str | Path, fields: Mapping[str, str] | None = None, s
     seen: set[str] = set()
     names: dict[str, None] = {}
     read: dict[str, None] = {}
-    first_of: dict[bool, str] = {}  # place of the first question with an answer, and of that without
+    first_of: dict[bool, str] = {}  # place of the first question with an answer, and of the first without
     for number, (where, row) in enumerate(example_rows(source, fields, split)):
         is_question = "continuation" not in row and {"question", "answers"} <= row.keys()
         if is_question or row.get("context") == ASKED:
@@ -170,7 +170,7 @@ def ids_of(row: Mapping[str, Any], field: str, where: str) -> tuple[str, ...]:
 
 
 def question_prompt(question: str) -> str:
-    """Return what an LM reads of a question before it answers; an answer follows with a space before it."""
+    """Return the prompt of a question, to be followed by a space and the answer."""
     return f"Question: {one_line(question)}\nAnswer:"
 
 
@@ -244,7 +244,7 @@ def example_rows(
 ) -> Iterator[PlacedRow]:
     """Yield examples with `question` and `answers`, or `context` and `continuation`, and optional `query`.
 
-    `candidates` and `gold` are ids of the passages of the row; in a folder of BEIR `gold` is that of the split.
+    `candidates` and `gold` are ids of the passages of the row; in a folder of BEIR `gold` comes from the split's qrels.
     """
     for where, row in question_rows(source, fields, split):
         if "question" in row and not ({"context", "continuation"} & row.keys()):
@@ -268,7 +268,7 @@ def _require_answer(row: Mapping[str, Any], where: str) -> None:
 def question_rows(source: str | Path, fields: Mapping[str, str] | None = None, split: str = "") -> Iterator[PlacedRow]:
     """Yield rows with `question`, `answers` where a row has some, and `gold` and `candidates` by id.
 
-    They are the questions of a BEIR split, or all.
+    In a folder of BEIR, only the questions of the split, if one is given.
     """
     folder = beir_folder(source) if split else None
     grades = read_qrels(qrels_file(folder, split)) if folder else None
@@ -292,7 +292,7 @@ def question_rows(source: str | Path, fields: Mapping[str, str] | None = None, s
 
 
 def _with_answers(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of a question with its answers as `answers`, a list: of an answer with aliases, or of one text."""
+    """Return a question's row with `answers` as a list, also from an answer with aliases or a single text."""
     name = next((name for name in ANSWERS if row.get(name) is not None), None)
     if name is None or "question" not in row:
         return row

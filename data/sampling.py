@@ -1,8 +1,8 @@
 """Deal texts to splits by keyed hashes: pure, and the same in any order, on any worker, after any restart.
 
 A source text's split follows from its id. A piece's place in its split follows from its own words (`piece_key`): the
-set holds the pieces of smallest keys, in their order, so equal pieces are neighbours. `KeyCounts` says which keys can
-no longer be among the smallest. The training texts of a step follow from seed and step, so resuming needs no state.
+set holds the pieces of smallest keys, in their order, so equal pieces are neighbours. `KeyCounts` tracks which keys can
+still be among the smallest. The training texts of a step follow from seed and step, so resuming needs no state.
 """
 
 import hashlib
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-TEXT_SPLITS = ("heldout", "dev", "queries")  # in the order in which they are chosen: none overlaps one before it
+TEXT_SPLITS = ("heldout", "dev", "queries")  # in order of choice: none overlaps one before it
 SPLITS = ("documents", "queries", "heldout", "dev")
 BUCKETS_PER_OCTAVE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Shares of the source texts that serve each split; what `corpus` leaves serves none.
+    """Shares of the source texts for each split; texts beyond the shares serve none.
 
-    Development texts have the other end of the range: asking for some leaves training and held-out texts as they were.
+    Development texts come from the other end of the range, so requesting some changes no training or held-out text.
     """
 
     queries: float
@@ -47,11 +47,11 @@ def split_of(source_id: str, seed: int, shares: Shares) -> str | None:
 
 def _point(source_id: str, seed: int) -> float:
     digest = hashlib.blake2b(source_id.encode(), digest_size=8, key=f"side:{seed}".encode()).digest()
-    return int.from_bytes(digest, "big") / 2**64  # another word than `side` would deal every text anew
+    return int.from_bytes(digest, "big") / 2**64  # changing the word `side` would change every text's split
 
 
 def shares_of(source_ids: Iterable[str], seed: int, shares: Shares) -> Shares:
-    """Return shares by which each split has its part of these texts, at least one: of few, hashes may give none."""
+    """Return shares that give each split its part of these texts, at least one; hashes of few texts may give none."""
     points = [0.0, *sorted(_point(source_id, seed) for source_id in source_ids), 1.0]
 
     def border(number: int) -> float:
@@ -86,7 +86,7 @@ class KeyCounts:
     def __init__(self, requested: int | None, margin: int, least: int = 0) -> None:
         """`margin` pieces are kept for each requested one, since repeated and overlapping ones are dropped later.
 
-        Of a split that is requested at all, `least` are kept.
+        At least `least` pieces are kept if `requested` is above 0.
         """
         self._wanted = requested and max(margin * requested, least)
         self._counts = np.zeros(66 * BUCKETS_PER_OCTAVE, np.int64)
@@ -97,7 +97,7 @@ class KeyCounts:
 
     @property
     def limit(self) -> int:
-        """Return the last bucket that can still matter. It only falls, so nothing left out on the way is missed."""
+        """Return the last bucket that can still matter. It only falls, so a dropped piece is never needed later."""
         last = len(self._counts) - 1
         if self._wanted is None:
             return last
@@ -124,7 +124,7 @@ def key_ranges(end: int, candidates: int, per_range: int) -> list[tuple[int, int
 
 
 class QuerySampler:
-    """Endless passes over the training texts, each in its own order; batches run on over the passes' ends."""
+    """Endless passes over the training texts, each in its own order; a batch may span two passes."""
 
     def __init__(self, num_queries: int, batch_size: int, seed: int) -> None:
         self.num_queries = num_queries

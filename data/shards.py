@@ -1,9 +1,9 @@
 """The folder of a prepared set, and its corpus: shards of documents, Arrow for texts and arrays for token ids.
 
-    documents/00000.arrow        id, text, domain, source; embedded_title, where some document has one
+    documents/00000.arrow        id, text, domain, source; embedded_title, if any document has one
     documents/00000.tokens.npy   all rows' token ids, one after the other: uint16 where they fit, else uint32
     documents/00000.ends.npy     where each row's ids end, int64
-    documents/tokens.json        which tokenizer, so that another retriever does not read them
+    documents/tokens.json        the tokenizer's fingerprint, so that another retriever does not read the ids
     documents/store.json         instead of all these: the vector store in which the documents stay
 
 Workers write them without `datasets`, since importing it takes longer than a shard.
@@ -25,7 +25,7 @@ from replug.data.records import Document, Example
 
 FIX = "remove the folder and run `replug prepare` again"
 TOKEN_RULES = "tokens.json"
-STORE, FOUND = "store.json", "found.sqlite"  # a store, and beside the folder the documents that it gave (`store`)
+STORE, FOUND = "store.json", "found.sqlite"  # a store, and beside the folder its retrieved documents (`store`)
 ROWS_PER_BATCH = 1000
 ROWS_PER_SHARD = 1 << 16
 DOCUMENT_SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "text", "domain", "source")])
@@ -37,7 +37,7 @@ OWN_DOCUMENT_COLUMNS = pa.schema([("embedded_title", pa.string())])  # where som
 OWN_COLUMNS = pa.schema([("query", pa.string()), ("candidates", pa.list_(pa.string()))])  # where some example has them
 
 
-OWN_CORPUS = "corpus"  # of an index: where documents lie that belong to no set
+OWN_CORPUS = "corpus"  # an index's folder for documents without a set
 
 
 def prepared_folder(path: Path, key: str = "data.out") -> Folder:
@@ -72,7 +72,7 @@ def write_rows(path: Path, schema: pa.Schema, rows: Iterable[Document] | Iterabl
 
 
 def write_parquet(path: Path, rows: Iterable[dict[str, Any]], schema: pa.Schema, rows_per_group: int) -> int:
-    """Stream rows to a Parquet file, which is there when it is whole; returns how many."""
+    """Stream rows to a Parquet file, renamed into place when complete; returns their number."""
     count = 0
     with replacing(path) as partial, pq.ParquetWriter(partial, schema) as writer:
         for batch in in_batches(rows, rows_per_group):
@@ -90,7 +90,7 @@ def write_token_ids(shard: Path, ids: Sequence[np.ndarray], dtype: np.dtype) -> 
 
 
 def token_paths(shard: Path) -> tuple[Path, Path]:
-    """Return where the token ids of a shard lie, and where each row's end."""
+    """Return the paths of a shard's token ids and of the ends of its rows."""
     return shard.with_suffix(".tokens.npy"), shard.with_suffix(".ends.npy")
 
 

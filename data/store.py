@@ -1,13 +1,13 @@
-"""Prepared sets on disk: files that are memory-mapped, so reading a row never loads the corpus.
+"""Prepared sets on disk: memory-mapped files, so reading a row never loads the corpus.
 
 SET/documents/        shards of documents: id, text, domain, source, and the retriever's token ids (`shards`)
-SET/queries.arrow     id, context, continuation, domain, source, gold; query and candidates, where some row has its own
+SET/queries.arrow     id, context, continuation, domain, source, gold; query and candidates, if any row has them
 SET/heldout.arrow     the same
-SET/dev.arrow         the same, where development texts were requested
-SET/rejected.jsonl    what of the source could not be taken, if anything
-SET/inputs.json, manifest.json    what the set is made from, and what it holds (`folder`)
+SET/dev.arrow         the same, if development texts were requested
+SET/rejected.jsonl    rejected rows and files of the source, if any
+SET/inputs.json, manifest.json    the inputs and the content of the set (`folder`)
 
-Documents without texts to train on, for an index alone, are a set of documents/ only.
+A set for an index alone, without texts to train on, has documents/ only.
 """
 
 import itertools
@@ -45,13 +45,13 @@ from replug.data.words import hash64
 
 TEXTS = ("queries.arrow", "heldout.arrow")
 DEV = "dev.arrow"
-WITHOUT_PROOF = ", so the manifest's proof that training and held-out texts are disjoint is not of it"
+WITHOUT_PROOF = ", so the manifest's proof that training and held-out texts are disjoint does not cover it"
 
 
 class CorpusStore:
     """Documents by row number, over the shards of a folder. Raises UserError where there are none."""
 
-    url: str | None = None  # of the vector store in which the documents stay
+    url: str | None = None  # of the vector store that holds the documents
 
     def __init__(self, folder: Path) -> None:
         shards = shard_paths(folder)
@@ -62,7 +62,7 @@ class CorpusStore:
         tables = [_open_table(path) for path in shards]
         count = sum(map(len, tables))
         written = self._files.manifest()["counts"]["documents"] if self._files.is_finished else count
-        if written != count:  # a flipped bit may end a shard early
+        if written != count:  # a flipped bit can truncate a shard
             self._require(np.arange(len(shards)))
             raise UserError(f"{folder} holds {count} documents, but {written} were written; {FIX}")
         self._table = concatenate_datasets(tables)
@@ -94,11 +94,11 @@ class CorpusStore:
         return self._columns(rows)["text"]
 
     def embedded_texts(self, rows: Sequence[int] | np.ndarray) -> list[str]:
-        """Return what the retriever embeds of each document, in the requested order."""
+        """Return the retriever's input for each document, in the requested order."""
         return [document.embedded_text for document in self.documents(rows)]
 
     def sources(self, rows: Sequence[int] | np.ndarray) -> list[str]:
-        """Return what each document was cut from, in the requested order."""
+        """Return each document's source, in the requested order."""
         return self._columns(rows)["source"]
 
     def documents(self, rows: Sequence[int] | np.ndarray) -> list[Document]:
@@ -142,8 +142,8 @@ class CorpusStore:
 class StoredCorpus(CorpusStore):
     """Documents that stay in a vector store. The row of a document is a hash of its id.
 
-    SET/documents/store.json names the store. SET/found.sqlite keeps the documents that searches found, as the store
-    last gave them, for every process of a run.
+    SET/documents/store.json names the store. SET/found.sqlite keeps the retrieved documents, as the store last returned
+    them, for every process of a run.
     """
 
     tokens_by = None
@@ -160,20 +160,20 @@ class StoredCorpus(CorpusStore):
         return self._count
 
     def open(self) -> CandidateSource:
-        """Open the store. Raises UserError where documents are gone since the set was made."""
+        """Open the store. Raises UserError if it has lost documents since the set was prepared."""
         source = open_source(str(self.url))
         if len(source) < self._count:
             raise UserError(
                 f"data.corpus: {self.url} holds {len(source):,} documents, and held {self._count:,} when "
-                f"{self._path.parent} was prepared; bring them back, or begin anew in another run_dir"
+                f"{self._path.parent} was prepared; bring them back, or start again in another run_dir"
             )
         return source
 
     def keep(self, documents: Sequence[StoredDocument], source: CandidateSource) -> np.ndarray:
-        """Keep documents that the store gave, in place of what it gave before, and return their rows.
+        """Keep retrieved documents, replacing earlier versions, and return their rows.
 
-        Raises UserError for two with the same id, as passages of one text may have: found at once, or by `source` where
-        an id had another text before, which is a document that was changed otherwise.
+        Raises UserError for two documents with the same id, as passages of one text may have. If an id had another text
+        before, `source` tells a changed document from a second one.
         """
         rows = [hash64(document.id) >> 1 for document in documents]
         with self._database() as database:
@@ -193,12 +193,12 @@ class StoredCorpus(CorpusStore):
         return np.array(rows, np.int64)
 
     def vectors(self, rows: np.ndarray, similarity: str) -> np.ndarray:
-        """Return vectors [..., D] float32 of documents that were found; unit vectors for cosine."""
+        """Return vectors [..., D] float32 of retrieved documents; unit vectors for cosine."""
         joined = b"".join(self._select("vector", rows.ravel()))
         return comparable(np.frombuffer(joined, np.float32).reshape(*rows.shape, self.dim), similarity)
 
     def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
-        """Return rows of the documents with these ids. Those that were not found yet are fetched from the store."""
+        """Return rows of the documents with these ids. Documents not yet retrieved are fetched from the store."""
         rows = {id: hash64(id) >> 1 for id in ids}
         with self._database() as database:
             there = {row for (row,) in database.execute("SELECT row FROM found")}
@@ -214,9 +214,9 @@ class StoredCorpus(CorpusStore):
         return rng.permutation([hash64(id) >> 1 for id in self._sample])
 
     def iterate(self) -> Iterator[Document]:
-        """Raise UserError: documents that were not found are not here."""
+        """Raise UserError: most documents are in the store alone."""
         raise UserError(
-            f"data.corpus: BM25 reads all documents, but those of {self.url} stay there; expected dense search alone"
+            f"data.corpus: BM25 reads all documents, but {self.url} is only searched; expected dense search alone"
         )
 
     def _columns(self, rows: Sequence[int] | np.ndarray) -> dict[str, list[str]]:
@@ -230,14 +230,14 @@ class StoredCorpus(CorpusStore):
             ]
         if None in values:
             raise UserError(
-                f"data.corpus: a document was asked for that {self.url} did not give to a search; random documents "
-                "need a corpus in files"
+                f"data.corpus: no search in {self.url} returned a requested document; random documents need a corpus "
+                "in files"
             )
         return [value for (value,) in values]
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
-        """Open the documents that were found, for one transaction. Several processes and threads may."""
+        """Open the retrieved documents for one transaction, safe for several processes and threads."""
         with closing(sqlite3.connect(self._path, timeout=60)) as database, database:
             database.execute("PRAGMA journal_mode=WAL")
             database.execute("PRAGMA synchronous=NORMAL")
@@ -251,7 +251,7 @@ def comparable(vectors: np.ndarray, similarity: str) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 
-SAMPLED = 8  # documents of a store that are read when a set is made, to compare them with the encoder
+SAMPLED = 8  # documents of a store that a set records, to compare their vectors with the encoder's
 
 
 def write_store(folder: Path, url: str) -> int:
@@ -272,7 +272,7 @@ def open_corpus(folder: Path) -> CorpusStore:
 
 
 class ExampleStore:
-    """Training or held-out texts by row number. Raises UserError for a file that is not what its set says of it."""
+    """Training or held-out texts by row number. Raises UserError for a file that differs from its manifest."""
 
     def __init__(self, path: Path) -> None:
         prepared_folder(path.parent).require(path.name, meaning=WITHOUT_PROOF)
@@ -283,7 +283,7 @@ class ExampleStore:
 
     @property
     def has_queries(self) -> bool:
-        """Return whether some example has a query that is not its context."""
+        """Return whether any example has a query that is not its context."""
         return "query" in self._table.column_names
 
     def num_bytes(self) -> np.ndarray:
@@ -291,7 +291,7 @@ class ExampleStore:
         return _num_bytes(self._table, "context") + _num_bytes(self._table, "continuation")
 
     def gold(self) -> dict[str, str]:
-        """Return documents that texts name as gold, each with the id of a text that does."""
+        """Return the gold documents, each with the id of a text that names it."""
         lists = self._table.data.column("gold")
         texts = self._table.data.column("id").take(pc.list_parent_indices(lists))
         return dict(zip(pc.list_flatten(lists).to_pylist(), texts.to_pylist(), strict=True))
@@ -326,7 +326,7 @@ def _open_table(path: Path) -> Dataset:
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:  # the system's; Arrow's own have no number
             raise
-        raise UserError(f"{path} is damaged, it is no Arrow file ({error}); prepare it again") from error
+        raise UserError(f"{path} is damaged, it is not an Arrow file ({error}); prepare it again") from error
 
 
 class Corpus:
@@ -369,7 +369,7 @@ class PreparedSet(Corpus):
 
     @property
     def texts(self) -> tuple[ExampleStore, ...]:
-        """Return every split of texts that there is."""
+        """Return the existing splits of texts."""
         return (self.queries, self.heldout, *([self.dev] if self.dev is not None else []))
 
     def describe_heldout(self) -> str:

@@ -1,7 +1,7 @@
-"""Tokenizers as the JSON text of the `tokenizers` library, which every worker loads by itself, without transformers.
+"""Tokenizers as JSON of the `tokenizers` library, which every worker loads without transformers.
 
-A text is tokenized in segments, so that the longest takes no more memory than the others. Where only its first tokens
-are read, only its beginning is tokenized.
+A text is tokenized in segments, so memory does not grow with its length. If only its first tokens are read, only its
+beginning is tokenized.
 
 Pieces of a text join back to the original, byte for byte. A cut falls after a token's last character: white space
 before a word belongs to that word, as byte-level tokenizers have it.
@@ -48,7 +48,7 @@ class TokenIds:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of what the ids follow from besides the text."""
+        """Hash of the tokenizer, the limit and the prompt, which with the text determine the ids."""
         return _fingerprint(self)
 
 
@@ -61,7 +61,7 @@ def _fingerprint(rule: TokenIds) -> str:
 
 
 def load_plain(tokenizer: str) -> Tokenizer:
-    """Return the tokenizer of a JSON text, without truncation or padding. Control tokens are cut as any text."""
+    """Return the tokenizer of a JSON text, without truncation or padding. Control tokens count as plain text."""
     loaded = Tokenizer.from_str(tokenizer)
     loaded.encode_special_tokens = True
     loaded.no_truncation()
@@ -70,7 +70,7 @@ def load_plain(tokenizer: str) -> Tokenizer:
 
 
 def inside_rules(tokenizer: str) -> str:
-    """Return the JSON of a tokenizer that cuts a text as it stands inside another, with no blank put before it."""
+    """Return the JSON of a tokenizer that puts no blank before a text, as inside another text."""
     rules = json.loads(tokenizer)
     changed = rules | {part: _without_blank(rules.get(part)) for part in ("normalizer", "pre_tokenizer")}
     return tokenizer if changed == rules else json.dumps(changed, ensure_ascii=False)
@@ -91,7 +91,7 @@ def _without_blank(part: Any) -> Any:
 
 
 def word_tokenizer(pattern: str) -> str:
-    """Return the JSON of a tokenizer whose tokens match a pattern: for stand-ins, which know only words."""
+    """Return the JSON of a tokenizer with tokens that match a pattern, for word-level stand-ins."""
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     return tokenizer.to_str()
@@ -115,9 +115,9 @@ def num_bytes(text: str) -> int:
 
 
 def pieces_within(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> list[list[str]]:
-    """Cut each text into pieces of at most `limit` tokens, as even as can be: nearly always it is one piece already.
+    """Cut each text into pieces of at most `limit` tokens, as even as can be; nearly always one piece.
 
-    A token is at least one byte, so only what is longer in bytes is tokenized.
+    A token is at least one byte, so only texts with more than `limit` bytes are tokenized.
     """
     long = [row for row, text in enumerate(texts) if num_bytes(text) > limit]
     encodings = tokenizer.encode_batch_fast([texts[row] for row in long], add_special_tokens=False)
@@ -158,15 +158,15 @@ def ids_of_texts(rule: TokenIds, texts: Sequence[str]) -> list[np.ndarray]:
     return [np.array(row, rule.dtype) for row in rows]
 
 
-FIRST_CHARACTERS, GROWTH = 8, 4  # characters for each token that is read, at first; and by how much more every time
+FIRST_CHARACTERS, GROWTH = 8, 4  # characters for each token at first, and the factor of each further attempt
 
 
 def cut_ids(tokenize: Callable[[list[str]], list[list[int]]], texts: Sequence[str], max_tokens: int) -> list[list[int]]:
-    """Return the ids of each text, cut at `max_tokens`, for the cost of what is read of it.
+    """Return the ids of each text, cut at `max_tokens`, without tokenizing the rest of a long text.
 
-    `tokenize` cuts its texts at `max_tokens` ids. A long text is tokenized in part, and in a longer part until two in
-    a row give all `max_tokens` ids, and the same ones: what follows changes nothing. A text of which few characters
-    make a token, such as a page of blanks, is read as far as it takes.
+    `tokenize` cuts its texts at `max_tokens` ids. A long text is tokenized in longer and longer parts, until two in a
+    row give the same `max_tokens` ids: the rest of the text changes nothing. A text with many characters in a token,
+    such as a page of blanks, needs longer parts.
     """
     rows: list[list[int]] = [[]] * len(texts)
     length, left = FIRST_CHARACTERS * max_tokens, list(range(len(texts)))
@@ -177,12 +177,12 @@ def cut_ids(tokenize: Callable[[list[str]], list[list[int]]], texts: Sequence[st
             if len(part) < len(texts[row]) and (len(ids) < max_tokens or ids != rows[row]):
                 longer.append(row)
             rows[row] = ids
-        length, left = GROWTH * length + 1, longer  # no two end alike in a run of digits, which may be cut from its end
+        length, left = GROWTH * length + 1, longer  # + 1: digits may be grouped in threes from the end
     return rows
 
 
 def _segment_borders(text: str) -> list[int]:
-    """Return where the segments of a text begin."""
+    """Return the starts of a text's segments."""
     borders = [0]
     while len(text) - borders[-1] > SEGMENT_CHARACTERS:
         limit = borders[-1] + SEGMENT_CHARACTERS

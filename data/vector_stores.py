@@ -1,14 +1,13 @@
-"""Vector stores in which documents stay: Qdrant, PostgreSQL with pgvector, LanceDB. `data.corpus` is their URL.
+"""Search documents in vector stores: Qdrant, PostgreSQL with pgvector, LanceDB. `data.corpus` is their URL.
 
     qdrant:///FOLDER?collection=NAME      qdrant://HOST:6333?collection=NAME      (API key: $QDRANT_API_KEY)
     postgresql://USER@HOST/DATABASE?table=NAME                                    (password: $PGPASSWORD)
     lance:///FOLDER?table=NAME
 
-`text`, `vector` and `source` in the query name the fields of a document's text, vector and source, and `id` that of its
-id outside Qdrant; the defaults are text, vector, id, and the id as source. Dots reach into fields that hold others.
-`only=FIELD=VALUE` leaves all other documents out: a tenant's, or another collection's of LangChain in PostgreSQL. With
-a key, servers of Qdrant are asked by https, unless they are this machine or `tls=false` says otherwise. Other
-parameters of PostgreSQL go to libpq. Nothing is ever written into a store.
+`text`, `vector`, `source` and, outside Qdrant, `id` in the query name the fields of a document; the defaults are text,
+vector, the id as source, and id. Dots reach into nested fields. `only=FIELD=VALUE` excludes all other documents, such
+as other tenants' or other LangChain collections in PostgreSQL. With a key, Qdrant servers are accessed by https, except
+on this machine or with `tls=false`. Other parameters of PostgreSQL go to libpq. Nothing is ever written into a store.
 """
 
 import os
@@ -29,7 +28,7 @@ from replug.data.sources.records import nested
 
 ROWS_PER_READ = 1000
 POSTGRESQL = ("postgresql", "postgres")  # schemes; libpq takes both
-COLLECTIONS = "collection_id"  # the column by which LangChain keeps several collections in one table
+COLLECTIONS = "collection_id"  # LangChain's column for several collections in one table
 FIELDS = {"id": "id", "text": "text", "vector": "vector", "source": ""}
 
 
@@ -44,7 +43,7 @@ class StoredDocument:
 
 
 class CandidateSource(Protocol):
-    """Holds documents and their vectors of `dim` numbers, and finds those nearest to a query.
+    """Holds documents with vectors [dim], and finds the nearest to a query.
 
     `similarity` is cosine or dot; None if the store compares by whichever is requested.
     """
@@ -55,11 +54,11 @@ class CandidateSource(Protocol):
     def __len__(self) -> int: ...
 
     def search(self, vectors: np.ndarray, k: int, similarity: str) -> list[list[StoredDocument]]:
-        """Return the k nearest documents to each query vector [B, D], the nearest first, or as many as it finds."""
+        """Return the k nearest documents to each query vector [B, D], the nearest first; fewer if it finds fewer."""
         ...
 
     def get(self, ids: Sequence[str]) -> list[StoredDocument]:
-        """Return the documents with these ids, in any order; at least one more than ids where several have one id."""
+        """Return the documents with these ids, in any order; more than ids if documents share an id."""
         ...
 
     def iterate(self) -> Iterator[StoredDocument]:
@@ -70,13 +69,13 @@ class CandidateSource(Protocol):
 
 
 class StoreAddress:
-    """The parts of a store's URL: where it is, the collection or table, the names of fields, what is left.
+    """The parts of a store's URL: location, collection or table, names of fields, other parameters.
 
-    `only` is a field and the value that documents have there; None means all documents.
+    `only` is a field and its required value; None means all documents.
     """
 
     def __init__(self, url: str) -> None:
-        """Take a URL apart. Raises UserError for what is missing, unknown or secret."""
+        """Parse a URL. Raises UserError for missing or unknown parameters, and for a password."""
         self.url, self.parts = url, urlsplit(url)
         parts = self.parts
         if parts.password or "password" in parts.query:
@@ -97,7 +96,7 @@ class StoreAddress:
         if given and parts.scheme not in POSTGRESQL:
             expected = ", ".join((key, *FIELDS, "only", *(["tls"] if key == "collection" else [])))
             raise UserError(f"data.corpus: {url} has the unknown parameter {min(given)!r}; expected {expected}")
-        if not parts.hostname and parts.scheme not in POSTGRESQL and not Path(parts.path).is_dir():  # libraries make it
+        if not parts.hostname and parts.scheme not in POSTGRESQL and not Path(parts.path).is_dir():  # else created
             raise UserError(f"data.corpus: {url}: the folder {parts.path} does not exist")
         self.name, self.fields, self.others = name, fields, given
         self.only = (field, value) if field else None
@@ -119,7 +118,7 @@ class StoreAddress:
         return StoredDocument(str(id), text, str(source), np.asarray(vector, np.float32))
 
     def problem(self, reason: object) -> UserError:
-        """Return what is wrong, as one line that names the key and the store."""
+        """Return the error with its reason in one line that names the key and the store."""
         return UserError(f"data.corpus: {self.url}: {(str(reason).strip() or type(reason).__name__).splitlines()[0]}")
 
     def require_columns(self, found: Collection[str]) -> None:
@@ -130,7 +129,7 @@ class StoreAddress:
 
     @contextmanager
     def asking(self, *errors: type[Exception]) -> Iterator[None]:
-        """Raise what a store's library says as UserError."""
+        """Convert errors of a store's library to UserError."""
         try:
             yield
         except UserError:
@@ -157,7 +156,7 @@ def _library(name: str, extra: str) -> Any:
 
 
 class Qdrant:
-    """A collection of Qdrant: in a folder of this machine, which one process may open, or on a server."""
+    """A collection of Qdrant: in a folder of this machine, open in one process at a time, or on a server."""
 
     def __init__(self, address: StoreAddress) -> None:
         library = _library("qdrant_client", "qdrant")
@@ -183,7 +182,7 @@ class Qdrant:
         address = self._address
         with address.asking(*self._errors):
             found = self._client.get_collection(address.name).config.params.vectors
-        self._using = ""  # what Qdrant calls a vector without a name
+        self._using = ""  # Qdrant's name of an unnamed vector
         if isinstance(found, dict):
             self._using = address.fields["vector"]
             if self._using == FIELDS["vector"] and len(found) == 1:
@@ -201,7 +200,7 @@ class Qdrant:
         self.similarity: str | None = distances[found.distance.value]
 
     def _filter(self, field: str, value: str) -> Any:
-        """Return what finds the documents with a value: as a text, a number, or true or false."""
+        """Return a filter on the value of a field, as a text, a number or a boolean."""
         values: list[str | int | bool] = [value, int(value)] if value.isdigit() else [value]
         values += [value == "true"] if value in ("true", "false") else []
         matches = [self._models.MatchValue(value=one) for one in values]
@@ -258,7 +257,7 @@ class Qdrant:
 class PgVector:
     """A table of PostgreSQL with a column of pgvector's types vector or halfvec.
 
-    The operator is the similarity's, so an index of the table is used if it was built for that operator.
+    An index of the table is used if it was built for the operator of the similarity.
     """
 
     similarity: str | None = None
@@ -307,7 +306,7 @@ class PgVector:
         self.dim = self._width()
 
     def _width(self) -> int:
-        """Return the numbers of a vector. Raises UserError where a column of any width has several."""
+        """Return the width of the vectors. Raises UserError if a column of any width has several."""
         if width := re.search(r"\((\d+)\)", self._types["vector"]):
             return int(width[1])
         least, most = self._ask("SELECT min(vector_dims({vector})), max(vector_dims({vector})) FROM {rows}")[0]
@@ -323,7 +322,7 @@ class PgVector:
         found = [one for (one,) in self._ask(f"SELECT DISTINCT {COLLECTIONS}::text FROM {{rows}} ORDER BY 1 LIMIT 10")]
         if len(found) > 1:
             raise self._address.problem(
-                f"its table holds several collections, and all would be searched; choose one by &only={COLLECTIONS}=ID "
+                f"its table holds several collections; choose one by &only={COLLECTIONS}=ID "
                 f"({', '.join(map(str, found))})"
             )
 
@@ -331,7 +330,7 @@ class PgVector:
         return self._ask("SELECT count(*) FROM {rows}")[0][0]
 
     def search(self, vectors: np.ndarray, k: int, similarity: str) -> list[list[StoredDocument]]:
-        # HNSW finds no more documents than the list that it keeps, 40 by default
+        # HNSW finds at most ef_search documents, 40 by default
         self._ask(
             "SELECT set_config('hnsw.ef_search', greatest(coalesce(nullif(current_setting('hnsw.ef_search', true), "
             "''), '40')::int, least(%s, 1000))::text, false)",
@@ -389,7 +388,7 @@ class Lance:
         schema, fields = self._table.schema, address.fields
         only = address.only[0] if address.only else ""
         columns = {name: name if name in schema.names else name.partition(".")[0] for name in (*fields.values(), only)}
-        top = {field: columns[name] for field, name in fields.items()}  # columns, of which some hold others
+        top = {field: columns[name] for field, name in fields.items()}  # columns, some of them nested
         address.require_columns([*schema.names, *(name for name, outer in columns.items() if outer in schema.names)])
         self.dim = getattr(schema.field(fields["vector"]).type, "list_size", 0)
         self._columns = list(dict.fromkeys(filter(None, top.values())))
@@ -413,7 +412,7 @@ class Lance:
         column = self._address.fields["id"]
         with self._address.asking(*self._errors):
             query = self._table.search().where(f"cast({column} as string) IN ({','.join(map(_quoted, ids))})")
-            found = query.select(self._columns).limit(len(ids) + 1).to_list()  # one more tells that ids repeat
+            found = query.select(self._columns).limit(len(ids) + 1).to_list()  # one more shows repeated ids
         return self._documents(found)
 
     def iterate(self) -> Iterator[StoredDocument]:

@@ -4,8 +4,8 @@ Scripts that set no blanks between words (Chinese, Japanese, Thai, Lao, Khmer, B
 characters, as benchmarks of retrieval do, and compared in pieces of a few characters. Elsewhere a word is a run of
 letters, marks, digits and underscores; without the marks a Hindi word would end at each of its vowels.
 
-Hashes are the same on every machine. N-grams of words, 13 of them as a rule, are those by which decontamination finds
-overlaps (Brown et al. 2020).
+Hashes are the same on every machine. N-grams of words, usually 13-grams, find overlaps as in decontamination (Brown et
+al. 2020).
 """
 
 import functools
@@ -26,7 +26,7 @@ _CHARACTER = r"[\p{L}\p{M}\p{N}_]"
 _WORDS = regex.compile(rf"(?:(?=[{WITHOUT_BLANKS}]){_CHARACTER})+|(?:(?![{WITHOUT_BLANKS}]){_CHARACTER})+")
 _HAS_BLANKS = regex.compile(rf"[^{WITHOUT_BLANKS}]")
 _IS_LONG = regex.compile(rf"[{_LONG}]")
-_NEEDS_MORE = regex.compile(rf"[\p{{M}}{WITHOUT_BLANKS}]")  # than these, which are several times as fast
+_NEEDS_MORE = regex.compile(rf"[\p{{M}}{WITHOUT_BLANKS}]")  # than the faster patterns below
 _PLAIN, _PLAIN_PAIR = re.compile(r"\w+"), re.compile(r"\w\w+")
 
 
@@ -46,8 +46,8 @@ def search_words(text: str) -> list[str]:
 def compared_words(text: str) -> list[str]:
     """Return the words that n-grams are made of, with case folded.
 
-    Pieces of texts without blanks end where the two characters say so that stand there, so a passage that two texts
-    share is cut alike in both.
+    In texts without blanks, two adjacent characters alone decide whether a piece ends between them, so all texts cut a
+    shared passage in the same way.
     """
     text, words = text.casefold(), list[str]()
     if text.isascii() or not _NEEDS_MORE.search(text):
@@ -64,7 +64,7 @@ def _pieces(run: str) -> list[str]:
 
 @functools.lru_cache(1 << 16)
 def _ends_between(pair: str) -> bool:
-    """Return whether a piece ends between two characters: of random pairs as many as give words of the usual length."""
+    """Return whether a piece ends between two characters: as often as gives words of the usual length."""
     return zlib.crc32(pair.encode()) % (4 if _IS_LONG.match(pair) else 2) == 0
 
 
@@ -72,7 +72,7 @@ def _ends_between(pair: str) -> bool:
 
 
 def normalise(text: str) -> str:
-    """Return a text with single spaces and folded case: texts are equal if these are."""
+    """Return a text with single spaces and folded case, for comparison."""
     return " ".join(text.split()).casefold()
 
 
@@ -103,7 +103,7 @@ def ngram_hashes(text: str, n: int) -> np.ndarray:
 
 
 def without_common(hashes: np.ndarray, n: int, common: np.ndarray) -> np.ndarray:
-    """Return the hashes of a text's n-grams without those that share a word with one of the `common` ones (sorted)."""
+    """Return the hashes of a text's n-grams without n-grams that share a word with a `common` one (sorted)."""
     places = np.flatnonzero(is_known(hashes, common))
     if not len(places):
         return hashes
@@ -130,7 +130,7 @@ LEAST_COMMON = 5  # sources
 def common_ngrams(hashes_by_source: Iterable[np.ndarray]) -> np.ndarray:
     """Return the n-grams, sorted hashes, that half of the sources hold: headers, footers and licences are no leak.
 
-    Each array is of one source. Of fewer than five sources nothing is common.
+    Each array is of one source. An n-gram of fewer than five sources is never common.
     """
     unique = [np.unique(hashes) for hashes in hashes_by_source]
     hashes, counts = np.unique(np.concatenate([np.empty(0, np.uint64), *unique]), return_counts=True)

@@ -1,15 +1,15 @@
 """From sorted runs of pieces to the files of a set, and the proof that its splits share no text.
 
 Held-out texts are chosen first, then development texts and queries that overlap none before them, then documents that
-overlap no text: what is measured is worth most, and of documents there are most. Each split is the pieces of smallest
-keys, in their order.
+overlap no text: held-out texts are the most valuable, documents the most plentiful. Each split takes the pieces with
+the smallest keys, in their order.
 
 No source document serves two splits, and no text of one split equals a text of another (by content hash, white space
-and case aside). All workers map what a split must not overlap, in sorted files of hashes of 8 bytes:
+and case aside). All workers map the hashes that a split must not overlap, in sorted files of 8-byte hashes:
 
     FILTER/keys.u64      every example's whole text and its continuation alone
-    FILTER/sources.u64   what they were cut from
-    FILTER/ngrams.u64    their n-grams of words, if compared, without the ones that most sources share
+    FILTER/sources.u64   their sources
+    FILTER/ngrams.u64    their n-grams of words, if compared, except n-grams that most sources share
 """
 
 import itertools
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 ROWS_AT_A_TIME = 1000
 PIECES_PER_SHARD = 1 << 14
-# Where n-grams that most sources share are looked for: whole sources, in the first ranges of keys.
+# The sample for common n-grams: whole sources, in the first ranges of keys.
 SAMPLED_SOURCES, SAMPLED_RANGES, SAMPLED_NGRAMS = 256, 64, 1 << 24
 PIECE_NAMES = {"documents": "document", "queries": "query", "heldout": "held-out text", "dev": "development text"}
 
@@ -58,10 +58,10 @@ PARTITIONS = 16
 ARRAYS_IN_MEMORY = 1 << 14  # of an example each
 NOTHING = np.empty(0, np.uint64)
 
-Overlaps = tuple[list[str], list[str]]  # what two splits share: sources, and texts or words
+Overlaps = tuple[list[str], list[str]]  # shared by two splits: sources, and texts or words
 
-# Of a range of keys: its number, how many pieces were `kept`, of which the shard holds `rows`, the numbers `dropped`
-# and by `domains`, the sums of its `files`, and whose token ids they are (`tokens_by`).
+# A shard's range of keys: its `number`, pieces `kept`, `rows` written of them, pieces `dropped` by reason, documents by
+# `domains`, checksums of its `files`, and the fingerprint of its token ids (`tokens_by`).
 ShardReport = dict[str, Any]
 
 
@@ -110,7 +110,7 @@ def example_keys(example: Example, seed: int = 0) -> tuple[int, int]:
 
 
 def write_sorted(path: Path, hashes: Iterable[np.ndarray]) -> None:
-    """Write hashes into one sorted file without repetitions, a sixteenth of them in memory at a time."""
+    """Write hashes into one sorted file without repetitions, with a sixteenth of them in memory at a time."""
     parts = [path.with_suffix(f".part{number:02d}") for number in range(PARTITIONS)]
     with writing(path), ExitStack() as opened:
         files = [opened.enter_context(part.open("wb")) for part in parts]
@@ -125,9 +125,9 @@ def write_sorted(path: Path, hashes: Iterable[np.ndarray]) -> None:
 
 
 def overlaps_of_examples(path: Path, before: OverlapFilter, seed: int, name: str) -> Overlaps:
-    """Return shared sources and equal texts of a split and of those before it. `name` is that of one of its texts."""
+    """Return sources and texts that a split shares with the splits before it. `name` is the noun for its texts."""
     texts = (
-        # texts of two splits may have one continuation, such as yes
+        # texts of two splits may share a continuation, such as yes
         (f"{name} {of.id}", of.source or "", example_keys(of, seed)[0], of.context + of.continuation)
         for of in read_examples_of(path)
     )
@@ -135,7 +135,7 @@ def overlaps_of_examples(path: Path, before: OverlapFilter, seed: int, name: str
 
 
 def overlaps_of_shard(shard: Path, filter_folder: Path, seed: int) -> Overlaps:
-    """Return shared sources and equal texts of the documents in a file and of the filter's queries and other texts."""
+    """Return sources and texts that the documents of a file share with the examples in the filter."""
     texts = (
         (f"document {doc.id}", doc.source, piece_key(content_hash(doc.text, seed)), doc.text)
         for doc in read_documents_of(shard)
@@ -199,7 +199,7 @@ def write_shard(
 
 
 def write_ids_of_shard(shard: Path, rule: TokenIds) -> None:
-    """Write token ids beside the texts of a shard that is there."""
+    """Write token ids beside the texts of an existing shard."""
     ids: list[np.ndarray] = []
     for documents in in_batches(read_documents_of(shard), ROWS_AT_A_TIME):
         ids += ids_of_texts(rule, [doc.embedded_text for doc in documents])
@@ -207,7 +207,7 @@ def write_ids_of_shard(shard: Path, rule: TokenIds) -> None:
 
 
 def choose_examples(work: WorkFolder, rules: Rules, cut: Cut, split: str, known: OverlapFilter) -> Iterator[Example]:
-    """Yield the first texts of a split, as many as are requested, in the order of their keys."""
+    """Yield the requested number of texts of a split, smallest keys first."""
     count, requested = 0, cut.requested[split]
     for keys in _ranges(cut, split):
         for row in chosen_pieces(work, rules, split, keys, known, cut.dropped):
@@ -220,7 +220,7 @@ def choose_examples(work: WorkFolder, rules: Rules, cut: Cut, split: str, known:
 def chosen_pieces(
     work: WorkFolder, rules: Rules, split: str, keys: tuple[int, int], known: OverlapFilter, dropped: Counter
 ) -> Iterator[dict]:
-    """Yield the pieces of a range in order; count and drop what repeats another or is in the overlap filter."""
+    """Yield the pieces of a range in order; count and drop repeated pieces and pieces in the overlap filter."""
     table = read_range(work.runs(split), *keys)
     table = table.filter(is_kept_version(table, np.load(work.duplicates, mmap_mode="r", allow_pickle=False)))
     what = PIECE_NAMES[split]
@@ -240,7 +240,7 @@ def chosen_pieces(
 
 
 def is_kept_version(table: pa.Table, duplicates: np.ndarray) -> pa.Array:
-    """Return for each row whether its source text is the version that is kept of its id."""
+    """Return for each row whether its source text is the kept version of its id."""
     if not len(duplicates):
         return pa.array(np.ones(len(table), bool))
     ids = np.array([hash64(source) for source in table.column("source").to_pylist()], np.uint64)
@@ -258,9 +258,9 @@ def write_texts(
     ngram: int | None = None,
     common: np.ndarray = NOTHING,
 ) -> tuple[dict[str, dict[str, int]], Overlaps]:
-    """Write splits of texts in order, each after the filter of those before, and the filter that documents must pass.
+    """Write splits of texts in order, each filtered by all before it, and the filter that documents must pass.
 
-    Returns the numbers of texts of each split by domain, and what the splits share.
+    Returns the numbers of texts by split and domain, and the overlaps of the splits.
     """
     known = write_overlap_filter(work.overlap_filter, list, None, seed)
     overlaps: Overlaps = ([], [])
@@ -282,7 +282,7 @@ def write_texts(
 
 
 def shared_ngrams(work: WorkFolder, cut: Cut, n: int | None) -> np.ndarray:
-    """Return the n-grams that most of the source documents share, as some hundred of them show."""
+    """Return the n-grams that most source documents share, estimated from about 256 of them."""
     if n is None:
         return NOTHING
     cutoff = min(2**64 - 1, 2**64 * SAMPLED_SOURCES // max(1, cut.texts))
@@ -316,7 +316,7 @@ def write_shards(work: WorkFolder, rules: Rules, cut: Cut, pool: LocalPool) -> l
     }
 
     def are_enough() -> bool:
-        """Return whether the shards before the first that is missing hold enough."""
+        """Return whether the shards before the first missing one hold enough."""
         first = itertools.takewhile(done.__contains__, itertools.count())
         return requested is not None and sum(done[number]["kept"] for number in first) >= requested
 
@@ -331,7 +331,7 @@ def write_shards(work: WorkFolder, rules: Rules, cut: Cut, pool: LocalPool) -> l
     for report in pool.run(write_shard, jobs()):
         done[report["number"]] = report
         kept = sum(of["kept"] for of in done.values())
-        if requested is not None and kept:  # a share of the pieces is dropped: the rest is taken to be alike
+        if requested is not None and kept:  # extrapolate the share of dropped pieces to the rest
             expected = -(-requested * len(done) // kept)
             progress.total = min(len(ranges), max(len(done) + (not are_enough()), expected))
         progress.advance(note=f"{kept:,} documents")
@@ -340,14 +340,14 @@ def write_shards(work: WorkFolder, rules: Rules, cut: Cut, pool: LocalPool) -> l
     for number in sorted(done):
         rows = min(done[number]["kept"], left)
         if rows == 0:
-            (work.shards / f"{number:05d}.json").unlink()  # its files go with all that are not needed
+            (work.shards / f"{number:05d}.json").unlink()  # its files are removed below, with all unneeded ones
         else:
             is_whole = rows == done[number]["rows"]
             shards.append(done[number] if is_whole else write_shard(work, rules, number, ranges[number], rows))
         left -= rows
     names = {name for report in shards for name in report["files"]}
     for path in work.documents.iterdir():
-        if path.name not in names:  # an interrupted run wrote and did not mark it, or it is not needed
+        if path.name not in names:  # unmarked after an interruption, or not needed
             path.unlink()
     if token_ids is not None:
         write_token_rules(work.documents, token_ids.fingerprint)

@@ -1,7 +1,7 @@
 """Cut a source shard into sorted runs of pieces: the first half of preparing, on any worker, in any order.
 
 A source shard writes a sorted run of each split for every six million characters, so any range of keys can be read
-alone. It also registers every text, by which `reading` finds ids that occur twice.
+alone. It also registers every text, so that `reading` finds ids that occur twice.
 """
 
 import json
@@ -74,15 +74,15 @@ REGISTRY = np.dtype(
     [("id", np.uint64), ("version", np.uint64), ("source_shard", np.int64), ("line", np.int64), ("named", np.bool_)]
 )
 CHARACTERS_AT_A_TIME = 1 << 19  # texts that are tokenized together
-RUN_CHARACTERS = 6 << 20  # of pieces in memory: a worker never holds more, however much a source shard gives
+RUN_CHARACTERS = 6 << 20  # of pieces in memory, for any size of source shard
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenizers:
     """The tokenizer that cuts (JSON), how the retriever reads documents, and the LM's limits, where they are known.
 
-    With `lm`, its own tokenizer as JSON, pieces that are cut by another's tokens, of which one may be a word of any
-    length, are cut further to the tokens of the LM that it has room for.
+    `lm` is the LM's tokenizer as JSON. With it, pieces cut by another tokenizer, with perhaps longer tokens, are
+    cut further to the LM's limits.
     """
 
     cut: str
@@ -94,7 +94,7 @@ class Tokenizers:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How texts are read, dealt to the splits, cut and tokenized: what all workers have in common."""
+    """Settings of all workers for reading, dealing, cutting and tokenizing texts."""
 
     fields: FieldMap
     shares: Shares
@@ -116,7 +116,7 @@ class SourceShardReport:
     texts: int = 0
     tokens: int = 0
     lines: int = 0
-    cut_further: int = 0  # pieces that the LM could not have held
+    cut_further: int = 0  # pieces beyond the LM's limits
     domains: dict[str, Counter] = field(default_factory=_counters)
     counts: dict[str, Counter] = field(default_factory=_counters)
     dropped: Counter = field(default_factory=Counter)
@@ -139,11 +139,11 @@ class SourceShardReport:
 def cut_source_shard(
     rules: Rules, folder: Path, source_shard: SourceShard, limits: dict[str, int]
 ) -> SourceShardReport:
-    """Cut a source shard into runs; pieces in a bucket above their split's limit are left out."""
-    shutil.rmtree(folder, ignore_errors=True)  # what an interrupted try left
+    """Cut a source shard into runs; pieces in a bucket above their split's limit are dropped."""
+    shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted attempt
     folder.mkdir(parents=True)
     cut = _SourceShardCut(rules, folder, limits, source_shard.number)
-    texts: list[SourceText] = []  # those that serve a split
+    texts: list[SourceText] = []  # not yet cut, each of a split
     size = 0
     for line, item in read_items(source_shard, rules.fields):
         cut.report.lines = max(cut.report.lines, line)
@@ -228,7 +228,7 @@ class _SourceShardCut:
         return self._bounded(split, [f"{title}\n{body}" if title else body for title, body in titled])
 
     def _kept(self, split: str, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-        """Yield pieces of prose; count and drop the too short ones and mere pointers."""
+        """Yield pieces of prose; count and drop short pieces and mere pointers."""
         what = "document" if split == "documents" else "example"
         for first, second in pairs:
             if not second:
@@ -249,7 +249,7 @@ class _SourceShardCut:
         return [piece for pieces in bounded for piece in pieces]
 
     def _keep(self, split: str, text: SourceText, pairs: Sequence[tuple[str, str]]) -> None:
-        """Count the pieces of a text, documents without a continuation, and keep those within the split's limit."""
+        """Count the pieces of a text, and keep pieces within the split's limit. Documents have no continuation."""
         digests = [content_hash("".join(pair), self._rules.seed) for pair in pairs]
         keys = np.array([piece_key(digest) for digest in digests], np.uint64)
         version = hash64(text.text)

@@ -1,8 +1,8 @@
 """Cut prose where its author made a border: at headings, ends of sentences and lines, within a limit of tokens. Pure.
 
-Short sections are joined, long ones cut into even pieces. Where half a piece has no border it ends at a token's, as
-program code on one line does. Underlined headings are reStructuredText's and Markdown's, `#` is Markdown's; what other
-markup has for them is Markdown when it comes here (`data.sources.texts`).
+Short sections are joined, long ones cut into even pieces. A piece without a border in reach, such as program code on
+one line, ends at a token. Headings are underlined (reStructuredText, Markdown) or begin with `#` (Markdown);
+`data.sources.texts` has converted other markup to Markdown.
 """
 
 import re
@@ -19,7 +19,7 @@ FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 ATX = re.compile(r"(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*\n?\Z")
 LONGEST_HEADING = 200  # characters
 NO_TITLE = " \t-|>$%#!;{}&"  # before code, options, tables and quotes
-# Rules that stand round blocks of code as well (AsciiDoc, plain text): round a heading they are about as long as it.
+# Rules that also enclose blocks of code (AsciiDoc, plain text). Round a heading they have about its length.
 RULES_OF_BLOCKS, LONGER_RULE = "-._+~", 4
 UNDERLINE = re.compile(r"([=\-~^\"'`#*+:.<>_])\1{2,}[ \t]*\n?\Z")
 MARKS = re.compile(r"\[([^\]]*)\]\([^)]*\)|[*`]+")  # of a heading: a link keeps its words
@@ -33,7 +33,7 @@ ABBREVIATION = re.compile(
     r"(?:\b[A-Za-z]|\b(?:Mr|Mrs|Ms|Dr|Prof|St|Fig|Figs|Eq|Eqs|Sec|No|vs|etc|cf|al|ca|approx|Vol|pp|eds?|Inc|Ltd|Jr|Sr))\Z"
 )
 
-# Each part of a link has a longest length: else a line of brackets takes time that grows with its square.
+# Each part of a link has a maximum length, else a line of brackets takes quadratic time.
 LINK = re.compile(
     r"!?\[[^\]]{0,500}\]\([^)]{0,2000}\)|\[[^\]]{0,500}\]\[[^\]]{0,500}\]|\[[^\]]{1,500}\]:\s*\S+|"
     r"`[^`<]{0,500}<[^>]{1,2000}>`_{1,2}|:\w{1,50}:`[^`]{0,500}`|<?https?://\S+"
@@ -97,7 +97,7 @@ class Prose:
                     yield title, body
 
     def examples(self, limit: int) -> Iterator[tuple[str, str]]:
-        """Yield contexts and continuations of at most `limit` tokens each; an empty pair for what is too short."""
+        """Yield contexts and continuations of at most `limit` tokens each; an empty pair for too short a text."""
         for sections in self._groups(2 * limit):
             for start, end in self._cut(sections[0].start, sections[-1].end, 2 * limit):
                 total = self._count(start, end)
@@ -128,7 +128,7 @@ class Prose:
         kept: list[str] = []
         length = 0
         for heading in reversed(path):
-            tokens = len(heading.encode()) // 3 + 2  # three bytes a token are few: the sum is rarely more
+            tokens = len(heading.encode()) // 3 + 2  # three bytes a token: rarely an underestimate
             if length + tokens > limit:
                 break
             kept, length = [heading, *kept], length + tokens
@@ -188,7 +188,7 @@ def _scan(text: str) -> tuple[list[tuple[int, int, int, str]], list[tuple[int, i
 
 
 def _is_title(title: str, underline: str, mark: str, above: str) -> bool:
-    """Return whether an underlined line is a heading: it stands alone, and its line is about as long or longer."""
+    """Return whether an underlined line is a heading: it stands alone, and its underline is about as long or longer."""
     words = title.strip()
     if not words or title[0] in NO_TITLE or UNDERLINE.match(title) or len(words) > LONGEST_HEADING:
         return False

@@ -1,4 +1,4 @@
-"""Reading a source: the workers of a pool cut its source shards, and what all of them gave is added up.
+"""Read a source: the workers of a pool cut its source shards, and their reports are added up.
 
 A rerun continues from the finished parts of the folder:
 
@@ -7,8 +7,8 @@ OUT/work/written/00000.json     a shard of the corpus that is written
 OUT/work/duplicates.npy         ids of texts that occur twice, and the version that is kept
 OUT/work/overlap_filter/        hashes of queries and held-out texts
 
-Of texts with one id one keeps it, which follows from its words and not its place. The registers of texts are sorted, so
-that a range of hashes is read from all of them at once and memory does not grow with the source.
+One of several texts with the same id is kept, chosen by its words and not its place. The registers of texts are sorted,
+so a range of hashes is read from all of them at once and memory does not grow with the source.
 """
 
 import itertools
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 ENOUGH_ROWS = 10_000  # rows after which the share is judged while the source is still being read
 NOTHING_TO_READ = ("no_main_text", "empty_file")  # pages of links, `__init__.py`: no damage
-LEAST_TEXTS = 1 << 14  # pieces that are kept of a split of texts: most of a few may repeat one another
+LEAST_TEXTS = 1 << 14  # pieces kept for a split of texts: many of a few may repeat others
 SHOWN = 3  # texts in a warning; rejected.jsonl has more
 Requested = dict[str, int | None]  # requested pieces by split; None means all. Other splits are not made.
 
@@ -57,7 +57,7 @@ class WorkFolder:
         self.duplicates, self.overlap_filter = self.path / "duplicates.npy", self.path / "overlap_filter"
 
     def forget(self) -> None:
-        """Remove what was cut and which shards are written."""
+        """Remove all runs and the marks of written shards."""
         for folder in (self.shards, self.source_shards):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -78,8 +78,8 @@ class WorkFolder:
 def preparing(out: Path, inputs: Mapping[str, Any], go_on: bool = True) -> Iterator[WorkFolder]:
     """Claim a folder for a set while the block runs.
 
-    Raises UserError if the folder holds other things or a set of other inputs, or if another process writes it. Unless
-    it is to `go_on`, an unfinished set of the same keys is begun anew, whatever is in their files.
+    Raises UserError if the folder holds other things or a set of other inputs, or if another process writes it. Without
+    `go_on`, an unfinished set restarts from the beginning, even if its inputs changed.
     """
     folder, work = prepared_folder(out), WorkFolder(out)
     may_change = () if go_on or folder.is_finished else inputs
@@ -97,7 +97,7 @@ def preparing(out: Path, inputs: Mapping[str, Any], go_on: bool = True) -> Itera
 
 
 def is_intact(folder: Path, files: Mapping[str, FileSum]) -> bool:
-    """Return whether the files of a finished part are whole; logs the first that is not, since it is made again."""
+    """Return whether the files of a finished part are whole; logs the first problem, since the part is made again."""
     problems = file_problems(folder, files)
     if problems:
         log.warning(f"{problems[0]}; making it again")
@@ -110,7 +110,7 @@ class Cut:
     def __init__(self, source_shards: Sequence[SourceShard], requested: Requested, margin: int) -> None:
         """`margin` pieces are kept for each requested one."""
         self.source_shards, self.requested = source_shards, requested
-        self.reports: dict[int, SourceShardReport] = {}  # without their counts of keys, of which only the sums are kept
+        self.reports: dict[int, SourceShardReport] = {}  # without counts of keys: only their sums are kept
         self.counts = {
             split: KeyCounts(requested.get(split, 0), margin, LEAST_TEXTS * (split in TEXT_SPLITS)) for split in SPLITS
         }
@@ -141,7 +141,7 @@ class Cut:
         )
 
     def absolute(self, number: int, line: int) -> int:
-        """Return a line of a source shard as its file counts it; 0 where a source shard before it is not cut yet."""
+        """Return the line number in the file of a source shard's line; 0 if a shard before it is not cut yet."""
         names = self.source_shards[number].names
         while line and number and self.source_shards[number - 1].names == names:
             number -= 1
@@ -157,7 +157,7 @@ class Cut:
 
 
 def cut_source(work: WorkFolder, rules: Rules, cut: Cut, pool: "LocalPool", max_rejected: float) -> None:
-    """Cut every source shard, apart from those that an interrupted run cut.
+    """Cut every source shard that an interrupted run has not cut.
 
     Raises UserError if more than a share `max_rejected` of the source was rejected.
     """
@@ -234,8 +234,8 @@ TEXTS_AT_A_TIME = 1 << 20
 def find_duplicates(registers: Sequence[Path], num_texts: int, out: Path) -> tuple[int, int, list[tuple[int, int]]]:
     """Write `out`: the version kept of each id that occurs twice.
 
-    Returns how many texts came again under an id that was given, how many without one (their words are their id), and
-    source shard and line of the first hundred of the former.
+    Returns the number of texts with a repeated given id, the number of repeated texts without an id (their words are
+    their id), and source shard and line of the first hundred with a given id.
     """
     num_parts = max(1, -(-num_texts // TEXTS_AT_A_TIME))
     kept, places = list[np.ndarray](), list[tuple[int, int]]()
@@ -288,7 +288,7 @@ class LocalPool:
     def run(self, function: Callable, jobs: Iterable[tuple]) -> Iterator[Any]:
         """Yield results as they are ready; jobs are drawn one by one, when there is room.
 
-        Raises RunError if a process was killed; what was finished is kept.
+        Raises RunError if a process was killed; finished jobs are kept.
         """
         if self._executor is None:
             yield from itertools.starmap(function, jobs)
@@ -304,13 +304,13 @@ class LocalPool:
                 yield from (future.result() for future in done)
         except BrokenProcessPool as error:
             raise RunError(
-                "a process of data.num_workers was killed, perhaps for want of memory; what it had finished is kept: "
+                "a process of data.num_workers was killed, perhaps for want of memory; finished work is kept: "
                 "run the same command again, with fewer data.num_workers if it comes back"
             ) from error
 
 
 def _begin(parent: int) -> None:
-    """Give each process one core, and let none stay behind when the parent is killed."""
+    """Limit a worker to one core, and end it when the parent is killed."""
 
     def end_with_parent() -> None:
         while os.getppid() == parent:

@@ -48,8 +48,8 @@ from replug.data.sources.shards import SourcePlan, plan_texts
 from replug.data.store import Corpus, PreparedSet, write_store
 from replug.data.tokenizing import TokenIds
 
-MARGIN, WIDER = 2, 4  # pieces kept for each requested one, at first; and the factor where that was not enough
-FEW_HELDOUT = 50  # texts, of which only large differences can be shown
+MARGIN, WIDER = 2, 4  # pieces kept for each requested one at first, and the factor of each further attempt
+FEW_HELDOUT = 50  # texts: fewer show only large differences
 NAMES = {"documents": "documents", "queries": "queries", "heldout": "held-out texts", "dev": "development texts"}
 SPLIT_OF_KEY = {"train": "queries"}  # a split's name on disk, where it is not the key of `data`
 
@@ -67,10 +67,10 @@ def prepare_raw(
     pool: LocalPool,
     rows: Mapping[str, str | Path] | None = None,
 ) -> None:
-    """Cut `data.source` into a prepared set under `out`, or go on with it; `inputs` is what the set is made from.
+    """Cut `data.source` into a prepared set under `out`, or resume it; `inputs` identify the set.
 
-    With `rows`, the user's own examples by key of `data`, the whole source becomes documents: without any key, for an
-    index alone. Raises UserError where too much of the source is unreadable, or it gives nothing for a split.
+    With `rows`, the user's own examples by key of `data`, the whole source becomes documents; no keys at all give
+    documents alone, for an index. Raises UserError if too much of the source is unreadable, or a split stays empty.
     """
     own = None if rows is None else _own_examples(rows)
     plan = plan_texts(config)
@@ -118,9 +118,9 @@ def _make_splits(
     pool: LocalPool,
     own: Mapping[str, list[Example]] | None,
 ) -> tuple[Cut, Domains, Overlaps, list[ShardReport]]:
-    """Cut the source and write its splits, again with more kept pieces where too few are left.
+    """Cut the source and write its splits; repeat with more kept pieces if too few are left.
 
-    Returns the cut source, the numbers of its texts, what texts of two splits share, and the shards of documents.
+    Returns the cut source, the numbers of texts by split and domain, their overlaps, and the shards of documents.
     """
     requested = {"documents": config.num_documents}
     if own is None:
@@ -137,24 +137,24 @@ def _make_splits(
         else:
             domains, overlaps = write_texts(work, own, lambda split, _: own[split], rules.seed)
         are_enough = not cut.fall_short(_counts(domains))
-        shards = write_shards(work, rules, cut, pool) if are_enough else []  # of which there may be thousands, in vain
+        shards = write_shards(work, rules, cut, pool) if are_enough else []  # else thousands may be in vain
         if are_enough and not cut.fall_short(_counts(domains, shards)):
             for report in shards:
                 cut.dropped.update(report["dropped"])
             return cut, domains, overlaps, shards
-        margin *= WIDER  # most of what was kept repeated or overlapped the rest
-        log.info(f"too few are left of what was kept; cutting again and keeping {margin} for each requested")
+        margin *= WIDER  # most kept pieces repeated or overlapped others
+        log.info(f"too few of the kept pieces are left; cutting again and keeping {margin} for each requested piece")
         work.forget()
 
 
 def _counts(domains: Domains, shards: Sequence[ShardReport] | None = None) -> dict[str, int]:
-    """Return the numbers of texts by split, after that of documents where shards are given."""
+    """Return the numbers of texts by split, after the number of documents if shards are given."""
     texts = {split: sum(count.values()) for split, count in domains.items()}
     return texts if shards is None else {"documents": sum(report["rows"] for report in shards), **texts}
 
 
 def _require_some(source: str, cut: Cut, counts: Mapping[str, int]) -> None:
-    """Log what a source gave. Raises UserError where it gave nothing for a split."""
+    """Log the counts of a cut source. Raises UserError if a split is empty."""
     summary = ", ".join(f"{count:,} {NAMES[split]}" for split, count in counts.items())
     most_first = sorted(cut.dropped.items(), key=lambda item: (-item[1], item[0]))
     if reasons := ", ".join(f"{reason}: {count:,}" for reason, count in most_first if count):
@@ -166,12 +166,12 @@ def _require_some(source: str, cut: Cut, counts: Mapping[str, int]) -> None:
         )
     log.info(f"cut into {summary}")
     if cut.cut_further:
-        log.info(f"{cut.cut_further} pieces held more tokens of the LM than it has room for, and were cut further")
+        log.info(f"{cut.cut_further} pieces exceeded the LM's limit of tokens and were cut further")
     if (heldout := counts.get("heldout", FEW_HELDOUT)) < FEW_HELDOUT:
         log.warning(f"{heldout} held-out texts show a large difference only; expected {FEW_HELDOUT} or more texts")
     for split, wanted in cut.requested.items():
         if wanted is not None and counts[split] < wanted:
-            log.info(f"data.num_{split} is {wanted:,}, and the source gives {counts[split]:,}, which are all taken")
+            log.info(f"data.num_{split} is {wanted:,}, and the source gives {counts[split]:,}, all of which are used")
 
 
 def _proof(
@@ -182,9 +182,9 @@ def _proof(
     seed: int,
     pool: LocalPool,
 ) -> dict[str, object]:
-    """Compare the files of documents as they were written; raises UserError where they overlap texts, or these do.
+    """Compare the written documents with the texts; raises UserError if any two splits overlap.
 
-    Returns what was compared: the counts, and the words of an n-gram that no document shares with a text.
+    Returns the proof for the manifest: the counts, and the length of the n-grams that were compared.
     """
     sources, texts = map(list, of_texts)
     progress = Progress("proving that no text is in two splits", len(paths))
@@ -245,14 +245,14 @@ def prepare_rows(
 
 
 def _own_examples(rows: Mapping[str, str | Path], fields: Mapping[str, str] | None = None) -> dict[str, list[Example]]:
-    """Return the user's own examples by split, of rows by key."""
+    """Return the user's own examples by split, read from rows by key of `data`."""
     return {SPLIT_OF_KEY.get(key, key): read_examples(of, fields, SPLIT_OF_BEIR[key]) for key, of in rows.items()}
 
 
 def row_inputs(sources: Mapping[str, str | Path], fields: Mapping[str, str] | None = None) -> Inputs:
-    """Return what a set of the user's rows follows from: hashes of the files by key, and other names of fields.
+    """Return the inputs of a set of the user's rows: hashes of the files by key, and renamed fields.
 
-    A store is its URL: what it holds is the user's to change.
+    A store is identified by its URL alone: the user may change its content.
     """
     inputs: Inputs = {}
     for name, rows in sources.items():
@@ -264,13 +264,13 @@ def row_inputs(sources: Mapping[str, str | Path], fields: Mapping[str, str] | No
 
 
 def import_corpus(corpus: str | Path, out: Path, fields: Mapping[str, str] | None = None) -> Corpus:
-    """Import the user's own documents alone, for an index without training; what was imported before serves again."""
+    """Import the user's own documents alone, for an index without training; a finished import is used again."""
     folder, inputs = prepared_folder(out, key="run_dir"), row_inputs({"corpus": corpus}, fields)
     folder.check(inputs)
     if not folder.is_finished:
         with sole_writer(out):
             folder.claim(inputs)
-            shutil.rmtree(out / "documents", ignore_errors=True)  # what an interrupted import left
+            shutil.rmtree(out / "documents", ignore_errors=True)  # left by an interrupted import
             count = import_documents(out / "documents", corpus, fields)
             paths = shard_paths(out / "documents")
             folder.finish([str(path.relative_to(out)) for path in paths], {"counts": {"documents": count}})
@@ -281,5 +281,5 @@ def import_documents(folder: Path, corpus: str | Path, fields: Mapping[str, str]
     """Import documents, or name the store in which they stay; returns how many there are."""
     if not names_store(str(corpus)):
         return write_documents(folder, read_documents(corpus, fields))
-    log.warning("documents that stay in a store are not compared with the texts: keep out what the texts were cut from")
+    log.warning("documents in a store are not compared with the texts: keep the sources of the texts out of the store")
     return write_store(folder, str(corpus))

@@ -1,4 +1,4 @@
-"""Texts that need no download: made-up ones, those of installed packages, and a small example of one's own data.
+"""Texts that need no download: made-up texts, texts of installed packages, and a small example of a user's rows.
 
 `stand_in` keeps each text to its topic's own words, for tests and the debug run.
 `package:numpy_docstrings+transformers_code+wikipedia` names one or more packages' texts; each is a domain.
@@ -47,7 +47,7 @@ def stand_in_texts() -> Iterator[SourceText]:
 GENSIM = "gensim==4.4.0"
 WIKIPEDIA_FILE = "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 MIN_CHARACTERS = 1000
-# A corpus of the size of the other texts: the whole library would be nine tenths of every sample.
+# About as much text as in the other packages: the whole library would be nine tenths of every sample.
 MODEL_FAMILIES = (
     "albert", "bert", "bloom", "codegen", "distilbert", "electra", "gemma", "gpt2", "gpt_neo",
     "gpt_neox", "gptj", "llama", "mistral", "mixtral", "opt", "phi", "phi3", "qwen2",
@@ -93,7 +93,7 @@ def transformers_code(names: Iterable[str] = MODEL_FAMILIES) -> Iterator[tuple[s
 
 
 def transformers_models() -> Iterator[tuple[str, str]]:
-    """Yield the definitions of three times as many models."""
+    """Yield the definitions of 85 models, among them the 25 of `transformers_code`."""
     return transformers_code(sorted((*MODEL_FAMILIES, *MORE_FAMILIES)))
 
 
@@ -126,7 +126,7 @@ def _package_folder(name: str) -> Path:
     return Path(spec.origin).parent
 
 
-# Templates, tables, references and tags of wikitext; what stays is prose.
+# Templates, tables, references and tags of wikitext, removed to leave prose.
 _WIKITEXT = (
     (r"<ref[^>]*/>|<ref.*?</ref>|<!--.*?-->", ""),
     (r"\{\{[^{}]*\}\}", ""),

@@ -1,7 +1,7 @@
 """The one reader of rows: JSON Lines, JSON arrays, tables, Parquet and datasets of the hub.
 
-`read_shard` yields each row with its number, from 1. A row that cannot be read comes as `Rejected` with its reason, and
-a line that is not a row (blank, or a table's header) as None, so that all lines are counted. JSON Lines and tables with
+`read_shard` yields each row with its number, from 1. An unreadable row gives `Rejected` with its reason, and a line
+that is not a row (blank, or a table's header) gives None, so that all lines are counted. JSON Lines and tables with
 tabs can be read in ranges of bytes, Parquet in ranges of row groups. A new format of rows is a function in `READERS`.
 """
 
@@ -46,17 +46,17 @@ TRAIN = "train"
 TABS, SEPARATORS = "\t", ",;|"  # between the cells of a table; its kind is the separator
 HINT = "sep="  # Excel's, before the header
 SEPARATOR_HINT = re.compile(rf"{HINT}([,;|\t])")
-# MS MARCO's tables have no header, and quotes that mean nothing: passages or queries, and documents.
+# MS MARCO's tables, passages or queries and documents, have no header, and their quotes are plain characters.
 UNNAMED = {2: ("id", "text"), 4: ("id", "url", "title", "text")}
 NUMBER_OF_MARCO = re.compile(r"D?\d+")
 SPACE = re.compile(r"\s*")
 
-Problem = tuple[str, str]  # why a row cannot be read, in a word and in full; `read_shard` adds where it stands
+Problem = tuple[str, str]  # reason of an unreadable row, in a word and in full; `read_shard` adds the place
 Read = Iterator[tuple[int, dict[str, Any] | Problem | Rejected | None]]
 
 
 def form_of(path: Path) -> str:
-    """Return the reader of a file of rows by its first bytes, whatever it is called.
+    """Return the reader of a file of rows by its first bytes, whatever its name.
 
     Raises UserError for a file that is missing or of a format without rows.
     """
@@ -116,7 +116,7 @@ def count_rows_of(path: Path) -> int:
 
 
 def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON. Raises ValueError for a name that occurs twice: which value counts is not said."""
+    """Return an object of JSON. Raises ValueError for a repeated name, since JSON does not define the value."""
     row = dict(pairs)
     if len(row) < len(pairs):
         raise ValueError(f"an object has two fields named {twice(name for name, _ in pairs)!r}")
@@ -139,7 +139,7 @@ def _object_or_problem(row: Any) -> dict[str, Any] | Problem:
 
 
 def _json_problem(error: ValueError | RecursionError) -> Problem:
-    """Return what is wrong; RecursionError is of brackets thousands deep, other ValueErrors of numbers as long."""
+    """Return the problem of a JSON text; extreme nesting raises RecursionError, extreme numbers other ValueErrors."""
     if isinstance(error, json.JSONDecodeError):
         begins = error.doc[:EXCERPT].strip()
         return "invalid_json", f"not valid JSON: {error.msg} at column {error.colno} of {begins!r}"
@@ -170,7 +170,7 @@ def _json_array(source_shard: SourceShard, _: object) -> Read:
 
 
 def _array_values(file: TextIO) -> Iterator[Any]:
-    """Yield the values of a JSON array; no more of it than a row may have is in memory."""
+    """Yield the values of a JSON array, with at most the length of one row in memory."""
     text, place = file.read(READ_CHARACTERS).lstrip()[1:], 0
     while True:
         try:
@@ -181,7 +181,7 @@ def _array_values(file: TextIO) -> Iterator[Any]:
             end = _skip_space(text, end)
             if text[end : end + 1] not in (",", "]") or end == len(text):
                 raise json.JSONDecodeError("expected ',' or ']'", text, end)
-        except json.JSONDecodeError as error:  # it may only be cut where the part that was read ends
+        except json.JSONDecodeError as error:  # perhaps only cut off at the end of the part
             rest = text[place:]
             part = file.read(max(READ_CHARACTERS, len(rest))) if len(rest) <= MAX_LINE_BYTES else ""
             if not part:
@@ -216,7 +216,7 @@ def _table_rows(source_shard: SourceShard, _: object) -> Read:
             raise UserError(
                 f"{name}:{header_line}: the header has two columns named {again!r}; expected different names"
             )
-        if header and not header[0] and not source_shard.start:  # pandas writes its index so
+        if header and not header[0] and not source_shard.start:  # as pandas writes its index
             _warn_once(f"{name}: the first column has no name, so it is taken for row numbers and not read")
     for number, row in _cells(source_shard, has_quotes):
         if not isinstance(row, list):
@@ -225,7 +225,7 @@ def _table_rows(source_shard: SourceShard, _: object) -> Read:
             yield number, None if number <= header_line and not source_shard.start else _row_of(header, row)
 
 
-_warn_once = lru_cache(log.warning)  # a file is read first to see what it holds
+_warn_once = lru_cache(log.warning)  # planning reads a file too, and would repeat the warning
 
 
 def _first_cells(table: SourceShard, has_quotes: bool) -> tuple[int, list[str]]:
@@ -249,7 +249,7 @@ def _row_of(header: Sequence[str], cells: list[str]) -> dict[str, Any] | Problem
 def _cells(source_shard: SourceShard, has_quotes: bool) -> Iterator[tuple[int, list[str] | Problem | Rejected | None]]:
     """Yield the cells of each row with its first line; None for a blank line.
 
-    Each line of a table with tabs is a row, as in DPR's psgs_w100.tsv. Cells in quotes of other tables may have several
+    Each line of a table with tabs is a row, as in DPR's psgs_w100.tsv. Quoted cells of other tables may have several
     lines. Quotes are doubled within quotes.
     """
     csv.field_size_limit(MAX_LINE_BYTES)  # 128 KB otherwise, less than a long text
@@ -302,14 +302,14 @@ def _parquet_rows(source_shard: SourceShard, columns: Collection[str] | None) ->
                 for row in batch.to_pylist() if batch.num_columns else [{}] * batch.num_rows:
                     number += 1
                     yield number, row
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # the last two of values beyond their type
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # the last two: values beyond their type
         yield number, ("damaged_file", _damage(error))
 
 
 def _column_names(name: str) -> list[str]:
     try:
         return list(pq.read_schema(name).names)
-    except (pa.ArrowException, OSError):  # reading the rows says what is wrong with it
+    except (pa.ArrowException, OSError):  # reading the rows reports it
         return []
 
 
@@ -332,7 +332,7 @@ def plan_hub(name: str) -> Iterator[SourceShard]:
 
 
 def _hub_rows(source_shard: SourceShard, _: object) -> Read:
-    """Yield the rows of a hub data set. Raises RunError if the hub breaks off, since missing rows are not bad rows."""
+    """Yield the rows of a hub data set. Raises RunError if the hub breaks off: missing rows are not rejected rows."""
     name, number = source_shard.names[0], 0
     dataset = _open_hub(name)
     try:
@@ -340,13 +340,13 @@ def _hub_rows(source_shard: SourceShard, _: object) -> Read:
             yield number, row
     except (OSError, HTTPError) as error:
         raise RunError(
-            f"{name} broke off after row {number} of shard {source_shard.start} ({error}); what is "
-            "finished is kept: run the same command again"
+            f"{name} broke off after row {number} of shard {source_shard.start} ({error}); "
+            "finished work is kept: run the same command again"
         ) from error
 
 
 def named_split(name: str, split: str) -> str:
-    """Return the name with this split, where it says none."""
+    """Return the name with this split, unless it has one."""
     dataset, _, rest = name.partition(":")
     configuration, _, own = rest.partition(":")
     return f"{dataset}:{configuration}:{own or split}"

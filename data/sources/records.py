@@ -2,8 +2,8 @@
 
 Every rejected case is counted, and the first hundred of each reason are listed.
 
-A file's first bytes say how it is packed, whatever it is called, and name the formats that hold no lines. Its suffix
-says what may be in it.
+A file's first bytes, not its name, decide how it is packed and identify formats without lines. Its suffix gives the
+expected content.
 """
 
 import gzip
@@ -20,7 +20,7 @@ import pyarrow as pa
 log = logging.getLogger(__name__)
 
 EXAMPLES = 100  # listed for each reason
-HEAD_BYTES = 4096  # by which a format is told
+HEAD_BYTES = 4096  # enough to tell a format
 MAX_LINE_BYTES = 64 << 20
 COMPRESSED = (".gz", ".zst", ".bz2")
 SUFFIXES = {
@@ -48,7 +48,7 @@ OTHER_FORMATS = {
     b"<!doctype html": HTML,
     b"<html": HTML,
 }
-UNREADABLE = (EOFError, OSError, zlib.error, pa.ArrowInvalid)  # what reading a damaged file raises
+UNREADABLE = (EOFError, OSError, zlib.error, pa.ArrowInvalid)  # errors of damaged files
 NAME_SHOWN = 40  # characters of a field's name in a message: a table without a header has a text there
 
 
@@ -61,7 +61,7 @@ def readable_name(name: str) -> str:
 class Rejected:
     """One row or file that was not taken. `line` counts from 1; 0 stands for the whole file."""
 
-    reason: str  # one word, by which cases are counted, such as not_utf8
+    reason: str  # one word to count cases by, such as not_utf8
     file: str
     line: int
     detail: str
@@ -78,7 +78,7 @@ class SourceShard:
     """
 
     kind: str  # the format's name
-    names: tuple[str, ...]  # files, or what the source is called
+    names: tuple[str, ...]  # files, or the name of the source
     start: int = 0
     stop: int | None = None
     root: str = ""  # of a tree of texts: their ids are paths below it
@@ -87,7 +87,7 @@ class SourceShard:
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """One whole text before it is cut. `named` is False if its id is a hash of its words, for want of another.
+    """One whole text before it is cut. `named` is False if its id is a hash of its words, since none was given.
 
     Prose is cut at headings and sentences, other texts by tokens alone.
     """
@@ -103,7 +103,7 @@ class SourceText:
 class FieldMap:
     """Names of the fields of a raw row; dots reach into nested fields (`meta.pile_set_name`).
 
-    `new_text_at` is for rows or lines that are parts of texts: an expression that a text's first line matches.
+    `new_text_at` is for rows or lines that are parts of texts: a pattern for the first line of a text.
     """
 
     text: str = "text"
@@ -114,7 +114,7 @@ class FieldMap:
 
     @classmethod
     def of(cls, fields: Mapping[str, str], new_text_at: str | None = None) -> "FieldMap":
-        """Return the map that `data.fields` describes: from the row's name of a field to the one that is read."""
+        """Return the map that `data.fields` describes: from the row's name of a field to ours."""
         text, id, domain = ({new: old for old, new in fields.items()}.get(new, new) for new in ("text", "id", "domain"))
         return cls(text, id, domain, new_text_at)
 
@@ -125,7 +125,7 @@ Item = tuple[int, SourceText | Rejected | None]  # the text of a row; 0 stands f
 
 
 def say_unread(source: Path | str, names: Collection[str], read: Sequence[str], more: str = "") -> None:
-    """Warn once of the fields of a file or a source that are not read, and say what is read instead."""
+    """Warn once about the unread fields of a file or a source, and list the readable ones."""
     if unread := [name for name in names if name not in read]:
         found = names_in(name for name in read if name in names)
         log.warning(
@@ -152,7 +152,7 @@ def nested(row: Mapping[str, Any], path: str) -> Any:
 
 
 def format_of(path: Path) -> str | None:
-    """Return the format of a file by its suffix, of a compressed one by the suffix before; None if it is not known."""
+    """Return the format of a file by its suffix, of a compressed one by the suffix before; None if unknown."""
     suffix = unpacked_suffix(path)
     return next((kind for kind, suffixes in SUFFIXES.items() if suffix in suffixes), None)
 
@@ -181,7 +181,7 @@ def open_file(path: Path) -> Any:
 
 
 def first_bytes(path: Path, num: int = HEAD_BYTES) -> bytes:
-    """Return the first bytes of a file, unpacked; none where reading the file says what is wrong with it."""
+    """Return the first bytes of a file, unpacked; empty for a file that cannot be read."""
     try:
         with open_file(path) as file:
             return file.read(num)

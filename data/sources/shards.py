@@ -1,14 +1,14 @@
-"""Source shards of about 16 MB, found without reading the source, that any worker can read alone.
+"""Plan source shards of about 16 MB, which any worker can read alone, without reading the source.
 
 A source shard is a range of bytes of JSON Lines or of a table with tabs, another or compressed file, some row groups of
 a Parquet file, some files of a tree of texts, one shard of a dataset on the hub, or all of a built-in source.
 
-A folder, or a pattern with `*`, is read as rows if any of its files holds rows, and those files alone are read, unless
-there is more prose (text, Markdown, reStructuredText, HTML): then each file of prose is a text. Without prose each file
-is a text that is not binary, apart from `.json` and `.csv`, unless most of the folder is of these: then it is refused.
-What is left aside is named; hidden files are not, nor what tools keep in folders of their own (`node_modules`).
+If a folder, or a pattern with `*`, has files of rows, only these are read, unless there are more bytes of prose (text,
+Markdown, reStructuredText, HTML): then each file of prose is a text. Without either, each file is a text, except binary
+ones, `.json` and `.csv`; a folder mostly of the latter two is refused. A warning names the files left aside, but not
+hidden files and folders of tools (`node_modules`).
 
-A source is known by the hash of its files' whole content.
+A hash of the names and contents of its files identifies a source.
 """
 
 import codecs
@@ -58,21 +58,21 @@ log = logging.getLogger(__name__)
 decoder = codecs.getincrementaldecoder("utf-8")
 
 SOURCE_SHARD_BYTES, LEAST_SHARD_BYTES = 16 << 20, 1 << 18
-TREE_SHARDS = 8  # of a folder of texts that are not too small: progress is logged after each
+TREE_SHARDS = 8  # of a folder of texts, if they are not too small; progress is logged after each
 TOOLS_FOLDERS = ("node_modules", "__pycache__")
-HEAD_BYTES = 4096  # by which a file of an unknown kind is binary or a text
+HEAD_BYTES = 4096  # enough to tell binary files from texts
 PDF = b"%PDF-"
 LEAST_FILES = 10  # of a tree of texts
 SHOWN = 5  # names of files in a message; the manifest has all
 LINKED = " (a link)"
 ROWS, DATA = ("jsonl", "tsv", "parquet"), ("json", "CSV")  # data may hold rows, and is never one text
 EXPECTED = "a file of rows, a folder or a dataset's name"
-FILES_AT_ONCE = 4  # hashed in parallel: a disk gives more than one stream takes
+FILES_AT_ONCE = 4  # hashed in parallel: one stream does not use a disk's whole bandwidth
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """The shards of a source, and what is not read: files `left_aside`, and fields of the first rows."""
+    """The shards of a source, the files `left_aside`, and the field names of the first rows."""
 
     shards: list[SourceShard]
     fields: FieldMap
@@ -81,7 +81,7 @@ class SourcePlan:
 
     @property
     def text_ids(self) -> list[str]:
-        """Return the ids of the texts of a folder, a file each; none of other sources."""
+        """Return the ids of a folder's texts, one for each file; none for other sources."""
         if self.shards[0].kind != "text" or self.fields.new_text_at or not self.shards[0].root:
             return []
         return [text_id(name, shard.root) for shard in self.shards for name in shard.names]
@@ -96,7 +96,7 @@ class SourcePlan:
         return [name.partition(".")[0] for name in (self.fields.text, self.fields.id, self.fields.domain)]
 
     def say(self, key: str) -> None:
-        """Log what is not read, once for a source, and how it would be."""
+        """Log unread files and fields, once for a source, and how to read them."""
         files = len({name for shard in self.shards for name in shard.names})
         is_tree = self.shards[0].kind == "text"
         if is_tree and files > 1:
@@ -113,7 +113,7 @@ class SourcePlan:
 
 
 def look_at_texts(config: Config) -> None:
-    """Raise UserError where raw texts of this machine give no set, unless that is made, before heavy imports."""
+    """Raise UserError if local raw texts cannot give a set that is not made yet; called before heavy imports."""
     data = config.data
     made = Path(data.out or f"{config.run_dir}/data").expanduser() / MANIFEST
     if data.source is None or data.prepared or made.is_file() or is_built_in(data.source):
@@ -125,7 +125,7 @@ def look_at_texts(config: Config) -> None:
 def plan_texts(data: DataConfig) -> SourcePlan:
     """Return the plan of `data.source`.
 
-    Raises UserError for too few files, since each text is of one split alone, and for rows without texts.
+    Raises UserError for too few files, since each text belongs to one split, and for rows without texts.
     """
     plan = plan_source(str(data.source), FieldMap.of(data.fields, data.new_text_at))
     if data.train is None and plan.text_ids and (count := len(plan.text_ids)) < LEAST_FILES:
@@ -176,7 +176,7 @@ def of_split(source: str, split: str) -> str:
 
 
 def read_source_shard(source_shard: SourceShard, fields: FieldMap) -> Iterator[tuple[int, SourceText | Rejected]]:
-    """Yield the texts of a source shard, and what had to be rejected, with their lines; 0 stands for the whole file."""
+    """Yield texts and rejections of a source shard with their lines; 0 stands for the whole file."""
     for line, item in read_items(source_shard, fields):
         if item is not None:
             yield line, item
@@ -209,7 +209,7 @@ def _plan_files(source: str, paths: list[Path], fields: FieldMap) -> tuple[Itera
     if not are_rows and any(format_of(path) == "HTML" for path in read):
         require_html(source)
     data = [] if are_rows else [path for path in paths if format_of(path) in DATA]
-    if 0 < len(data) >= len(read) and _num_bytes(read) <= _num_bytes(data):  # data beside its card
+    if 0 < len(data) >= len(read) and _num_bytes(read) <= _num_bytes(data):  # such as a data set and its card
         found = names_in(field_names(SourceShard(form_of(data[0]), (str(data[0]),))))
         raise UserError(
             f"data.source: {data[0]} has no rows with '{fields.text}' (found: {found}); expected one on each line or "
@@ -228,7 +228,7 @@ def _plan_files(source: str, paths: list[Path], fields: FieldMap) -> tuple[Itera
 
 
 def _read_of(source: str, paths: list[Path], fields: FieldMap) -> tuple[list[Path], bool]:
-    """Return the files that are read, and whether they hold rows: files of rows come first, then files of text."""
+    """Return the files to read, and whether they hold rows: files of rows unless prose has more bytes."""
     rows = [path for path in paths if _holds_rows(path, fields)]
     if Path(source).expanduser().is_file():
         return paths, bool(rows) or format_of(paths[0]) not in PROSE
@@ -242,10 +242,10 @@ def _is_binary(path: Path) -> bool:
     """Return whether a file that is not packed begins with bytes that no text in UTF-8 has."""
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
-    if head.startswith(PDF):  # of which the beginning may be ASCII
+    if head.startswith(PDF):  # its beginning may be ASCII
         return True
     try:
-        decoder().decode(head)  # a character at the end may be half
+        decoder().decode(head)  # the last character may be incomplete
     except UnicodeDecodeError:
         return format_of(path) is None and packing_of(path) is None
     return b"\0" in head
@@ -254,9 +254,9 @@ def _is_binary(path: Path) -> bool:
 def _holds_rows(path: Path, fields: FieldMap) -> bool:
     """Return whether a file holds rows.
 
-    Tables with tabs, Parquet and JSON Lines are told by their suffix: what is wrong with a row is said where it is
-    read. Other data holds rows if one of its first rows has a text; a text or a file without a suffix, such as Spark's,
-    if it is JSON and its first row has.
+    The suffix decides for tables with tabs, Parquet and JSON Lines; reading reports their bad rows. Other data holds
+    rows if one of its first rows has a text; a text or a file without a suffix, such as Spark's, if it is JSON and its
+    first row has a text.
     """
     kind = format_of(path)
     if kind in ROWS or kind in ("markup", "HTML"):
@@ -272,7 +272,7 @@ def _holds_rows(path: Path, fields: FieldMap) -> bool:
 def _plan_rows(path: Path, shard_bytes: int | None) -> Iterable[SourceShard]:
     """Return the source shards of a file of rows, about `shard_bytes` each; None means one, for texts of many rows.
 
-    Raises UserError for a file whose first bytes are those of a format without rows.
+    Raises UserError if the first bytes of the file identify a format without rows.
     """
     whole = SourceShard(form_of(path), (str(path),))
     if shard_bytes is None or whole.kind not in ("parquet", "jsonl", TABS) or packing_of(path):
@@ -288,7 +288,7 @@ def _row_groups(whole: SourceShard, shard_bytes: int) -> Iterator[SourceShard]:
     """Yield source shards of some of a Parquet file's row groups."""
     try:
         metadata = pq.read_metadata(whole.names[0])
-    except (pa.ArrowException, OSError):  # reading the source shard says what is wrong with it
+    except (pa.ArrowException, OSError):  # reading the source shard reports it
         yield whole
         return
     first, size = 0, 0
@@ -318,7 +318,7 @@ def _num_bytes(paths: Iterable[Path]) -> int:
 
 
 def _links(source: str) -> list[str]:
-    """Return the links to folders in a folder, which are not followed. Raises UserError for a file that is missing."""
+    """Return the links to folders in a folder, which are not followed. Raises UserError for a broken link to a file."""
     folder = Path(source).expanduser()
     links = [
         path for path in folder.rglob("*") if path.is_symlink() and not path.is_file() and not _is_hidden(path, folder)
@@ -354,6 +354,6 @@ def files_of(source: str) -> list[Path] | None:
 
 
 def _root(source: str) -> str:
-    """Return the folder that files' names are relative to: of a pattern, the folder before its `*`."""
+    """Return the base folder of relative file names: for a pattern, the folder before its `*`."""
     path = Path(source.partition("*")[0]).expanduser()
     return str(path.parent if "*" in source and not source.partition("*")[0].endswith("/") else path)

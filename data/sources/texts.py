@@ -1,10 +1,10 @@
-"""Whole texts out of a source: of rows, of files of text, and of packages. Rejected ones come with their reasons.
+"""Read whole texts from a source: rows, files of text, and packages. Rejections come with their reasons.
 
-A file of a tree of texts holds one text, or many with `data.new_text_at`. A text is called by its path below the tree's
-root; the first folder of that path is its domain. No more of a file is in memory than one text may have.
+A file of a tree of texts holds one text, or many with `data.new_text_at`. The id of a text is its path below the tree's
+root, its domain the first folder of that path. Memory holds at most one text of a file.
 
-Markup is read as Markdown: without comments and front matter, from AsciiDoc and HTML. HTML is read by what `replug ask`
-reads pages with, which comes with the extra `web`: a page here is as hostile.
+Markup is read as Markdown: without comments and front matter, from AsciiDoc and HTML. HTML goes through the
+extractor process of `replug ask` (extra `web`), since pages here are as hostile.
 """
 
 import bisect
@@ -36,7 +36,7 @@ from replug.data.sources.records import (
 )
 from replug.data.words import content_hash
 
-MainTexts = Callable[[bytes], str | None]  # None for a page without a main text, or one that keeps the parser busy
+MainTexts = Callable[[bytes], str | None]  # None if a page has no main text or times out
 PACKAGE = "package:"
 PROSE = ("text", "markup", "HTML")
 BYTES_OF_A_CHARACTER = 4  # at most, in UTF-8
@@ -69,7 +69,7 @@ def has_rows(source_shard: SourceShard) -> bool:
 
 
 def is_built_in(source: str) -> bool:
-    """Return whether a source is texts that come with this package or another."""
+    """Return whether a source is texts of this or another installed package."""
     return source == "stand_in" or source.startswith(PACKAGE)
 
 
@@ -100,7 +100,7 @@ def _text_of_row(row: dict[str, Any], fields: FieldMap, name: str, line: int) ->
 
 
 def _unnamed(text: str, domain: str) -> SourceText:
-    """Return a text that nobody named under a hash of its words, so that its split depends on no order of files."""
+    """Return an unnamed text with a hash of its words as id, so that its split depends on no order of files."""
     return SourceText(content_hash(text.encode(errors="replace").decode()).hex(), text, domain, named=False)
 
 
@@ -123,14 +123,14 @@ def _too_long(name: str, line: int, num_characters: int) -> Rejected:
 
 
 def _joined_texts(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at: str) -> Iterator[Item]:
-    """Join rows that are lines of longer texts, as Wikitext's: a text begins where a line matches.
+    """Join rows that are lines of longer texts, as Wikitext's: a text begins at a matching line.
 
-    No more of a text is in memory than it may have.
+    Memory holds at most the maximum length of a text.
     """
     begins, lines, length, first = re.compile(new_text_at), list[str](), 0, 0
 
     def joined() -> Iterator[Item]:
-        """Yield the text so far; none of blank lines, which stand before the next."""
+        """Yield the text so far, unless all lines are blank: they then belong to the next text."""
         if length > fields.max_characters:
             yield first, _too_long(name, first, length)
         elif any(line.strip() for line in lines):
@@ -201,7 +201,7 @@ def _whole(name: str, root: str, fields: FieldMap, pages: MainTexts | None = Non
 
 
 def text_id(name: str, root: str) -> str:
-    """Return what a file of a tree of texts is called: its path below the root, without bytes that are not UTF-8."""
+    """Return the id of a file's text: its path below the root, with bytes that are not UTF-8 spelt out."""
     return readable_name(str(Path(name).relative_to(root)) if root else Path(name).name)
 
 
@@ -219,7 +219,7 @@ ASCIIDOC_MARK = re.compile(
     re.MULTILINE,
 )
 ASCIIDOC_HEADING = re.compile(r"(={1,6})[ \t]+(\S.*?)(?:[ \t]+=+)?[ \t]*\Z")
-ASCIIDOC_UNDERLINES, NEARLY = "=-~^+", 2  # marks of the levels, and how much longer or shorter than its title a line is
+ASCIIDOC_UNDERLINES, NEARLY = "=-~^+", 2  # marks by level, and the largest difference in length to the title
 ASCIIDOC_BLOCK = re.compile(r"(?:([-.+/=*_])\1{3,}|--|`{3,}.*)[ \t]*\Z")
 VERBATIM = "-.+`/"  # blocks of code, output, passed-through text and comments; the others hold prose
 ASCIIDOC_UNREAD = re.compile(
@@ -233,7 +233,7 @@ ASCIIDOC_LINK = re.compile(
 def plain_markup(text: str, suffix: str) -> str:
     """Return a text as Markdown without comments and front matter; its title becomes the first heading.
 
-    AsciiDoc is told by the file's suffix or, in a `.txt`, by its own marks (Git's manuals are such).
+    AsciiDoc is recognised by the file's suffix or, in a `.txt` such as Git's manuals, by its own marks.
     """
     if suffix in ASCIIDOC or (suffix in PLAIN and ASCIIDOC_MARK.search(text)):
         return asciidoc_as_markdown(text)
@@ -266,7 +266,7 @@ def asciidoc_as_markdown(text: str) -> str:
             closing = places.get("```" if line.startswith("```") else line, [])
             end = bisect.bisect_left(closing, place)
             if line == "--" or line[0] not in VERBATIM or end == len(closing):
-                continue  # it stands round prose, or opens nothing
+                continue  # encloses prose, or is never closed
             kept += ["```", *lines[place : closing[end]], "```"] if line[0] != "/" else []
             place = closing[end] + 1
         elif not ASCIIDOC_UNREAD.match(line):
@@ -275,14 +275,14 @@ def asciidoc_as_markdown(text: str) -> str:
 
 
 def _underlined_level(title: str, underline: str) -> int:
-    """Return the level of a title with a line below it, 0 for what is none: it is as long as its line, or nearly."""
+    """Return the level of an underlined title, or 0 for another line: the lengths of title and underline are close."""
     is_line = len(underline) > 1 and underline[0] in ASCIIDOC_UNDERLINES and set(underline) == {underline[0]}
     is_title = is_line and title[:1].isalnum() and abs(len(title) - len(underline)) <= NEARLY
     return ASCIIDOC_UNDERLINES.index(underline[0]) + 1 if is_title else 0
 
 
 def _without_comments(text: str) -> str:
-    """Search once, whatever the text: an expression would search to the end for every comment that has none."""
+    """Search in linear time: a regular expression would scan to the end for every unclosed comment."""
     kept, place = [], 0
     while (start := text.find("<!--", place)) >= 0 and (end := text.find("-->", start)) >= 0:
         kept.append(text[place:start])
