@@ -1,4 +1,4 @@
-"""Answers to searches: merge them, leave out a source, compare them before and after a refresh. Pure."""
+"""Search results: merge them, exclude a source, compare them before and after a refresh. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ def merge_top_k(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int) -> tuple
 
 
 Search = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
-MORE = 8  # documents asked for beyond k at first
+MORE = 8  # documents requested beyond k at first
 
 
 def search_excluding(
@@ -31,8 +31,8 @@ def search_excluding(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return rows and similarities [B, k] without documents of each query's excluded source.
 
-    Asks for more until every query has k. Where the corpus has not so many of other sources there are fewer
-    columns, and ValueError is raised where they would be fewer than `at_least`.
+    Requests more until every query has k. If the corpus has fewer documents of other sources, the result has fewer
+    columns. Raises ValueError if it would have fewer than `at_least`.
     """
     wanted = k + MORE
     while True:
@@ -58,7 +58,7 @@ def _first_k(values: np.ndarray, allowed: np.ndarray, k: int) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """All between 0 and 1 but `drift`, 1 - cosine, which reaches 2. A first version has nothing to be compared with."""
+    """All between 0 and 1, except `drift`, 1 - cosine, up to 2. The defaults are for a first version."""
 
     recall: float = 1.0
     overlap: float = 1.0
@@ -66,7 +66,7 @@ class Measures:
 
 
 def top_k_overlap(rows: np.ndarray, others: np.ndarray) -> float:
-    """Return mean share of each query's documents [B, K] that the other answer [B, K] has too."""
+    """Return the mean share of each query's documents [B, K] that are also in `others` [B, K]."""
     shares = [len(np.intersect1d(a, b)) / len(a) for a, b in zip(rows, others, strict=True)]
     return float(np.mean(shares))
 
@@ -79,5 +79,5 @@ def mean_drift(vectors: np.ndarray, others: np.ndarray) -> float:
 
 
 def sample_rows(num_documents: int, at_most: int = 4096) -> np.ndarray:
-    """Return rows of the documents whose drift is measured: evenly spread, the same at every refresh."""
+    """Return rows of the documents for measuring drift: evenly spread, the same at every refresh."""
     return np.unique(np.linspace(0, num_documents - 1, min(num_documents, at_most)).round().astype(np.int64))

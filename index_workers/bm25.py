@@ -1,12 +1,12 @@
-"""BM25 over a corpus: the retriever without training that dense ones are compared with.
+"""BM25 over a corpus: the untrained baseline of dense retrievers.
 
 The formula is Lucene's, with k1 = 1.5 and b = 0.75, the defaults of bm25s (Kamphuis et al. 2020 compare the variants):
 
     score(q, d) = sum over the words w of q of  log(1 + (N - n_w + 0.5) / (n_w + 0.5))
                                                * f_wd / (f_wd + k1 (1 - b + b |d| / mean |d|))
 
-Words are those of `data.words`, in any script, without the most frequent English ones. The documents are read twice, a
-chunk in memory at a time, and the scores are those of bm25s to the last bit.
+`data.words` cuts words in any script; the most frequent English ones do not count. The documents are read twice, with a
+chunk in memory at a time, and the scores match bm25s to the last bit.
 """
 
 import itertools
@@ -18,7 +18,7 @@ import numpy as np
 from replug.config.errors import UserError
 from replug.data.words import search_words
 
-STOP_WORDS = {  # those of Lucene
+STOP_WORDS = {  # from Lucene
     *("a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it", "no", "not"),
     *("of", "on", "or", "such", "that", "the", "their", "then", "there", "these", "they", "this", "to", "was"),
     *("will", "with"),
@@ -33,7 +33,7 @@ def search_bm25(texts: Callable[[], Iterable[str]], queries: Sequence[str], k: i
 
     `texts()` gives the documents in row order, and is called twice. A score is 0 where query and document share no
     word, and above 0 where they do: a query without a word of the corpus gets the rows from 0 on, all with score 0.
-    Where the corpus has fewer than k, so many columns. Raises UserError where it holds no word to search by.
+    A corpus of fewer than k documents gives that number of columns. Raises UserError if it has no word to search by.
     """
     words = [_words_of(query) for query in queries]
     numbers = {word: number for number, word in enumerate(dict.fromkeys(itertools.chain.from_iterable(words)))}
@@ -57,7 +57,7 @@ def search_bm25(texts: Callable[[], Iterable[str]], queries: Sequence[str], k: i
 
 
 def without_words(scores: np.ndarray) -> str | None:
-    """Say that most queries share no word with the corpus, by their scores [B, k]; None where most do."""
+    """Return a warning if most queries share no word with the corpus, by their scores [B, k]; else None."""
     num_without = int((scores[:, :1] == 0).sum())
     if num_without * 2 <= len(scores):
         return None
@@ -83,9 +83,9 @@ def _weighing(chunks: Iterable[tuple[np.ndarray, ...]], num_words: int) -> tuple
 
 
 def _count_chunks(texts: Iterable[str], numbers: dict[str, int]) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yield of each chunk the documents' lengths in words; then words, documents and frequencies f_wd.
+    """Yield for each chunk the documents' lengths in words; then words, documents and frequencies f_wd.
 
-    The three latter are of the queries' words alone, ordered by word, then document.
+    The last three cover the queries' words alone, ordered by word, then document.
     """
     documents, number_of = iter(texts), numbers.get
     while chunk := list(itertools.islice(documents, CHUNK_DOCUMENTS)):
@@ -98,7 +98,7 @@ def _count_chunks(texts: Iterable[str], numbers: dict[str, int]) -> Iterator[tup
 
 
 def _better(before: tuple[np.ndarray, np.ndarray], scores: np.ndarray, start: int, k: int) -> tuple:
-    """Return the k best rows and scores of those before and of the next documents, from row `start` on."""
+    """Merge the best rows and scores `before` with the scores of documents from row `start` on; returns the k best."""
     rows, best = before
     above = np.flatnonzero(scores > best[-1]) if len(best) == k else np.arange(len(scores))
     rows, best = np.concatenate([rows, above + start]), np.concatenate([best, scores[above]])

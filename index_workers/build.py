@@ -1,4 +1,4 @@
-"""From a configuration to an index: what is built of which weights and documents, and how it is searched."""
+"""Turn a configuration into an index: its kind, its plan, its weights and documents."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ from replug.models.hardware import dtype_name
 log = logging.getLogger(__name__)
 
 SAME_ENCODER, ANOTHER_ENCODER = 0.95, 0.5  # mean cosine of stored vectors and the encoder's
-WATCHED_TEXTS = 64  # by which every refresh is measured: recall, overlap
+WATCHED_TEXTS = 64  # they measure recall and overlap of every refresh
 
 
 def watched_texts(data: PreparedSet) -> list[str]:
@@ -32,7 +32,7 @@ def watched_texts(data: PreparedSet) -> list[str]:
 
 
 def index_kind(config: Config, dim: int, num_documents: int) -> IndexKind:
-    """Return what is built and how it is searched. Raises UserError if FAISS cannot build it of so many vectors."""
+    """Return the kind of the index. Raises UserError if FAISS cannot build it or the corpus is too small."""
     kind = resolve_kind(config.index.kind, dim, num_documents, config.index.nprobe)
     check_kind(kind, dim, num_documents)
     return kind
@@ -41,7 +41,7 @@ def index_kind(config: Config, dim: int, num_documents: int) -> IndexKind:
 def publish_snapshot(
     config: Config, encoder: Encoder, data: Corpus, store: VersionStore, index: IndexState
 ) -> BuildPlan:
-    """Write the weights as they are as a version's snapshot, and say what is to be built of them."""
+    """Write the current weights as a version's snapshot, and return the plan of its build."""
     return build_plan(config, encoder, data, store, index, store.save_snapshot(index.version, encoder.save))
 
 
@@ -69,13 +69,13 @@ def build_plan(
         dtype=dtype_name(config.index.dtype.value),
         tokens_per_batch=ENCODER_TOKENS["cuda" if index_actors().build_on_gpu else "cpu"],
         kind=kind,
-        num_shards=1 if kind.is_exact else config.index.num_shards or 1,  # any number of searchers share exact vectors
+        num_shards=1 if kind.is_exact else config.index.num_shards or 1,  # exact vectors suit any number
         quantizer_from=store.latest_quantizer(kind.factory, index.version),
     )
 
 
 def require_same_index(config: Config, encoder: Encoder, data: Corpus, store: VersionStore) -> None:
-    """Raise UserError where version 0 of an index is of another corpus or encoder, before anything is overwritten."""
+    """Raise UserError if version 0 of an index has another corpus or encoder, before anything is overwritten."""
     with tempfile.TemporaryDirectory() as folder:
         encoder.save(Path(folder))
         digest = weights_sha256(Path(folder))
@@ -83,13 +83,13 @@ def require_same_index(config: Config, encoder: Encoder, data: Corpus, store: Ve
 
 
 def require_store_of(corpus: CorpusStore, encoder: Encoder) -> None:
-    """Raise UserError where the vectors of a store are not those of the encoder. It embeds a few documents to see."""
+    """Embed a few documents of a store; raises UserError if another encoder made the stored vectors."""
     if not isinstance(corpus, StoredCorpus):
         return
     expected = "expected the encoder that embedded the store as retriever.path"
     if encoder.dim != corpus.dim:
         raise UserError(
-            f"data.corpus: {corpus.url} holds vectors of {corpus.dim} numbers, and those of the retriever have "
+            f"data.corpus: {corpus.url} holds vectors of {corpus.dim} numbers, and the retriever's have "
             f"{encoder.dim}; {expected}"
         )
     if corpus.similarity not in (None, encoder.similarity):
@@ -105,14 +105,14 @@ def require_store_of(corpus: CorpusStore, encoder: Encoder) -> None:
     mean = float((stored * own).sum(axis=1).mean())
     if mean < ANOTHER_ENCODER:
         raise UserError(
-            f"data.corpus: the vectors in {corpus.url} have a mean cosine of {mean:.2f} with those that the retriever "
-            f"gives for the same documents; {expected}"
+            f"data.corpus: the vectors in {corpus.url} have a mean cosine of {mean:.2f} with the retriever's "
+            f"vectors of the same documents; {expected}"
         )
     if mean < SAME_ENCODER:
         log.warning(f"the vectors in {corpus.url} have a mean cosine of only {mean:.2f} with the retriever's own")
 
 
 def build_version(config: Config, encoder: Encoder, data: Corpus, index: IndexService, at: IndexState) -> None:
-    """Embed, publish and load a version now, or what of it is not there yet."""
+    """Embed, publish and load a version now, resuming an unfinished build."""
     index.build(publish_snapshot(config, encoder, data, index.store, at)).result()
     index.prepare(at.version)

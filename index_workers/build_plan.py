@@ -1,7 +1,7 @@
 """The plan of an index version: its documents, its weights, and how its rows lie in files and shards. Pure.
 
 Two equal plans give the same bytes. A builder embeds a file of vectors at a time; each file has a checksum. A small
-corpus has many files of one block, which share out evenly; 36 million documents make 550 files.
+corpus has many files of one block, for even shares; 36 million documents make 550 files.
 """
 
 import re
@@ -17,7 +17,7 @@ from replug.data.files import json_sha256
 from replug.data.folder import MANIFEST
 from replug.index_workers.kinds import IndexKind
 
-FILES = 512  # about so many, as long as each holds a block and no more than the most rows
+FILES = 512  # target; each file holds at least a block and at most MOST_ROWS
 MOST_ROWS = 1 << 16  # 100 MB in 768 dimensions; embedded in 8 s by an A100
 
 
@@ -46,7 +46,7 @@ def index_folder(directory: Path) -> Path:
 
 
 def missing_index(root: Path) -> UserError:
-    """Return the error of a folder without an index; of a run whose index is gone it says how to make one."""
+    """Return the error for a folder without an index; for a run without one it names the command that builds it."""
     if (root / "config.yaml").is_file() and (root / "retriever").is_dir():
         again = f"replug prepare {root}/config.yaml --index retriever.path={root}/retriever run_dir={root}-index"
         return UserError(f"{root} is a run without its index; make one of its retriever: {again}")
@@ -67,7 +67,7 @@ MOST, MOST_FILES = 10**12, 10**6  # of any size in a plan; of its files and shar
 
 @dataclass(frozen=True, slots=True)
 class IndexState:
-    """The index at a step boundary: its version and the step whose weights embedded it."""
+    """The index at a step boundary: its version and the step of its weights."""
 
     version: int
     step: int
@@ -75,9 +75,9 @@ class IndexState:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildPlan:
-    """The documents and weights of an index version, and what is built of them. Two equal plans give the same bytes.
+    """The documents, weights and kind of an index version: the inputs of its folder (`data.folder`).
 
-    They are the inputs of its folder (`data.folder`).
+    Two equal plans give the same bytes.
     """
 
     version: int
@@ -94,16 +94,16 @@ class BuildPlan:
     tokens_per_batch: int
     kind: IndexKind = field(default_factory=IndexKind)
     num_shards: int = 1
-    corpus_relative: str = ""  # `corpus_path` from the index's folder, for a run directory that is moved
-    modules: str = "mean"  # what stands behind the encoder's backbone, in words
+    corpus_relative: str = ""  # `corpus_path` from the index's folder, for a run directory that was moved
+    modules: str = "mean"  # the modules after the encoder's backbone, in words
     query_prompt: str = ""
     document_prompt: str = ""
-    quantizer_from: int | None = None  # the version whose quantizer a lossy kind takes over; None trains one
-    dims: int | None = None  # first numbers of the encoder's vectors that these are; None: all
+    quantizer_from: int | None = None  # version with the quantizer that a lossy kind takes over; None trains one
+    dims: int | None = None  # vectors keep the encoder's first `dims` numbers; None: all
 
     @property
     def retriever(self) -> str:
-        """Identify the retriever and documents: equal ones give equal similarities, but for an index's kind."""
+        """Identify the retriever and documents: equal ones give equal similarities, except for an index's kind."""
         reading = reading_identity(self.modules, self.query_prompt, self.document_prompt)
         dims = f":first {self.dims}" if self.dims else ""
         return (
@@ -123,7 +123,7 @@ class BuildPlan:
         return range(file * self.rows_per_file, min((file + 1) * self.rows_per_file, self.num_documents))
 
     def blocks_of_file(self, file: int) -> list[range]:
-        """Return the rows of each block: what is embedded together is the same however many of them a file holds."""
+        """Return the rows of each block, the unit of embedding: blocks do not depend on the size of the files."""
         rows, size = self.rows_of_file(file), self.block_documents
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
@@ -139,12 +139,12 @@ class BuildPlan:
         return range(start, stop)
 
     def vectors(self) -> dict[str, object]:
-        """Return what the vectors follow from; of the corpus its hash, wherever it lies."""
+        """Return the fields that determine the vectors; the corpus counts by its hash, not its path."""
         others = ("kind", "num_shards", "quantizer_from", "corpus_path", "corpus_relative")
         return {name: value for name, value in asdict(self).items() if name not in others}
 
     def built(self) -> tuple:
-        """Return what the files of a lossy kind follow from, besides the vectors."""
+        """Return the fields that, with the vectors, determine the files of a lossy kind."""
         return self.kind.factory, self.num_shards, self.quantizer_from
 
 
@@ -153,7 +153,7 @@ def plan_from_json(content: dict[str, Any]) -> BuildPlan:
 
 
 def plan_problem(inputs: dict[str, Any], files: Collection[str]) -> str | None:
-    """Return what of a plan cannot be, whoever wrote it: sizes are divided by and counted up to when it is opened."""
+    """Return the first problem of an untrusted plan: opening it divides by its sizes and loops over them."""
     try:
         plan = plan_from_json(inputs)
     except (KeyError, TypeError) as error:
@@ -172,6 +172,6 @@ def plan_problem(inputs: dict[str, Any], files: Collection[str]) -> str | None:
 
 
 def reading_identity(modules: str, query_prompt: str, document_prompt: str) -> str:
-    """Return how an encoder reads texts besides its weights, to end an identity. Empty for a mean without prompts."""
+    """Return the suffix of an identity for pooling and prompts. Empty for a mean without prompts."""
     reading = [modules, query_prompt, document_prompt]
     return "" if reading == ["mean", "", ""] else f":{json_sha256({'reading': reading})[:8]}"

@@ -1,8 +1,8 @@
-"""Embedding the corpus, file by file, each block by block. A plain class; `service` makes actors of it.
+"""Embed the corpus file by file, and each file block by block. A plain class; `service` makes actors of it.
 
-A block's vectors follow from its texts and the snapshot alone, so whoever embeds it, and however
-often, the bytes are the same. One call computes while another reads its documents or writes its vectors.
-A builder that is killed has lost the files that it was at: at most a 256th of the corpus, or 130,000 documents.
+A block's vectors follow from its texts and the snapshot alone, so every builder writes the same bytes, also when it
+repeats a block. One call computes while another reads its documents or writes its vectors. A killed builder loses the
+files in progress: at most a 256th of the corpus, or 130,000 documents.
 """
 
 import shutil
@@ -30,25 +30,25 @@ from replug.models.hardware import DTYPES, default_device
 
 
 class Builder:
-    """Embeds files of whichever version it is asked for; holds one encoder at a time. Calls may overlap."""
+    """Embeds files of any version; holds one encoder at a time. Calls may overlap."""
 
     def __init__(self, root: Path, threads: int) -> None:
         keep_to_memory_bound()
         torch.set_num_threads(threads)
         self._store = VersionStore(root)
-        # What their vectors follow from, the encoder, and the corpus.
+        # The plan's `vectors()`, the encoder, and the corpus.
         self._loaded: tuple[dict[str, object], Encoder, CorpusStore] | None = None
         self._loading, self._tokenizing, self._computing = threading.Lock(), threading.Lock(), threading.Lock()
 
     def embed_file(self, plan: BuildPlan, file: int) -> float:
         """Embed, check and write one file of vectors; returns the seconds that computing them took.
 
-        Raises UserError where encoder or corpus are not those of the plan.
+        Raises UserError if the encoder or the corpus differs from the plan.
         """
         (encoder, corpus), rows = self._load(plan), plan.rows_of_file(file)
         ids = self._file_ids(encoder, corpus, plan, file)
         vectors = np.empty((len(rows), plan.dim), np.float16)
-        with self._computing:  # one file after the other, so that the next is read and the last written meanwhile
+        with self._computing:  # one file at a time; meanwhile the next is read and the last written
             began = time.monotonic()
             for block in plan.blocks_of_file(file):
                 of_file = slice(block.start - rows.start, block.stop - rows.start)
@@ -66,9 +66,9 @@ class Builder:
             return encoder.encode_tokens(ids, plan.tokens_per_batch, "query").numpy()
 
     def make_quantizer(self, plan: BuildPlan) -> None:
-        """Take over the quantizer of the version that the plan names, or train one on a sample of this one's vectors.
+        """Copy the quantizer of the version that the plan names, or train one on a sample of this version's vectors.
 
-        This and what follows can be done again, by any builder, with the same result.
+        This step and `build_shard` can be repeated, by any builder, with the same result.
         """
         store = self._store
 
@@ -85,7 +85,7 @@ class Builder:
         store.write_marked(store.quantizer_path(plan.version), save)
 
     def build_shard(self, plan: BuildPlan, shard: int) -> None:
-        """Fill the trained index with one shard's vectors, those of a file in memory at a time."""
+        """Fill the trained index with one shard's vectors, one file in memory at a time."""
         store, files = self._store, plan.files_of_shard(shard)
         quantizer = store.quantizer_path(plan.version)
         store.check(plan.version, [quantizer, *store.vectors_paths(plan, files)])
@@ -95,11 +95,11 @@ class Builder:
     def search_exactly(
         self, plan: BuildPlan, part: int, parts: int, queries: np.ndarray, k: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows and similarities [B, <=k] by the float16 vectors of one part of a version, whatever its kind."""
+        """Return rows and similarities [B, <=k] by the float16 vectors of one part of a version of any kind."""
         return ExactShard(self._vectors(plan, part, parts), torch.device("cpu")).search(queries, k)
 
     def drift(self, previous: BuildPlan, plan: BuildPlan) -> float:
-        """Return 1 - mean cosine between the vectors that two versions have of the same documents, over a sample."""
+        """Return 1 - mean cosine between two versions' vectors of the same sample of documents."""
         rows = sample_rows(plan.num_documents)
         return mean_drift(self._vectors(previous).take(rows), self._vectors(plan).take(rows))
 
@@ -110,15 +110,15 @@ class Builder:
     def _file_ids(self, encoder: Encoder, corpus: CorpusStore, plan: BuildPlan, file: int) -> list[np.ndarray]:
         if corpus.tokens_by == encoder.token_rule.fingerprint:  # the corpus was prepared for this tokenizer
             return corpus.token_ids(plan.rows_of_file(file))
-        texts = map(corpus.texts, plan.blocks_of_file(file))  # those of a block in memory at a time
+        texts = map(corpus.texts, plan.blocks_of_file(file))  # one block in memory at a time
         return [row for block in texts for row in self._token_ids(encoder, block, "document")]
 
     def _token_ids(self, encoder: Encoder, texts: Sequence[str], task: str) -> list[np.ndarray]:
-        with self._tokenizing:  # a tokenizer refuses to be used by two threads at once
+        with self._tokenizing:  # a tokenizer refuses concurrent use
             return encoder.token_ids(texts, task)
 
     def _load(self, plan: BuildPlan) -> tuple[Encoder, CorpusStore]:
-        """Encoder and corpus of a plan; loaded where the last plan had others, whatever its version, step and index."""
+        """Return encoder and corpus of a plan, loaded again only if they differ from the last plan's."""
         same = replace(plan, version=0, step=0, tokens_per_batch=0).vectors()
         with self._loading:
             if self._loaded is None or self._loaded[0] != same:
@@ -137,13 +137,13 @@ class Builder:
         ):
             if actual != wanted:
                 raise UserError(
-                    f"the encoder of index version {plan.version} is not the one it was begun with: {folder} has "
+                    f"the encoder of index version {plan.version} differs from its plan: {folder} has "
                     f"{name} {actual}, expected {wanted}; remove {self._store.folder(plan.version)} and build it again"
                 )
         return encoder.to(default_device(), DTYPES[plan.dtype])
 
     def _corpus(self, plan: BuildPlan) -> CorpusStore:
-        """Opened once for all versions over it: thousands of files take seconds, and twice the mappings."""
+        """Open a corpus once for all its versions: thousands of files take seconds, and twice the mappings."""
         if self._loaded is not None and self._loaded[0]["corpus_sha256"] == plan.corpus_sha256:
             return self._loaded[2]
         path = self._store.corpus_path(plan)

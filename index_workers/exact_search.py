@@ -1,9 +1,9 @@
 """Exact search over float16 vectors: a matrix product and a top-k, chunk by chunk.
 
-On a CPU the vectors stay memory-mapped files and a chunk becomes float32 in one small buffer, so the memory
-taken is the vectors' own. On a GPU they are copied there block by block, no file is read again, and they are
-multiplied as they are (`SplitQueries`); all else is the same. The numbers of an answer are summed on the
-processor, by `order_exactly`, whichever device named the candidates.
+On a CPU the vectors stay memory-mapped files and a chunk becomes float32 in one small buffer, so search takes
+little memory beside the vectors. A GPU receives them once, block by block, and multiplies them in float16
+(`SplitQueries`); all else is the same. The CPU sums the similarities of a result, by `order_exactly`, for
+candidates of either device.
 """
 
 from collections.abc import Iterator
@@ -15,18 +15,18 @@ from torch import Tensor
 from replug.index_workers.answers import merge_top_k
 from replug.index_workers.vectors import BlockVectors, SplitQueries, order_exactly
 
-# Rows of a chunk: on a CPU its float32 vectors stay in the processor's cache, nearly; a GPU wants few launches.
+# Rows of a chunk: on a CPU its float32 vectors nearly fit the cache; a GPU wants few launches.
 CHUNK_ROWS, CHUNK_ROWS_GPU = 4_096, 262_144
 PRODUCTS_GPU = 1 << 24  # of a chunk on a GPU, where each takes 16 bytes at most with its part of the k best
-# Products of chunks in a row, 8 MiB, looked through together: a top-k of few columns is mostly its beginning.
+# Products of consecutive chunks, 8 MiB, for one top-k: its fixed cost dominates for few columns.
 STRETCH_PRODUCTS = 1 << 21
-# Rows of a group. The k best rows lie in the k groups of the largest maxima, which are found many times faster.
+# Rows of a group. The k best rows lie in the k groups with the largest maxima; finding these is many times faster.
 GROUP = 16
-# The product rounds by what else is in the batch; among a few more candidates than asked for, the exact order is found.
+# The rounding of a product depends on the batch, so a few more candidates than requested are ordered exactly.
 MARGIN = 8
-# Of a product in float32, as a share of the two lengths: ten times what it is. Tensor cores cut off what others round.
+# Ten times the rounding error of a float32 product, as a share of the lengths' product. Tensor cores truncate.
 ROUNDING, ROUNDING_SPLIT = 1e-5, 4e-5
-QUERIES = 512  # searched at once, if not their candidates' numbers would be more than fit 256 MiB in float64
+QUERIES = 512  # searched at once, unless their candidates exceed 256 MiB in float64
 CANDIDATE_NUMBERS = 1 << 25
 
 
@@ -44,7 +44,7 @@ class MappedVectors:
 
 
 class CopiedVectors:
-    """Vectors [rows, D] float16 as one matrix on a device, multiplied as they are by queries in two parts."""
+    """Vectors [rows, D] float16 as one matrix on a device, multiplied in float16 by split queries."""
 
     is_split = True
 
@@ -53,7 +53,7 @@ class CopiedVectors:
         self._matrix = torch.empty(len(vectors), vectors.dim, dtype=torch.float16, device=device)
         self.blocks = [self._matrix]
         start = 0
-        for block in vectors.blocks:  # so that the host never holds it whole
+        for block in vectors.blocks:  # so that the host never holds the whole matrix
             self._matrix[start : start + len(block)] = torch.from_numpy(block)
             start += len(block)
 
@@ -81,8 +81,8 @@ class ExactShard:
     def search(self, queries: np.ndarray, k: int, margin: int = MARGIN) -> tuple[np.ndarray, np.ndarray]:
         """Return rows and inner products [B, min(k, size)], best first, for queries [B, D].
 
-        `margin` candidates beyond k are ordered exactly at first, and eight times as many for queries for which more
-        documents may be as good as the k-th.
+        At first `margin` candidates beyond k are ordered exactly. Queries with further documents that may equal the
+        k-th repeat with eight times the margin.
         """
         at_once = max(1, min(QUERIES, CANDIDATE_NUMBERS // ((k + margin) * self._dim)))
         parts = [
@@ -99,7 +99,7 @@ class ExactShard:
             parts.append(order_exactly(queries, rows, vectors, k))
         nearest, similarities = parts[0] if len(parts) == 1 else merge_top_k(parts, k)
         if places.shape[1] < len(self):
-            least = products.amin(1).cpu().numpy()  # nothing that was left out has a larger product
+            least = products.amin(1).cpu().numpy()  # no other document has a larger product
             lengths = _lengths(queries) * self._longest(vectors)
             unsure = similarities[:, -1] - least <= self._rounding * lengths
             if unsure.any():
@@ -107,7 +107,7 @@ class ExactShard:
         return nearest, similarities
 
     def _longest(self, candidates: np.ndarray) -> float:
-        """Length of the longest vector; unit vectors, as for cosine, need not all be looked at."""
+        """Return the largest length of a vector; if the candidates' lengths agree, as for cosine, read no others."""
         lengths = _lengths(candidates)
         if not lengths.size:
             return 0.0

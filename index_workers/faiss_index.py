@@ -1,6 +1,6 @@
-"""The only module that knows FAISS: the lossy kinds, trained, filled block by block, written and searched.
+"""Train, fill, write and search the lossy kinds by FAISS. No other module imports it.
 
-Inner products throughout, on processors.
+Inner products throughout, on CPUs.
 """
 
 import math
@@ -34,7 +34,7 @@ def check_kind(kind: IndexKind, dim: int, num_documents: int) -> None:
     if isinstance(index, faiss.IndexIDMap | faiss.IndexRefine):
         raise UserError(
             f"index.kind is {kind.factory}; expected it without IDMap and refinement: documents have their rows as "
-            "ids, and the stored vectors order what is found"
+            "ids, and the stored vectors order the candidates"
         )
     least = num_centroids(kind.factory)
     if not index.is_trained and num_documents < least:
@@ -44,7 +44,7 @@ def check_kind(kind: IndexKind, dim: int, num_documents: int) -> None:
 
 
 def train_quantizer(kind: IndexKind, sample: np.ndarray, out: Path) -> int:
-    """Write an empty index that has learnt what it needs from a sample of vectors [N, D]; returns N."""
+    """Write an empty index trained on a sample of vectors [N, D]; returns N."""
     assert kind.factory is not None
     index = faiss.index_factory(sample.shape[1], kind.factory, faiss.METRIC_INNER_PRODUCT)
     if not index.is_trained:
@@ -57,7 +57,7 @@ def train_quantizer(kind: IndexKind, sample: np.ndarray, out: Path) -> int:
 
 
 def _train_lists(index: Any, vectors: np.ndarray) -> None:
-    """Give an index with very many lists their centroids; FAISS then trains what is not trained yet."""
+    """Give an index with very many lists their centroids; FAISS then trains the rest."""
     lists: Any = index
     if isinstance(index, faiss.IndexPreTransform):  # a rotation or projection before the lists
         lists = faiss.downcast_index(index.index)
@@ -77,7 +77,7 @@ def _train_lists(index: Any, vectors: np.ndarray) -> None:
 def two_level_centroids(vectors: np.ndarray, count: int, iterations: int, spherical: bool) -> np.ndarray:
     """Return centroids [count, D] of vectors [N, D]: of sqrt(count) clusters, then of each by its share.
 
-    Each vector is compared with about 2 sqrt(count) centroids in an iteration, not with all: of 65,536, with 512.
+    An iteration compares each vector with about 2 sqrt(count) centroids, not with all: 512 instead of 65,536.
     """
 
     def k_means(points: np.ndarray, k: int) -> faiss.Kmeans:
@@ -94,7 +94,7 @@ def two_level_centroids(vectors: np.ndarray, count: int, iterations: int, spheri
 
 
 def fill(quantizer: Path, blocks: Iterable[np.ndarray], out: Path) -> int:
-    """Write the trained index with the vectors of all blocks in it; returns how many."""
+    """Write the trained index with the vectors of all blocks added; returns their number."""
     index = faiss.read_index(str(quantizer))
     for block in blocks:
         index.add(np.ascontiguousarray(block, dtype=np.float32))
@@ -103,7 +103,7 @@ def fill(quantizer: Path, blocks: Iterable[np.ndarray], out: Path) -> int:
 
 
 class FaissShard:
-    """A filled index over rows `first_row`, ..., whose candidates are ordered exactly by the vectors."""
+    """A filled index over rows `first_row`, ...; the stored vectors order its candidates exactly."""
 
     is_independent = False
 
@@ -117,7 +117,7 @@ class FaissShard:
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return rows and inner products [B, min(k, size)], best first, for queries [B, D]."""
-        if not len(self):  # more shards than blocks; FAISS refuses to look for nothing
+        if not len(self):  # more shards than blocks; FAISS refuses k = 0
             return np.empty((len(queries), 0), dtype=np.int64), np.empty((len(queries), 0), dtype=np.float32)
         parts = [self._search_some(some, k) for some in np.split(queries, range(QUERIES, len(queries), QUERIES))]
         rows, similarities = zip(*parts, strict=True)
@@ -131,9 +131,9 @@ class FaissShard:
         return order_exactly(queries, rows, vectors, k)
 
     def _candidates(self, queries: np.ndarray, wanted: int) -> np.ndarray:
-        """Return rows [B, wanted]; a query for which the lists hold too few vectors looks into twice as many.
+        """Return rows [B, wanted]; queries with too few results double the lists they probe until they have enough.
 
-        A graph may give up before it has found enough; the vectors themselves answer then.
+        A graph may return too few; exact search answers then.
         """
         first, probes = self._vectors.first_row, self._kind.nprobe
         rows = self._search_lists(queries, wanted, probes) + first
@@ -164,9 +164,9 @@ def set_search_threads(threads: int) -> None:
 
 def _write(index: faiss.Index, out: Path) -> None:
     try:
-        with out.open("wb") as file:  # given a path, FAISS ignores that the last bytes could not be written
+        with out.open("wb") as file:  # given a path, FAISS ignores a failure to write the last bytes
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))  # type: ignore[attr-defined]
-    except RuntimeError as error:  # FAISS's only kind of error; what can fail here is the disk
+    except RuntimeError as error:  # FAISS's only kind of error; here only the disk can fail
         raise OSError(_reason(error)) from error
 
 

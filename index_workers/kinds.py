@@ -1,7 +1,7 @@
-"""Index kinds: the presets, what FAISS is asked to build for them, and the bytes that a vector then takes. Pure.
+"""Index kinds: the presets, their FAISS factory strings, and the bytes of a vector. Pure.
 
-`flat_fp16` is ours: exact, over float16 vectors. Everything else is a FAISS `index_factory` string, whose candidates
-the float16 vectors order, which stay on disk beside it. To add a preset: its line in `PRESETS`, and its name in the
+`flat_fp16` is ours: exact, over float16 vectors. Everything else is a FAISS `index_factory` string; the float16 vectors
+stay on disk beside the index and order its candidates. To add a preset: its line in `PRESETS`, and its name in the
 description of `index.kind` in replug/config/schema.py.
 """
 
@@ -16,12 +16,12 @@ EXACT = "flat_fp16"
 
 # k-means wants this many points for each centroid; FAISS warns below.
 POINTS_PER_LIST = 39
-LEAST_CENTROIDS = 256  # a sample is at least what so many want
-MOST_LISTS_AT_ONCE = 4_096  # of one k-means, whose time grows with lists x points; more are found in two levels
+LEAST_CENTROIDS = 256  # a training sample suffices for at least this number
+MOST_LISTS_AT_ONCE = 4_096  # of one k-means, with time in lists x points; more are trained in two levels
 
 
-# By preset: the factory string for vectors of `dim` numbers, in `lists` where it has lists. Product quantizers have
-# four bits for each sub-vector, looked up in registers: of four dimensions for little memory, of two for speed.
+# Preset -> factory string, by `dim` and, for inverted files, number of `lists`. Product quantizers have four bits for
+# each sub-vector, looked up in registers: four dimensions each for little memory, two for speed.
 PRESETS: dict[str, Callable[[int, int], str]] = {
     "sq8": lambda dim, lists: "SQ8",
     "pq": lambda dim, lists: f"PQ{dim // 4}x4fs",
@@ -35,14 +35,14 @@ FAST_SCAN_BLOCK = 32  # vectors that the last block of each list is filled up to
 
 @dataclass(frozen=True)
 class IndexKind:
-    """The index that is built, and how it is asked. `factory` None is exact search over the float16 vectors.
+    """How an index is built and searched. `factory` None is exact search over the float16 vectors.
 
-    With `store`, the URL of a vector store, nothing is built: the store has the vectors and is asked.
+    With `store`, the URL of a vector store, nothing is built: searches go to the store.
     """
 
     factory: str | None = None
-    nprobe: int = 0  # lists that a search looks into; 0 where there are none
-    overretrieve: int = 1  # candidates for each document asked for, ordered by the stored float16 vectors
+    nprobe: int = 0  # lists that a search probes; 0 without lists
+    overretrieve: int = 1  # candidates for each requested document, ordered by the stored float16 vectors
     store: str | None = None
 
     @property
@@ -53,7 +53,7 @@ class IndexKind:
 def resolve_kind(name: str, dim: int, num_documents: int, nprobe: int | None) -> IndexKind:
     """Return the kind that a configuration names, for vectors [num_documents, dim].
 
-    By default a search looks into a 32nd of the lists, eight at least: recall@20 is 0.95 on a million real vectors
+    By default a search probes a 32nd of the lists, at least eight: recall@20 is 0.95 on a million real vectors
     (docs/benchmarks.md).
     """
     if name == EXACT:
@@ -83,9 +83,9 @@ def num_centroids(factory: str) -> int:
 
 
 def default_overretrieve(factory: str, num_documents: int) -> int:
-    """Return candidates for each document: more for coarser codes; lists leave out more than their order does.
+    """Return candidates for each document: more for coarser codes, except with lists, where unprobed lists lose more.
 
-    Beyond a million documents that coarse codes alone order, they grow with the root of these (docs/scale.md).
+    For coarse codes without lists they grow with the square root of the millions of documents (docs/scale.md).
     """
     if not re.search(r"PQ|RaBitQ", factory):
         return 4
@@ -95,7 +95,7 @@ def default_overretrieve(factory: str, num_documents: int) -> int:
 def training_rows(factory: str, num_documents: int) -> np.ndarray:
     """Return rows of the sample that quantizers are trained on: evenly spread, the same every time.
 
-    Twice the points that k-means wants, or, where lists are very many, just those: they are all held in memory.
+    Twice the points that k-means wants, or only the points it wants for very many lists: memory holds them all.
     """
     centroids = max(num_centroids(factory), LEAST_CENTROIDS)
     points = POINTS_PER_LIST * max(min(2 * centroids, 2 * MOST_LISTS_AT_ONCE), centroids)

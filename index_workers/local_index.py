@@ -24,7 +24,7 @@ from replug.models.hardware import available_cores
 
 
 class LocalIndex:
-    """Raises UserError where nothing is published, a file is damaged, or the corpus has another size."""
+    """A published index. Raises UserError if none is published, a file is damaged, or the corpus has another size."""
 
     def __init__(self, root: Path, threads: int) -> None:
         set_search_threads(threads)
@@ -44,10 +44,10 @@ class LocalIndex:
             raise UserError(f"{path} holds {len(self.corpus)} documents, the index {expected}; build the index again")
         num_shards = self.plan.num_shards
         self._shards = [open_shard(store, self.plan, shard, num_shards) for shard in range(num_shards)]
-        self.is_independent = all(shard.is_independent for shard in self._shards)  # as `searcher.Shard` has it
+        self.is_independent = all(shard.is_independent for shard in self._shards)  # see `searcher.Shard`
 
     def query_encoder(self) -> Encoder:
-        """Load what its queries and documents are encoded by. Raises UserError for queries of other documents."""
+        """Load the encoder. Raises UserError if a query encoder was tuned for another document encoder."""
         plan, own = self.plan, query_encoder_folder(self.root)
         return Encoder(
             str(self.encoder_folder),
@@ -63,7 +63,7 @@ class LocalIndex:
 
 
 def query_encoder_folder(root: Path) -> Path | None:
-    """Return the encoder of queries of a run's index, if they have their own: documents stayed as they were."""
+    """Return the query encoder of a run that tuned only the query side, else None."""
     tuned = root.absolute().parent / "retriever"
     return tuned if has_tuned_queries(str(tuned)) else None
 
@@ -75,7 +75,7 @@ def retriever_identity(plan: BuildPlan, root: Path) -> str:
 
 
 class IndexRetriever:
-    """A `models.replug_lm.Retriever` over such an index. `encoder` is that of its queries."""
+    """A `models.replug_lm.Retriever` over a `LocalIndex`. `encoder` encodes its queries."""
 
     def __init__(self, index: LocalIndex) -> None:
         self._index = index
@@ -99,7 +99,7 @@ class IndexRetriever:
 
 
 class RunRetriever(IndexRetriever):
-    """Searches the newest published index of a run, in this process; it stays open, whatever is published later.
+    """Searches the newest published index of a run, in this process; later versions do not replace it.
 
     `directory` is a run or the folder of an index. Raises UserError where nothing is published.
 
@@ -116,9 +116,9 @@ class RunRetriever(IndexRetriever):
 
 
 def export_index(directory: Path, out: Path) -> int:
-    """Write the newest version of a run's index, or the store that it asks, to a Parquet file; returns its rows.
+    """Write the newest version of a run's index, or its vector store, to a Parquet file; returns its rows.
 
-    Vectors are float32, as queries are: those of an index were rounded to float16. Raises UserError where nothing is
+    Vectors are float32, as queries are; an index has rounded its vectors to float16. Raises UserError if nothing is
     published or a file is damaged.
     """
     root = index_folder(directory).absolute()

@@ -1,7 +1,6 @@
-"""Serving searches over one shard. A plain class; `service` makes actors of it.
+"""Serve searches over one shard. A plain class; `service` makes actors of it.
 
-A version is loaded when it is first asked for, so a searcher that was killed and restarted answers
-again by itself, from the published files.
+The first search of a version loads it, so a restarted searcher recovers by itself, from the published files.
 """
 
 import os
@@ -27,7 +26,7 @@ Found = tuple[np.ndarray, np.ndarray]  # rows of the corpus and inner products [
 class Shard(Protocol):
     """A part of one version, whatever its kind.
 
-    `is_independent`: the answer to a query follows from it alone, so a server may search for several callers at once.
+    `is_independent`: the answer to a query follows from it alone, so a server may batch queries of several callers.
     """
 
     is_independent: bool
@@ -38,9 +37,9 @@ class Shard(Protocol):
 
 
 class StoreShard:
-    """Asks the store of a corpus, and keeps what it gives. Similarities are products with the stored vectors."""
+    """Searches the store of a corpus, and keeps its results. Similarities are products with the stored vectors."""
 
-    is_independent = False  # what an approximate index finds depends on k
+    is_independent = False  # results of an approximate index depend on k
 
     def __init__(self, documents: Path, similarity: str) -> None:
         self._corpus, self._similarity = StoredCorpus(documents), similarity
@@ -54,8 +53,8 @@ class StoreShard:
         results = self._source.search(queries, min(k, len(self)), self._similarity)
         if (fewest := min(map(len, results))) < min(k, len(self)):
             raise UserError(
-                f"data.corpus: {self._corpus.url} finds {fewest} of the {min(k, len(self))} documents that are asked "
-                "for; let its index look further, as by &options=-c%20ivfflat.probes%3D100, or search without one"
+                f"data.corpus: {self._corpus.url} finds {fewest} of the {min(k, len(self))} requested documents; "
+                "let its index search further, as by &options=-c%20ivfflat.probes%3D100, or search without one"
             )
         rows = np.stack([self._corpus.keep(documents, self._source) for documents in results])
         vectors = np.stack([[document.vector for document in documents] for documents in results])
@@ -66,7 +65,7 @@ class Searcher:
     """Shard `shard` of `num_shards`. Several threads may call it at once."""
 
     def __init__(self, root: Path, shard: int, num_shards: int, threads: int, device: str = "cpu") -> None:
-        from replug.cluster.places import keep_to_memory_bound  # brings Ray, which no search outside an actor needs
+        from replug.cluster.places import keep_to_memory_bound  # imports Ray, needed only in actors
 
         keep_to_memory_bound()
         set_search_threads(threads)
@@ -75,7 +74,7 @@ class Searcher:
         self._shard, self._num_shards, self._device = shard, num_shards, device
         self._versions: dict[int, tuple[Shard, str]] = {}  # with the fingerprint of the version's files
         self._loading = threading.Lock()
-        self._searching = ThreadPoolExecutor(1)  # one, since each thread that multiplies keeps buffers of its own
+        self._searching = ThreadPoolExecutor(1)  # one, since each computing thread keeps its buffers
 
     def search(self, version: int, queries: np.ndarray, k: int) -> Found:
         """Return rows and similarities [B, <=k] of the nearest documents of this shard in one version."""
@@ -84,14 +83,14 @@ class Searcher:
         return self._searching.submit(shard.search, np.ascontiguousarray(queries, dtype=np.float32), k).result()
 
     def load(self, version: int) -> int:
-        """Load a version beside those already held; returns the number of documents of this shard.
+        """Load a version beside the loaded ones; returns the number of documents of this shard.
 
-        One that was built anew since it was loaded is loaded anew.
+        Reloads a version that was rebuilt since it was loaded.
         """
         return len(self._load_once(version))
 
     def release(self, keep: list[int]) -> None:
-        """Drop the other versions; searches under way finish on the one they began on."""
+        """Drop the other versions; searches under way finish on their version."""
         with self._loading:
             self._versions = {version: loaded for version, loaded in self._versions.items() if version in keep}
 
@@ -109,8 +108,8 @@ class Searcher:
 def _yield_to_searches() -> None:
     """Lower the priority of a thread that loads a version, since loading reads and compares everything.
 
-    Call in a thread of its own: only root may raise the priority again. Not far below that of searches: where LMs keep
-    all cores busy, a refresh must come to its end too.
+    Call in a separate thread, since only root may raise the priority again. It stays near the priority of searches, so
+    that a refresh also ends while LMs keep all cores busy.
     """
     here = threading.get_native_id()
     os.setpriority(os.PRIO_PROCESS, here, min(19, os.getpriority(os.PRIO_PROCESS, here) + 4))

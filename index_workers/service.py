@@ -1,8 +1,8 @@
 """The index as one service: builders that embed new versions beside searchers that serve the live one.
 
-A swap has two phases. `refresh` embeds, publishes and loads the new version on every searcher while searches go on;
-then the caller begins to name that version in its searches, and `commit` frees the one before. Every search names its
-version and reaches every shard, so an answer never mixes versions.
+A swap has two phases. `refresh` embeds, publishes and loads the new version on every searcher while searches continue;
+then the caller names that version in its searches, and `commit` frees the previous one. Every search names its
+version and reaches every shard, so a result never mixes versions.
 """
 
 import logging
@@ -39,19 +39,19 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 TIMEOUT_SECONDS = 3600.0  # of a file of vectors, a step of a lossy kind's build, loading a version
-SEARCHER_CALLS, SEARCH_ATTEMPTS = 8, 10  # of one searcher at once: searches go on while a version is loaded
+SEARCHER_CALLS, SEARCH_ATTEMPTS = 8, 10  # of one searcher at once: searches continue while a version is loaded
 BUILDER_CALLS = 2  # of one builder at once: while one file is computed, the next is read and the last written
 
-# What a dropped version and a search took goes back to the system, whichever thread it was of: else the C library
-# keeps a heap for each thread, and memory grows with the swaps.
+# Returns the memory of dropped versions and finished searches to the system: by default the C library keeps a heap for
+# each thread, and memory grows with the swaps.
 RETURN_MEMORY = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 
 class SearcherGroup:
-    """One searcher actor for each shard, asked together: an answer comes from all of them or not at all.
+    """One searcher actor for each shard, called together: a result comes from all of them or not at all.
 
-    `make_actor(shard)` gives the actor of each. A pool of one replaces an actor that dies or whose GPU fails, and asks
-    the new one again, which loads its shard before it answers: every answer has the time that loading has.
+    `make_actor(shard)` starts the actor of a shard. A pool of one replaces an actor that dies or loses its GPU, and
+    repeats the call. The new actor loads its shard first, so every call has the time-out of loading.
     """
 
     def __init__(self, make_actor: Callable[[int], Any], num_shards: int, timeout_seconds: float) -> None:
@@ -74,24 +74,24 @@ class SearcherGroup:
         return [actor for pool in self._pools for actor in pool.handles()]
 
     def load(self, version: int, num_documents: int) -> None:
-        """Load a published version on every shard, beside those already there."""
+        """Load a published version on every shard, beside the loaded ones."""
         total = sum(self._ask("load", version))
         if total != num_documents:
             raise RunError(f"index version {version}: shards hold {total} documents, expected {num_documents}")
 
     def search(self, version: int, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return rows and similarities [B, k], best first, merged from every shard."""
-        shipped = ray.put(queries)  # once: an array among the arguments is copied for every shard
+        shipped = ray.put(queries)  # once: as an argument the array would be copied for every shard
         actors, answers = self.actors, []
         asked = [actor.search.remote(version, shipped, k) for actor in actors]
-        try:  # one wait for all: a pool's thread for each shard takes rank 0 three times as long
+        try:  # one wait for all shards: a thread for each would triple rank 0's time
             answers = ray.get(asked, timeout=self._timeout_seconds)
-        except GetTimeoutError:  # the pools would wait for what hangs as long again: they find it dead instead
+        except GetTimeoutError:  # kill hanging actors: the pools would wait as long again for them
             hanging = ray.wait(asked, num_returns=len(asked), timeout=0)[1]
             for actor, answer in zip(actors, asked, strict=True):
                 if answer in hanging:
                     ray.kill(actor)
-        except RayError:  # the pools replace what died, and say what else is wrong
+        except RayError:  # the pools replace dead actors, and report other errors
             pass
         return merge_top_k(answers if len(answers) == len(self._pools) else self._ask("search", version, shipped, k), k)
 
@@ -110,7 +110,7 @@ class SearcherGroup:
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """A version that is loaded on every shard; how it was made, and how it differs from the one before."""
+    """A version loaded on every shard, with the figures of its build and its differences from the previous one."""
 
     measures: Measures
     build_seconds: float
@@ -120,8 +120,8 @@ class Refreshed:
 class IndexService:
     """Builders and searchers over the versions under `root`. The searchers hold two versions during a swap.
 
-    `actors` are by default those of the layout. Their pools try again what an actor that died was at. The first
-    `watched_k` documents of `watched_texts` measure every refresh.
+    `actors` default to the layout. Their pools repeat the calls of a dead actor. The first `watched_k` documents of
+    `watched_texts` measure every refresh.
     """
 
     def __init__(
@@ -143,9 +143,9 @@ class IndexService:
         )
 
     def build(self, plan: BuildPlan) -> "Future[float]":
-        """Embed and publish a version in the background; what is already marked is kept.
+        """Embed and publish a version in the background; marked files are kept.
 
-        Its result is the documents embedded a second.
+        The result is the number of documents embedded per second.
         """
         missing = self.store.begin(plan)  # now: a checkpoint may name this version as soon as this returns
         return _build_in_background(lambda: self._build(plan, missing))
@@ -156,7 +156,7 @@ class IndexService:
         return _build_in_background(lambda: self._refresh(plan, missing, previous))
 
     def prepare(self, version: int) -> None:
-        """Load a published version on every shard, beside the one that is served."""
+        """Load a published version on every shard, beside the version in use."""
         self._loaded.add(version)
         self.searchers.load(version, self.store.plan(version).num_documents)
 
@@ -169,8 +169,8 @@ class IndexService:
     ) -> SearchResult:
         """Return the k nearest documents to each query vector [B, D], in one version over every shard.
 
-        `exclude` names a source for each query whose documents it must not get. Raises UserError where that leaves
-        fewer than k, or a version is not published or damaged, RunError where the searchers do not answer.
+        `exclude` names for each query a source to leave out. Raises UserError if that leaves fewer than k documents, or
+        the version is unpublished or damaged; RunError if the searchers do not answer.
         """
         if version not in self._loaded:
             self.prepare(version)
@@ -186,14 +186,14 @@ class IndexService:
         return SearchResult(*results, version)
 
     def commit(self, version: int) -> None:
-        """Free the memory of all other versions; searches of theirs that are under way are answered first."""
+        """Free the memory of all other versions; their searches under way finish first."""
         self._loaded &= {version}
         self.searchers.release([version])
 
     def prune(self, keep: set[int]) -> None:
-        """Set aside versions that nothing needs. Their files are removed in the background.
+        """Set aside all versions but `keep`, and remove their files in the background.
 
-        What cannot be removed is said, and tried again with the next; `store.remove_all_but` raises it at the end.
+        A failed removal is logged and repeated with the next one; `store.remove_all_but` raises it at the end.
         """
         self.store.set_aside_all_but(keep)
         in_background(self._remove_stale, "index-prune")
@@ -210,9 +210,9 @@ class IndexService:
             self.prepare(plan.version)
             return Refreshed(self._measures(plan, previous), seconds, rate)
         except Exception:  # no searcher may answer for it
-            if plan.version != previous:  # the next version has the same number, and may be another
+            if plan.version != previous:  # a rebuilt version has the same number, and may differ
                 self._loaded.discard(plan.version)
-                with suppress(RunError):  # a searcher that does not answer now compares what it holds when it loads
+                with suppress(RunError):  # a silent searcher compares fingerprints at its next load
                     self.searchers.release(list(self._loaded))
             raise
 
@@ -235,12 +235,12 @@ class IndexService:
         try:
             self.store.remove_stale()
         except RunError as error:
-            log.warning(f"{error}; trying again with the next versions that are removed")
+            log.warning(f"{error}; trying again at the next removal")
 
     def _embed(self, plan: BuildPlan, files: list[int]) -> int:
         """Have the builders embed files; returns the number of documents.
 
-        After an error what is under way is waited for: it must not write once the version is begun anew.
+        After an error it waits for running calls, which must not write into a restarted build of the version.
         """
         total = sum(len(plan.rows_of_file(file)) for file in files)
         progress = Progress(f"embedding index v{plan.version}", total, work=("documents", 1))
@@ -253,7 +253,7 @@ class IndexService:
         return total
 
     def _measures(self, plan: BuildPlan, previous: int) -> Measures:
-        """Compare a loaded version with exact search and with the version before, by the watched texts."""
+        """Compare a loaded version with exact search and with the previous version, by the watched texts."""
         texts, k = self._watched_texts, min(self._watched_k, plan.num_documents)
         if not texts or plan.kind.store:
             return Measures()

@@ -1,7 +1,7 @@
-"""The stored vectors of one shard: float16 blocks by row, exact similarities to a few of them, and their files.
+"""The stored vectors of one shard: float16 blocks by row, exact similarities to a few rows, and their files.
 
-On a GPU a float32 query is the sum of two float16 vectors, hi + lo, to 22 bits. Two products of float16 with sums in
-float32 are what tensor cores do many times faster than one of float32, and the vectors are read as they are stored.
+On a GPU a float32 query is the sum of two float16 vectors, hi + lo, to 22 bits. Tensor cores compute two float16
+products with float32 sums many times faster than one float32 product, and need no copy of the stored vectors.
 
 A file holds float16 [rows, D] as numpy writes them, and is mapped without a descriptor that stays open. A file that is
 missing or damaged raises UserError; a system that opens or maps no more files raises RunError.
@@ -47,8 +47,8 @@ class BlockVectors:
 def order_exactly(queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Return rows and inner products [B, k] of candidate rows [B, C] with vectors [B, C, D], for queries [B, D].
 
-    Summed in float64, so that a document's similarity is the same number whatever was searched beside it, by
-    whichever hardware and index kind; equal ones come in the order of their rows.
+    Summed in float64, so that a document's similarity does not depend on the batch, the hardware or the index
+    kind; equal ones come in the order of their rows.
     """
     products = np.einsum("bd,bcd->bc", queries.astype(np.float64), vectors.astype(np.float64))
     similarities = products.astype(np.float32)
@@ -59,7 +59,7 @@ def order_exactly(queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, k:
 def most_similar(
     queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, keep: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the candidates [B, C] and their vectors that have the largest products in float32: [B, <=keep]."""
+    """Reduce the candidates [B, C] and their vectors to the largest products in float32: [B, <=keep]."""
     if rows.shape[1] <= keep:
         return rows, vectors
     products = torch.bmm(torch.from_numpy(vectors).float(), torch.from_numpy(queries)[:, :, None])[:, :, 0]
@@ -67,7 +67,7 @@ def most_similar(
     return np.take_along_axis(rows, kept, axis=1), vectors[np.arange(len(rows))[:, None], kept]
 
 
-LOW = 2.0**11  # lo is so many times larger in float16, where it would be too small for all of its bits
+LOW = 2.0**11  # factor that scales lo up in float16, where small numbers lose bits
 
 
 class SplitQueries:
@@ -82,7 +82,7 @@ class SplitQueries:
 
     def products(self, vectors: Tensor) -> Tensor:
         """Return inner products [rows, B] float32 with vectors [rows, D] float16."""
-        if vectors.device.type == "cpu":  # which has no such product, and float32 holds those of float16 numbers
+        if vectors.device.type == "cpu":  # no such product there; float32 holds products of float16 exactly
             products = vectors.float() @ self._halves.float()
         else:
             products = torch.mm(vectors, self._halves, out_dtype=torch.float32)
@@ -93,14 +93,14 @@ class SplitQueries:
 # Files --------------------------------------------------------------------------------------------------------------
 
 
-MEND = "remove it and run the command that built the index: only what is missing is made"
+MEND = "remove it and run the command that built the index: it makes only the missing files"
 ITEM_BYTES = 2  # of float16
 
 
 def write_vectors(path: Path, vectors: np.ndarray) -> int:
     """Write vectors [rows, D] as float16; returns the rows. Raises OSError where the disk does not take all of it."""
     vectors = np.ascontiguousarray(vectors, dtype=np.float16)
-    with path.open("wb") as file:  # given a file, np.save ignores that the last bytes could not be written
+    with path.open("wb") as file:  # given a file, np.save ignores a failure to write the last bytes
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(vectors))
         file.write(vectors.data)
     return len(vectors)
@@ -109,7 +109,7 @@ def write_vectors(path: Path, vectors: np.ndarray) -> int:
 def map_vectors(path: Path, shape: tuple[int, int]) -> np.ndarray:
     """Map the vectors of a file, which are read when they are first used. Raises UserError for another shape.
 
-    By torch, since Python's own maps each keep a descriptor for as long as they live.
+    By torch, since each of Python's own maps keeps a descriptor open.
     """
     if not path.is_file():
         raise UserError(f"{path} is missing; {MEND}")
@@ -125,8 +125,8 @@ def map_vectors(path: Path, shape: tuple[int, int]) -> np.ndarray:
         raise UserError(f"{path} holds {dtype} {list(actual)}, expected float16 {list(shape)}; {MEND}")
     if size != start + ITEM_BYTES * math.prod(shape):
         raise UserError(f"{path} is damaged, it has {size} bytes; {MEND}")
-    try:  # private and writable, though nobody writes: torch warns of arrays that are not
+    try:  # private and writable: torch warns of read-only arrays
         whole = torch.from_file(str(path), shared=False, size=size // ITEM_BYTES, dtype=torch.float16)
-    except RuntimeError as error:  # the file was read a moment ago: what fails here is the system
+    except RuntimeError as error:  # the file was just read, so the system failed
         raise RunError(f"{path} cannot be mapped: {str(error).rpartition(': ')[2]}; {SYSTEM_LIMIT}") from error
     return whole[start // ITEM_BYTES :].view(shape).numpy()

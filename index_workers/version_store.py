@@ -3,15 +3,15 @@
     INDEX/v000003/encoder/            the snapshot of the retriever that embedded it, loadable by AutoModel
     INDEX/v000003/vectors-00000.npy   float16 [rows, D], whole blocks (`build_plan` says how many)
     INDEX/v000003/vectors-00000.json  written after the file: its checksum and rows
-    INDEX/v000003/quantizer.faiss     what a lossy kind learnt before vectors were added; handed on to later versions
+    INDEX/v000003/quantizer.faiss     the trained, empty index of a lossy kind; later versions copy it
     INDEX/v000003/shard-00000.faiss   a lossy kind's index over the files of one shard, and its mark
     INDEX/v000003/inputs.json         the plan that it is built by
     INDEX/v000003/manifest.json       written when everything is there: the version is published
-    INDEX/v000002.0a1b.stale/         what nothing needs any more, until someone has the time to remove it
+    INDEX/v000002.0a1b.stale/         obsolete, deleted in the background
 
-What is not published is never searched. A build that was interrupted goes on after its last marked file if its weights
-and corpus are the same. What a training step waits for (`save_snapshot`, `begin`, `set_aside_all_but`) lists and
-renames folders, and reads, writes or removes no file of vectors.
+Unpublished versions are never searched. An interrupted build resumes after its last marked file if its weights and
+corpus are the same. The calls that delay a training step (`save_snapshot`, `begin`, `set_aside_all_but`) list and
+rename folders, and read, write or remove no file of vectors.
 """
 
 import json
@@ -43,10 +43,10 @@ from replug.index_workers.vectors import MEND, map_vectors, write_vectors
 
 FORMAT = 7
 WEIGHTS = "model.safetensors"
-READERS = 4  # files whose checksums are compared at once: one stream does not have all that a disk can give
+READERS = 4  # files checked in parallel: one stream does not use a disk's whole bandwidth
 
 
-# Files of vectors, whether the quantizer, and shards, which a build still has to make.
+# The missing parts of a build: files of vectors, whether the quantizer, and shards.
 Missing = tuple[list[int], bool, list[int]]
 
 
@@ -80,7 +80,7 @@ class VersionStore:
         return self._version(version).is_finished
 
     def can_be_built(self, version: int) -> bool:
-        """Return whether its plan and its encoder are there, from which whatever else is gone is made again."""
+        """Return whether its plan and its encoder exist, enough to rebuild all the rest."""
         return (self.folder(version) / INPUTS).is_file() and (self.encoder_folder(version) / WEIGHTS).is_file()
 
     def plan(self, version: int) -> BuildPlan:
@@ -98,7 +98,7 @@ class VersionStore:
             self._version(version).require(INPUTS)
         inputs = self._inputs(version)
         if (problem := plan_problem(inputs, files)) is not None:
-            raise UserError(f"{path.parent} is not what `replug prepare --index` writes: {problem}; remove it")
+            raise UserError(f"{path.parent} is not an index version of replug: {problem}; remove it")
         needed = self.files(plan_from_json(inputs))
         if missing := [path.name for path in needed if path.name not in files]:
             raise UserError(f"{path} lists no {missing[0]} ({len(missing)} such files)")
@@ -129,7 +129,7 @@ class VersionStore:
     def save_snapshot(self, version: int, save: Callable[[Path], None]) -> str:
         """Write the encoder of a version, beside and renamed; returns the hash of its weights.
 
-        An unfinished build by other weights is removed. Raises RunError where the disk does not take it.
+        An unfinished build by other weights is set aside. Raises RunError if the disk does not take the snapshot.
         """
         partial = self.root / f"encoder-v{version:06d}.partial"
         shutil.rmtree(partial, ignore_errors=True)
@@ -139,19 +139,19 @@ class VersionStore:
             digest = weights_sha256(partial)
             if (target / WEIGHTS).is_file() and weights_sha256(target) != digest:
                 self._set_aside(self.folder(version))
-            shutil.rmtree(target, ignore_errors=True)  # the same weights: written anew all the same, it may be damaged
+            shutil.rmtree(target, ignore_errors=True)  # also for the same weights: the old copy may be damaged
             target.parent.mkdir(parents=True, exist_ok=True)
             partial.rename(target)
         return digest
 
     def require_same_vectors(self, plan: BuildPlan) -> None:
-        """Raise UserError where the version was begun from another corpus, by other weights or in another way."""
+        """Raise UserError if the version was begun with another corpus, other weights or other settings."""
         folder = self._version(plan.version)
         if folder.inputs is not None:
             folder.check(plan.vectors(), are_all=False)
 
     def begin(self, plan: BuildPlan) -> Missing:
-        """Return what is still to be made. Other vectors are set aside, and index files of another kind are removed."""
+        """Begin or resume a build; returns its missing parts. Sets aside other vectors, drops other kinds' files."""
         folder = self._version(plan.version)
         before = plan_from_json(folder.inputs) if folder.inputs else None
         if before != plan:
@@ -159,7 +159,7 @@ class VersionStore:
         self._remove_partials(plan.version)
         folder.claim(asdict(plan), may_change=asdict(plan))
         lossy, version = not plan.kind.is_exact, plan.version
-        names = {path.name for path in self.folder(version).iterdir()}  # one listing, where each `stat` is a call
+        names = {path.name for path in self.folder(version).iterdir()}  # one listing instead of many `stat` calls
         return (
             [file for file in range(plan.num_files) if not _is_marked(names, self.vectors_path(version, file))],
             lossy and not _is_marked(names, self.quantizer_path(version)),
@@ -167,7 +167,7 @@ class VersionStore:
         )
 
     def _discard_stale(self, before: BuildPlan | None, plan: BuildPlan) -> None:
-        """Drop what another plan left; first what says that it may be searched. The encoder stays."""
+        """Drop another plan's unusable files, the manifest first, so that no search uses them. The encoder stays."""
         folder = self.folder(plan.version)
         self._version(plan.version).reopen()
         same_vectors = before is not None and before.vectors() == plan.vectors()
@@ -182,13 +182,13 @@ class VersionStore:
             (stale / "encoder").rename(self.encoder_folder(plan.version))
 
     def write_vectors(self, version: int, file: int, vectors: np.ndarray) -> None:
-        """Write vectors [rows, D] as float16, then the mark that makes them count. Raises RunError naming the file."""
+        """Write vectors [rows, D] as float16, then their mark. Raises RunError naming the file."""
         self.write_marked(self.vectors_path(version, file), lambda partial: write_vectors(partial, vectors))
 
     def write_marked(self, path: Path, save: Callable[[Path], int]) -> None:
         """Have `save` write a file beside `path` and return its rows; then rename it, then mark it.
 
-        Beside it under a name of its own: a builder that is believed dead may still be writing the same.
+        The temporary name is unique: a builder that is believed dead may still be writing the same file.
         """
         partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
         with writing(partial):
@@ -199,7 +199,7 @@ class VersionStore:
             partial.replace(_mark(path))
 
     def publish(self, plan: BuildPlan) -> None:
-        """Mark a version as searchable; raises RunError where a file of it is not marked or its rows are not right."""
+        """Mark a version as searchable; raises RunError for a file without a mark or a wrong number of rows."""
         marks = {path.name: _read_mark(path) for path in self.files(plan)}
         rows = sum(marks[self.vectors_path(plan.version, file).name]["rows"] for file in range(plan.num_files))
         if rows != plan.num_documents and not plan.kind.store:
@@ -212,15 +212,15 @@ class VersionStore:
         self._version(plan.version).finish(files)
 
     def latest_quantizer(self, factory: str | None, before: int) -> int | None:
-        """Return the newest version before this one that is published with a quantizer of this kind."""
+        """Return the newest published version below `before` with a quantizer of this kind."""
         for version in reversed([version for version in self.published() if factory and version < before]):
-            with suppress(UserError):  # a damaged one hands nothing on
+            with suppress(UserError):  # skip a damaged version
                 if self.plan(version).kind.factory == factory:
                     return version
         return None
 
     def _remove_partials(self, version: int) -> None:
-        """Remove what a builder that was killed left half written."""
+        """Remove the half-written files of killed builders."""
         for partial in self.folder(version).glob("*.partial"):
             partial.unlink()
 
@@ -233,7 +233,7 @@ class VersionStore:
         return [*vectors, self.quantizer_path(plan.version), *shards]
 
     def open_vectors(self, plan: BuildPlan, files: Iterable[int]) -> list[np.ndarray]:
-        """Map vectors [rows, D] float16 of some files. Raises UserError naming one that is missing."""
+        """Map vectors [rows, D] float16 of some files. Raises UserError naming a missing file."""
         shapes = [(file, (len(plan.rows_of_file(file)), plan.dim)) for file in files]
         return [map_vectors(self.vectors_path(plan.version, file), shape) for file, shape in shapes]
 
@@ -245,30 +245,30 @@ class VersionStore:
                 pass
 
     def check_encoder(self, version: int) -> None:
-        """Compare a published version's encoder with its manifest: queries are encoded by what embedded the documents.
+        """Compare a published version's encoder with its manifest: it must have embedded the documents.
 
-        Raises UserError naming a file that is missing or another one.
+        Raises UserError naming a missing or changed file.
         """
         for name, known in self.manifest(version).items():
             if name.startswith(f"{ENCODER}/"):
                 require_file(self.folder(version) / name, known, MEND)
 
     def _sums(self, version: int) -> Callable[[Path], FileSum]:
-        """Return what looks a file's checksum up: in the manifest, or in its own mark while the version is built."""
+        """Return the lookup of a file's checksum: in the manifest, or in the file's mark until publication."""
         if not self.is_published(version):
             return _read_mark
         files = self.manifest(version)
         return lambda path: files[path.name]
 
     def set_aside_all_but(self, keep: set[int]) -> None:
-        """Set aside versions and half-written snapshots that nothing needs any more, by a rename each."""
+        """Set aside all versions but `keep`, and half-written snapshots, by a rename each."""
         for version in set(self.versions()) - keep:
             self._set_aside(self.folder(version))
         for path in self.root.glob("*.partial"):
             self._set_aside(path)
 
     def remove_stale(self) -> None:
-        """Remove what was set aside; raises RunError naming what cannot be, after all that can."""
+        """Delete folders that were set aside; raises RunError naming the first failure after trying all."""
         failed: list[tuple[Path, OSError]] = []
         with self._removing:
             for path in self.root.glob("*.stale"):
@@ -307,7 +307,7 @@ class VersionStore:
 
 
 def weights_sha256(folder: Path) -> str:
-    """Hash of an encoder folder's weights, those of its modules too, by which snapshots are told apart."""
+    """Return a hash of an encoder folder's weights, including its modules, to tell snapshots apart."""
     files = {str(path.relative_to(folder)): path for path in folder.rglob(WEIGHTS)}
     if list(files) == [WEIGHTS]:
         return file_sha256(folder / WEIGHTS)
@@ -331,7 +331,7 @@ def _read_mark(path: Path) -> dict[str, Any]:
         return read_json(mark, MEND)
 
 
-# What `replug doctor` compares --------------------------------------------------------------------------------------
+# Checks for `replug doctor` -----------------------------------------------------------------------------------------
 
 
 def verify_index(root: Path) -> tuple[list[str], list[str]]:
@@ -375,4 +375,4 @@ def _problems(store: VersionStore, version: int) -> Iterator[str]:
     if not shard_paths(corpus):
         yield f"the corpus {corpus} is gone"
     elif corpus_sha256(corpus) != plan.corpus_sha256:
-        yield f"the corpus {corpus} is not the one that was embedded: its checksum differs"
+        yield f"the corpus {corpus} changed since it was embedded: its checksum differs"

@@ -129,7 +129,7 @@ def test_token_ids_that_were_prepared_are_embedded_without_tokenizing(
     [
         (
             {"weights_sha256": "0" * 64},
-            r"version 0 is not .* has weights_sha256 \w+, expected 0{64}; remove .*v0",
+            r"version 0 differs from its plan: .* has weights_sha256 \w+, expected 0{64}; remove .*v0",
         ),
         ({"dim": 48}, r"has dim 32, expected 48; remove .*v000000 and build it again"),
         ({"num_documents": 63}, r"documents holds 62 documents, but index version 0 was begun over 63: put that"),

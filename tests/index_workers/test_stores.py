@@ -220,7 +220,7 @@ def test_another_encoder_than_the_stores_is_refused(filled: FilledStore, debug_c
     corpus = import_corpus(filled.url, tmp_path / "corpus").corpus
     require_store_of(corpus, load_encoder(debug_config.retriever))
     for name, layers, width, message in (
-        ("wide", 2, 64, "holds vectors of 32 numbers, and those of the retriever have 64; expected the encoder that"),
+        ("wide", 2, 64, "holds vectors of 32 numbers, and the retriever's have 64; expected the encoder that"),
         ("other", 2, 32, "have a mean cosine of"),
     ):
         write_stand_in_encoder(tmp_path / name, width, layers, seed=5)

@@ -44,7 +44,7 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     ),
     "another corpus": (
         lambda store: write_corpus(store.corpus_path(store.plan(0)), rows=11),
-        "the corpus {run}/data/documents is not the one that was embedded: its checksum differs",
+        "the corpus {run}/data/documents changed since it was embedded: its checksum differs",
     ),
     "no corpus": (
         lambda store: shutil.rmtree(store.corpus_path(store.plan(0))),
