@@ -42,7 +42,7 @@ class Positions(IterableDataset):
 
 
 class StepDataModule(pl.LightningDataModule):
-    """One epoch of `max_steps` steps in `parts` each, begun at the trainer's own step when it resumes."""
+    """One epoch of `max_steps` steps in `parts` each, from the trainer's step on when it resumes."""
 
     def __init__(self, max_steps: int, parts: int = 1) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ def json_sha256(content: object) -> str:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Replace a file by this content; half a surrogate pair is escaped, as JSON has it."""
+    """Replace a file by this content; half a surrogate pair is escaped as in JSON."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     replace_file(path, text.encode(errors="backslashreplace"))
 
@@ -115,7 +115,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise RunError if the system does not give a file that is there: the file need not be damaged."""
+    """Raise RunError if the system fails to read an existing file, which need not be damaged."""
     try:
         yield
     except FileNotFoundError:

@@ -58,7 +58,7 @@ class Folder:
     def check(self, inputs: Mapping[str, Any], may_change: Collection[str] = (), are_all: bool = True) -> None:
         """Raise UserError if the folder is not ours, or was made from other inputs. Writes nothing.
 
-        Inputs that are not given are compared only if the given ones `are_all`.
+        Missing inputs count as differences only if `are_all`.
         """
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.key}: {self.path} is a file; expected a folder")
@@ -88,7 +88,7 @@ class Folder:
         """Begin or resume the folder. The caller holds its lock. Inputs are JSON values by name.
 
         Raises UserError if the folder is not ours, or was made from other inputs that are not in `may_change`.
-        A finished folder that an input changes is unfinished again.
+        A changed input makes a finished folder unfinished.
         """
         self.check(inputs, may_change)
         if self.inputs != _as_json(inputs):
@@ -102,9 +102,9 @@ class Folder:
         self._unread = None
 
     def finish(self, files: Iterable[str] | Mapping[str, FileSum], content: Mapping[str, Any] | None = None) -> None:
-        """Write the manifest, last of all: it says that the folder is finished.
+        """Write the manifest last: it marks the folder as finished.
 
-        `files` are names in the folder, with their bytes and sha256 where these are known. `content` is kept beside.
+        `files` are names in the folder, with their bytes and sha256 if known. `content` is added to the manifest.
         """
         listed = dict(files) if isinstance(files, Mapping) else {name: file_sum(self.path / name) for name in files}
         if (self.path / INPUTS).is_file():
@@ -208,7 +208,7 @@ def file_problems(folder: Path, files: Mapping[str, FileSum]) -> list[str]:
 
 
 def require_file(path: Path, known: FileSum, fix_hint: str) -> None:
-    """Raise UserError for a file that is missing or changed, RunError where the system does not give it."""
+    """Raise UserError for a missing or changed file, RunError if the system fails to read it."""
     with reading(path):
         for problem in file_problems(path.parent, {path.name: known}):
             raise UserError(f"{problem}; {fix_hint}")

@@ -141,7 +141,7 @@ def _renamed(row: dict[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
 
 
 def list_in(cell: str) -> Any:
-    """Return the list that a text holds as JSON, Python or numpy write it; the text as it is where it holds none.
+    """Parse a list in the notation of JSON, Python or numpy; returns any other text unchanged.
 
     numpy and pandas write `['a' 'b']` without commas, which Python would read as one text.
     """

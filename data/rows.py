@@ -47,8 +47,8 @@ ASKED = "Question:"
 def read_documents(source: str | Path, fields: Mapping[str, str] | None = None) -> Iterator[Document]:
     """Yield rows with `id`, `text`, optional `title`, `domain`, `source`; a title is put before the text.
 
-    A title alone is the text; an `embedded_title` stands before the text in the vector alone. Few documents may have
-    neither, as in data sets of BEIR: they are counted and left out.
+    A title alone is the text; an `embedded_title` stands before the text in the vector alone. Documents with
+    neither, as in BEIR, are left out with a warning; raises UserError if most are empty.
     Passages of rows such as DPR's are documents too; repeated ones are skipped.
     """
     passages: dict[str, int] = {}  # hashes of their words by id

@@ -4,7 +4,7 @@
     documents/00000.tokens.npy   all rows' token ids, one after the other: uint16 where they fit, else uint32
     documents/00000.ends.npy     where each row's ids end, int64
     documents/tokens.json        the tokenizer's fingerprint, so that another retriever does not read the ids
-    documents/store.json         instead of all these: the vector store in which the documents stay
+    documents/store.json         instead of all these: the vector store of the documents
 
 Workers write them without `datasets`, since importing it takes longer than a shard.
 """

@@ -49,7 +49,7 @@ WITHOUT_PROOF = ", so the manifest's proof that training and held-out texts are 
 
 
 class CorpusStore:
-    """Documents by row number, over the shards of a folder. Raises UserError where there are none."""
+    """Documents by row number, over the shards of a folder. Raises UserError if there are none."""
 
     url: str | None = None  # of the vector store that holds the documents
 
@@ -267,7 +267,7 @@ def write_store(folder: Path, url: str) -> int:
 
 
 def open_corpus(folder: Path) -> CorpusStore:
-    """Open the documents of a prepared set, wherever they lie."""
+    """Open the documents of a prepared set, in files or in a vector store."""
     return StoredCorpus(folder) if (folder / STORE).is_file() else CorpusStore(folder)
 
 
@@ -378,7 +378,7 @@ class PreparedSet(Corpus):
         return f"held-out texts of {self.folder}{f', cut from {source}' if source else ''}: {len(self.heldout):,}"
 
     def require_dev(self) -> ExampleStore:
-        """Return the development texts. Raises UserError where the set has none."""
+        """Return the development texts. Raises UserError if the set has none."""
         if self.dev is None:
             raise UserError(
                 f"{self.folder} has no development texts; prepare a set with data.num_dev (raw texts) or data.dev "

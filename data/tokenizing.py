@@ -4,7 +4,7 @@ A text is tokenized in segments, so memory does not grow with its length. If onl
 beginning is tokenized.
 
 Pieces of a text join back to the original, byte for byte. A cut falls after a token's last character: white space
-before a word belongs to that word, as byte-level tokenizers have it.
+before a word belongs to that word, as in byte-level tokenizers.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from replug.data.files import json_sha256
 
 
 def split_text(text: str, token_ends: Sequence[int], tokens_per_piece: int) -> list[str]:
-    """Return pieces of `tokens_per_piece` tokens, given the characters that tokens end at; together they are the text.
+    """Cut a text into pieces of `tokens_per_piece` tokens at their `token_ends`; the pieces join back to the text.
 
     A character that several tokens share stays whole, in the earlier piece.
     """

@@ -45,7 +45,7 @@ class StoredDocument:
 class CandidateSource(Protocol):
     """Holds documents with vectors [dim], and finds the nearest to a query.
 
-    `similarity` is cosine or dot; None if the store compares by whichever is requested.
+    `similarity` is cosine or dot; None if the store supports both.
     """
 
     dim: int
@@ -103,7 +103,7 @@ class StoreAddress:
         self.uses_tls = None if tls is None else tls == "true"
 
     def document(self, id: Any, fields: dict[str, Any], vector: Any) -> StoredDocument:
-        """Return a document of the store. Raises UserError where it has no text or vector."""
+        """Return a document of the store. Raises UserError if it has no text or vector."""
         text, source = (nested(fields, self.fields[name]) for name in ("text", "source"))
         if not isinstance(text, str) or not text.strip():
             found = ", ".join(name for name in fields if name not in (self.fields["vector"], "_distance")) or "none"
@@ -122,7 +122,7 @@ class StoreAddress:
         return UserError(f"data.corpus: {self.url}: {(str(reason).strip() or type(reason).__name__).splitlines()[0]}")
 
     def require_columns(self, found: Collection[str]) -> None:
-        """Raise UserError where the table has no column for one of the fields."""
+        """Raise UserError if the table has no column for one of the fields."""
         for field, column in {**self.fields, "only": self.only[0] if self.only else ""}.items():
             if column and column not in found:
                 raise self.problem(f"no column {column!r} (found: {', '.join(found)}); name it by &{field}=COLUMN")

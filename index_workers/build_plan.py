@@ -1,4 +1,4 @@
-"""The plan of an index version: its documents, its weights, and how its rows lie in files and shards. Pure.
+"""The plan of an index version: its documents, its weights, and the layout of its rows in files and shards. Pure.
 
 Two equal plans give the same bytes. A builder embeds a file of vectors at a time; each file has a checksum. A small
 corpus has many files of one block, for even shares; 36 million documents make 550 files.
@@ -22,7 +22,7 @@ MOST_ROWS = 1 << 16  # 100 MB in 768 dimensions; embedded in 8 s by an A100
 
 
 def rows_per_file(num_documents: int, block_documents: int) -> int:
-    """Return the rows of every file but the last, in whole blocks: by the corpus alone, whoever builds it."""
+    """Return the rows of every file but the last, in whole blocks, by the size of the corpus alone."""
     wanted = -(-num_documents // (FILES * block_documents))
     return block_documents * max(1, min(wanted, MOST_ROWS // block_documents))
 

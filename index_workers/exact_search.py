@@ -62,7 +62,7 @@ class CopiedVectors:
 
 
 class ExactShard:
-    """The vectors of one shard, never written again."""
+    """Exact search over the immutable vectors of one shard."""
 
     is_independent = True
 

@@ -22,7 +22,7 @@ TRAINS_ALONE = "\x01"  # FAISS's `quantizer_trains_alone` of a quantizer that is
 
 
 def check_kind(kind: IndexKind, dim: int, num_documents: int) -> None:
-    """Raise UserError where FAISS cannot build this kind, or the corpus is too small to train it."""
+    """Raise UserError if FAISS cannot build this kind, or the corpus is too small to train it."""
     if kind.factory is None:
         return
     try:

@@ -101,7 +101,7 @@ class IndexRetriever:
 class RunRetriever(IndexRetriever):
     """Searches the newest published index of a run, in this process; later versions do not replace it.
 
-    `directory` is a run or the folder of an index. Raises UserError where nothing is published.
+    `directory` is a run or the folder of an index. Raises UserError if nothing is published.
 
     >>> retriever = RunRetriever("./my-run")
     >>> [document.id for document in retriever.retrieve(["a market on Friday"], k=2)[0]]

@@ -24,7 +24,7 @@ Found = tuple[np.ndarray, np.ndarray]  # rows of the corpus and inner products [
 
 
 class Shard(Protocol):
-    """A part of one version, whatever its kind.
+    """A part of one version of any kind.
 
     `is_independent`: the answer to a query follows from it alone, so a server may batch queries of several callers.
     """
@@ -49,7 +49,7 @@ class StoreShard:
         return len(self._corpus)
 
     def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows and similarities [B, <= k], best first. Raises UserError where the store finds too few."""
+        """Return rows and similarities [B, <= k], best first. Raises UserError if the store finds too few."""
         results = self._source.search(queries, min(k, len(self)), self._similarity)
         if (fewest := min(map(len, results))) < min(k, len(self)):
             raise UserError(

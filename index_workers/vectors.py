@@ -3,8 +3,8 @@
 On a GPU a float32 query is the sum of two float16 vectors, hi + lo, to 22 bits. Tensor cores compute two float16
 products with float32 sums many times faster than one float32 product, and need no copy of the stored vectors.
 
-A file holds float16 [rows, D] as numpy writes them, and is mapped without a descriptor that stays open. A file that is
-missing or damaged raises UserError; a system that opens or maps no more files raises RunError.
+A file holds float16 [rows, D] as numpy writes them, and is mapped without a descriptor that stays open. A missing
+or damaged file raises UserError; a system that opens or maps no more files raises RunError.
 """
 
 import math
@@ -21,7 +21,7 @@ from replug.data.files import SYSTEM_LIMIT, reading
 
 
 class BlockVectors:
-    """Blocks [rows, D] float16 of rows `first_row`, `first_row + 1`, ...; all but the last of one length."""
+    """Blocks [rows, D] float16 of rows `first_row`, `first_row + 1`, ...; all but the last of equal length."""
 
     def __init__(self, first_row: int, blocks: Sequence[np.ndarray], dim: int) -> None:
         self.first_row, self.blocks, self.dim = first_row, list(blocks), dim
@@ -98,7 +98,7 @@ ITEM_BYTES = 2  # of float16
 
 
 def write_vectors(path: Path, vectors: np.ndarray) -> int:
-    """Write vectors [rows, D] as float16; returns the rows. Raises OSError where the disk does not take all of it."""
+    """Write vectors [rows, D] as float16; returns the rows. Raises OSError if the disk does not take all of it."""
     vectors = np.ascontiguousarray(vectors, dtype=np.float16)
     with path.open("wb") as file:  # given a file, np.save ignores a failure to write the last bytes
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(vectors))

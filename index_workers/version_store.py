@@ -64,7 +64,7 @@ class VersionStore:
         return self.folder(version) / ENCODER
 
     def corpus_path(self, plan: BuildPlan) -> Path:
-        """Return where the corpus of a plan lies now; a run directory may have been moved as a whole."""
+        """Return the current path of a plan's corpus; the run directory may have been moved as a whole."""
         moved = (self.root / plan.corpus_relative).resolve()
         return moved if plan.corpus_relative and shard_paths(moved) else Path(plan.corpus_path)
 
@@ -105,13 +105,13 @@ class VersionStore:
         return files
 
     def fingerprint(self, version: int) -> str:
-        """Return a hash that changes when a version is built anew. Raises UserError if it is not published."""
+        """Return a hash that changes when a version is rebuilt. Raises UserError if it is not published."""
         if not self.is_published(version):
             raise UserError(f"index version {version} is not published: {self.folder(version) / MANIFEST} is missing")
         return file_sha256(self.folder(version) / MANIFEST)
 
     def pending_plan(self, version: int) -> BuildPlan:
-        """Return the plan of a build that was begun, whether it ended or not."""
+        """Return the plan of a finished or unfinished build."""
         return plan_from_json(self._inputs(version))
 
     def _inputs(self, version: int) -> dict[str, Any]:
@@ -301,7 +301,7 @@ class VersionStore:
         return self.folder(version) / "quantizer.faiss"
 
     def _version(self, version: int) -> Folder:
-        """Return the folder of a version. Marks of files and the snapshot lie there before its plan."""
+        """Return the folder of a version. It may hold marks of files and the snapshot before its plan."""
         others = (ENCODER, "*.json", "*.partial")
         return Folder(self.folder(version), "index version", key="run_dir", fix_hint=MEND, others=others, format=FORMAT)
 

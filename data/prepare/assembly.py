@@ -66,7 +66,7 @@ ShardReport = dict[str, Any]
 
 
 class OverlapFilter:
-    """The sorted hashes of a folder, mapped; `n` words make an n-gram, None where they are not compared."""
+    """The sorted hashes of a folder, mapped; `n` words make an n-gram, None if n-grams are not compared."""
 
     def __init__(self, folder: Path) -> None:
         self.n = int((folder / "n").read_text()) or None

@@ -48,7 +48,7 @@ def write_pieces(path: Path, pieces: list[Piece]) -> None:
 
 
 def read_range(runs: Iterable[Path], low: int, high: int) -> pa.Table:
-    """Return all pieces with low <= key < high, in the order of their keys, whatever the order of the runs."""
+    """Return all pieces with low <= key < high, in the order of their keys, for any order of the runs."""
     parts = [PIECES.empty_table()]
     for run in runs:
         with pa.memory_map(str(run)) as source:  # copied out and closed: there may be thousands of runs

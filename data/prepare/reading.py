@@ -169,7 +169,7 @@ def cut_source(work: WorkFolder, rules: Rules, cut: Cut, pool: "LocalPool", max_
                 cut.add(report)
     progress = Progress("cutting the source", len(cut.source_shards), len(cut.reports))
     todo = [source_shard for source_shard in cut.source_shards if source_shard.number not in cut.reports]
-    jobs = ((rules, work.source_shard(shard.number), shard, cut.limits()) for shard in todo)  # limits as they are then
+    jobs = ((rules, work.source_shard(shard.number), shard, cut.limits()) for shard in todo)  # limits at each draw
     for report in pool.run(cut_source_shard, jobs):
         cut.add(report)
         progress.advance(note=f"{cut.texts:,} texts, {cut.tokens:,} tokens")

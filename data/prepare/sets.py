@@ -278,7 +278,7 @@ def import_corpus(corpus: str | Path, out: Path, fields: Mapping[str, str] | Non
 
 
 def import_documents(folder: Path, corpus: str | Path, fields: Mapping[str, str] | None = None) -> int:
-    """Import documents, or name the store in which they stay; returns how many there are."""
+    """Import documents, or record their store; returns their number."""
     if not names_store(str(corpus)):
         return write_documents(folder, read_documents(corpus, fields))
     log.warning("documents in a store are not compared with the texts: keep the sources of the texts out of the store")

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 ROWS_AT_A_TIME = 256
 READ_CHARACTERS = 1 << 20  # of an array
-TABLE_BYTES = 1 << 16  # in which the first line of a table ends
+TABLE_BYTES = 1 << 16  # enough for the first line of a table
 EXCERPT = 40  # characters of a line that is not JSON
 TRAIN = "train"
 TABS, SEPARATORS = "\t", ",;|"  # between the cells of a table; its kind is the separator

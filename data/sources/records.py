@@ -140,7 +140,7 @@ def names_in(row: Iterable[Any]) -> str:
 
 
 def nested(row: Mapping[str, Any], path: str) -> Any:
-    """Return the field of a row by its name, or by a path A.B into a field that holds others; else None."""
+    """Return the field of a row by its name, or by a path A.B into nested fields; else None."""
     if path in row or "." not in path:
         return row.get(path)
     outer, _, inner = path.partition(".")

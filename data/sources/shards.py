@@ -171,7 +171,7 @@ def plan_source(source: str, fields: FieldMap) -> SourcePlan:
 
 
 def of_split(source: str, split: str) -> str:
-    """Return the source as it is; a dataset on the hub that names no split gets this one."""
+    """Return the source, with this split added if it is a dataset of the hub without one."""
     return named_split(source, split) if not is_built_in(source) and files_of(source) is None else source
 
 
@@ -183,7 +183,7 @@ def read_source_shard(source_shard: SourceShard, fields: FieldMap) -> Iterator[t
 
 
 def source_fingerprint(source: str, fields: FieldMap) -> str | None:
-    """Hash the names and contents of the files that are read; None for a built-in source or a dataset of the hub.
+    """Hash the names and contents of the files to read; None for a built-in source or a dataset of the hub.
 
     Several files are hashed at a time.
     """

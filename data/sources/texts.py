@@ -46,7 +46,7 @@ MAX_NAME_CHARACTERS = 4096  # of an id or a domain, which are kept for every pie
 def read_items(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
     """Yield the texts of a source shard with their lines; 0 stands for the whole file.
 
-    Unreadable rows and files come as `Rejected`, and lines that are not rows as None, so that all are counted.
+    Unreadable rows and files give `Rejected`, and lines that are not rows None, so that all are counted.
     """
     name = source_shard.names[0]
     if has_rows(source_shard):
@@ -175,7 +175,7 @@ def _read_files(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
 
 
 def _whole(name: str, root: str, fields: FieldMap, pages: MainTexts | None = None) -> SourceText | Rejected:
-    """Return the text of a file, read as a page where `pages` are given."""
+    """Return the text of a file, read as a page if `pages` is given."""
     most = BYTES_OF_A_CHARACTER * (fields.max_characters + 1)  # a byte order mark among them
     try:
         with open_file(Path(name)) as file:
@@ -291,7 +291,7 @@ def _without_comments(text: str) -> str:
 
 
 def require_html(source: str) -> None:
-    """Raise UserError where a module that reads HTML is missing."""
+    """Raise UserError if a module that reads HTML is missing."""
     modules = ("trafilatura", "lxml_html_clean", "charset_normalizer", "httpcore", "protego")
     require_extra("web", *modules, what=f"data.source: {source} has HTML files, and reading them")
 
