@@ -283,7 +283,7 @@ def test_an_lm_that_read_a_language_makes_sense(language: Sequence[str]) -> None
     ("lm", "says"),
     [
         (ReaderOf([]), r"makes no sense of language: .* 0.00 nats a token likelier"),
-        (ReaderOf(ENGLISH, offset=0.1), "scores a text by what stands after it; expected a causal LM"),
+        (ReaderOf(ENGLISH, offset=0.1), "scores a token by later ones; expected a causal LM"),
     ],
 )
 def test_an_lm_that_read_nothing_or_looks_ahead_is_refused(lm: ReaderOf, says: str) -> None:
