@@ -60,7 +60,7 @@ def _chat_template(lm: LMConfig, source: LMSource) -> str:
     except TemplateError as error:
         raise UserError(
             f"lm.chat: the chat template of {name} refuses a message of the user alone ({error}); expected "
-            "lm.chat=false, or an LM whose template takes one"
+            "lm.chat=false, or an LM with a template that accepts it"
         ) from error
     return f"{tokenizer.chat_template}{written}"
 

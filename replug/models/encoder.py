@@ -330,7 +330,7 @@ class Encoder(nn.Module):
         """Take the modules of queries from another encoder. Raises UserError for vectors of another width."""
         if queries.width != self.width:
             raise UserError(
-                f"retriever.query_path: vectors of queries have {queries.width} numbers, those of documents "
+                f"retriever.query_path: vectors of queries have {queries.width} numbers, vectors of documents "
                 f"{self.width}; expected the two encoders of one retriever"
             )
         self.model.prompts["query"] = queries.prompt("query")

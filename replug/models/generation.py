@@ -113,9 +113,9 @@ def elected(answers: Sequence[Generated], weights: Sequence[float] | np.ndarray)
     """Return the answer that the answers to K prompts vote for.
 
     An answer has weight * exp(mean log-prob) votes, the weight alone if the LM shows no log-probs; an empty answer
-    beside others has none. The votes of equal texts, without the white space round them, add up; on a tie the first
-    wins. The result is the answer with the most votes among the answers of that text. Its `weights` [K] are the votes,
-    divided by their sum, and its `prompt_tokens` counts the tokens of all prompts.
+    beside others has none. The votes of equal texts, without the white space round them, add up; the largest sum wins,
+    on a tie the first. The result is the answer with the most votes among the answers of this text. Its `weights` [K]
+    are the votes, divided by their sum, and its `prompt_tokens` counts the tokens of all prompts.
     """
     means = np.array([-np.inf if answer.mean_logprob is None else answer.mean_logprob for answer in answers])
     with np.errstate(divide="ignore"):  # a weight of 0 has no votes

@@ -45,7 +45,7 @@ Documents = Sequence[Retrieved]  # of one text
 def answer_all(
     mixtures: Sequence[Mixture], lm: BlackBoxLM, options: GenerationOptions, watch: Watch | None = None
 ) -> list[Generated]:
-    """Answer each mixture, by the votes of its prompts if its weighting votes.
+    """Answer each mixture, by the votes of its prompts if `weighting.votes` is set.
 
     `watch` gets empty texts for answers by votes: they have no text before their end.
     """
@@ -180,8 +180,8 @@ class ReplugLM:
     ) -> Generated | list[Generated]:
         """Answer each prompt from its own documents, a mixture of prompts by a mixture of mixtures.
 
-        `documents` holds the documents of each prompt, by default retrieved. A single prompt gives one answer, and
-        takes one list of documents.
+        `documents` holds the documents of each text, including each prompt of a mixture; by default they are retrieved.
+        A single prompt gives one answer, and takes one list of documents.
         """
         if isinstance(prompts, str | Mixture):
             return self.generate([prompts], options, watch, documents=None if documents is None else [documents])[0]
