@@ -1,1 +1,1 @@
-"""Encoders, language models and what wraps them. Everything here is testable without Ray."""
+"""Encoders, language models and their wrappers. Everything here is testable without Ray."""

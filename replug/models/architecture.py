@@ -1,15 +1,15 @@
-"""Change transformers' layers in place where that saves time, and try on a model what its architecture can do.
+"""Change transformers' layers in place where that saves time, and probe a model for the abilities of its architecture.
 
 **Fused layers.** Many models write the formula of GELU (Hendrycks & Gimpel 2016) out: eight operations on the widest
 tensor of a layer. torch's one kernel computes it in one pass, in float32 within. torch's fused attention takes a fifth
 of a small LM's time on a CPU. Two plain products and a softmax, in blocks that stay in the processor's cache, take half
 of that. Attention that is not simply causal (windows, masks, biases) goes to torch's, with its mask.
 
-**Masks.** transformers asks a GPU whether it may leave a mask out, and whether positions tell of several texts in one
-row; each question makes the host wait for all that was launched. Callers pass a mask only if it hides something.
+**Masks.** transformers asks a GPU whether it may leave a mask out, and whether positions show several texts in one
+row; each question makes the host wait for all launched work. Callers pass a mask only if it hides something.
 
-**Probes.** A probe is a small question to transformers' code, since none of 200 architectures says what it can do. Any
-error says no, except that spent memory says nothing of the architecture.
+**Probes.** A probe is a small trial of transformers' code, since none of its 200 architectures declares its abilities.
+Any error means no, except that a lack of memory says nothing about the architecture.
 """
 
 import logging
@@ -29,17 +29,17 @@ from transformers.models.bloom.modeling_bloom import BloomGelu
 
 log = logging.getLogger(__name__)
 
-# What models call the argument and the output that holds keys and values: transformers 5.24 renamed it.
+# The name of the argument and the output that hold keys and values: transformers 5.24 renamed it.
 CACHE = "cache" if "cache" in BaseModelOutputWithPast.__annotations__ else "past_key_values"
 
 Found = TypeVar("Found")
 
 
 def tried(probe: Callable[[], Found], otherwise: Found) -> Found:
-    """Return what a probe finds on the model, or `otherwise` where the architecture cannot do what it tries."""
+    """Return the result of a probe, or `otherwise` if the architecture fails it."""
     try:
         return probe()
-    except Exception as error:  # foreign code, of 200 architectures, says no by any kind of error
+    except Exception as error:  # foreign code of 200 architectures raises any kind of error
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             raise
         log.debug(f"{probe} says no: {type(error).__name__}: {error}")
@@ -47,19 +47,19 @@ def tried(probe: Callable[[], Found], otherwise: Found) -> Found:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether memory is spent: a CPU's allocator and CUDA's libraries have no error class of their own."""
+    """Return whether memory ran out: a CPU's allocator and CUDA's libraries raise a plain RuntimeError."""
     signs = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
     return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
 
 
 def probe_ids(model: PreTrainedModel) -> list[int]:
-    """Return sixteen tokens from all over the vocabulary, whose beginning is often special."""
+    """Return sixteen tokens from all over the vocabulary: its first ones are often special."""
     size = model.config.get_text_config().vocab_size
     return [size * (i + 1) // 17 for i in range(16)]
 
 
 def same_direction(a: Tensor, b: Tensor) -> bool:
-    """Return whether states are equal up to rounding; what ignores the prefix, or its length, is below 0.95."""
+    """Return whether states are equal up to rounding; states that ignore the prefix or its length are below 0.95."""
     return bool((torch.nn.functional.cosine_similarity(a.float(), b.float(), dim=-1) > 0.99).all())
 
 
@@ -68,7 +68,7 @@ WRITTEN_OUT = (NewGELUActivation, FastGELUActivation, AccurateGELUActivation, GE
 
 
 def use_fused_gelu(model: nn.Module) -> None:
-    """Replace the activations of a model that write the formula out. Weights stay as they are."""
+    """Replace a model's GELU activations of several operations by torch's kernel. Weights stay as they are."""
     for name, part in list(model.named_modules(remove_duplicate=False)):
         if type(part) in WRITTEN_OUT:
             model.set_submodule(name, nn.GELU("tanh"))
@@ -80,9 +80,9 @@ BLOCK_BYTES = 4 * 2**20  # of attention scores at a time
 
 
 def use_cpu_attention(model: PreTrainedModel) -> None:
-    """Switch a model that would use torch's fused attention on a CPU; others are left as they are.
+    """Switch a model with torch's fused attention on a CPU to `blocked_attention`; leave others as they are.
 
-    So are architectures that look at the mask themselves, such as DeepSeek's sparse attention: here it may be None.
+    Architectures that read the mask themselves, such as DeepSeek's sparse attention, stay too: here it may be None.
     """
     if model.device.type != "cpu" or model.config._attn_implementation != "sdpa":
         return
@@ -108,7 +108,7 @@ def blocked_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Query [B, H, T, D], key and value [B, G, S, D], of which S - T are of earlier positions: [B, T, H, D]."""
+    """Return attention [B, T, H, D] of query [B, H, T, D] to key and value [B, G, S, D]: S - T earlier positions."""
     if query.shape[2] == 1 or not is_plain(module, attention_mask, options):
         if attention_mask is None and 1 < query.shape[2] < key.shape[2]:
             attention_mask = _future(query, key.shape[2]).isfinite()
@@ -118,7 +118,7 @@ def blocked_attention(
     parts = []
     for start in range(0, query.shape[2], POSITIONS_PER_BLOCK):
         some = query[:, :, start : start + POSITIONS_PER_BLOCK]
-        seen = earlier + start + some.shape[2]  # later keys are not even looked at
+        seen = earlier + start + some.shape[2]  # later keys are not computed
         # The heads of a group share keys and values: their queries become rows of one product.
         rows = some.reshape(key.shape[0] * key.shape[1], per_group * some.shape[2], some.shape[3])
         keys, values = key[:, :, :seen].flatten(0, 1), value[:, :, :seen].flatten(0, 1)
@@ -127,7 +127,7 @@ def blocked_attention(
 
 
 def _products(query: Tensor, key: Tensor, value: Tensor, future: Tensor, scale: float) -> Tensor:
-    """Query [N, R, D], key and value [N, S, D], what is added to the scores [R, S]: [N, R, D]."""
+    """Return attention [N, R, D] of query [N, R, D] to key and value [N, S, D]; `future` [R, S] is added to scores."""
     size = max(1, BLOCK_BYTES // (future.numel() * future.element_size()))
     parts = []
     for q, k, v in zip(query.split(size), key.split(size), value.split(size), strict=True):
@@ -138,7 +138,7 @@ def _products(query: Tensor, key: Tensor, value: Tensor, future: Tensor, scale: 
 
 
 def _future(query: Tensor, num_keys: int) -> Tensor:
-    """[T, S]: minus infinity where a position would see a later one, else 0."""
+    """Return [T, S]: minus infinity where a position would see a later one, else 0."""
     length = query.shape[2]
     return query.new_full((length, num_keys), float("-inf")).triu(1 + num_keys - length)
 
@@ -155,7 +155,7 @@ def is_plain(module: nn.Module, attention_mask: Tensor | None, options: dict[str
 
 
 def _causal_mask(*arguments: Any, **options: Any) -> Tensor | None:
-    """None where a mask would say no more than: no position sees a later one. Else as for the fused attention."""
+    """Return None for a mask that is only causal, else the mask of the fused attention."""
     plain = options.get("mask_function") is causal_mask_function and options.get("local_size") is None
     whole = options.get("kv_length") == options.get("q_length", 0) + int(options.get("q_offset", 0))
     if plain and whole and options.get("attention_mask") is None and options.get("kv_offset", 0) == 0:
@@ -171,7 +171,7 @@ GIVEN_MASKS = "replug_given_mask"
 
 
 def trust_given_masks(model: PreTrainedModel) -> None:
-    """Switch an encoder with torch's fused attention to masks that are not looked at; others are left as they are."""
+    """Switch an encoder with torch's fused attention to masks that are not inspected; leave others as they are."""
     if model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(GIVEN_MASKS)
 
@@ -187,7 +187,7 @@ AttentionMaskInterface.register(GIVEN_MASKS, _given_mask)
 
 
 class NoCache(Cache):
-    """Hand keys and values through and keep none. A model that has a cache does not look for several texts in a row."""
+    """A cache that keeps no keys and values. A model with a cache does not look for several texts in a row."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -200,7 +200,7 @@ class NoCache(Cache):
 
 @torch.inference_mode()
 def no_cache(model: PreTrainedModel) -> NoCache | None:
-    """Return what to give a causal LM as its cache; None where the architecture needs one of its own."""
+    """Return a `NoCache` for a causal LM; None if the architecture needs a real cache."""
     ids = torch.tensor([probe_ids(model)], device=model.device)
 
     def states(cache: NoCache | None) -> Tensor:

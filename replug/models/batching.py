@@ -3,8 +3,8 @@
 Batches follow from the lengths alone. A unit is scored together by one replica: pairs of similar length, up to
 a number of tokens by their bytes, the longest first. Taking units out leaves the others as they were.
 A CPU is busy with few tokens, and few rows of similar length are padded little. A GPU wants enough arithmetic in a pass
-to hide what launching it costs. So a GPU's units follow from the LM's size, and never from the number of replicas: a
-resumed run may have another, and its numbers stay the same.
+to hide the cost of its launch. So a GPU's units follow from the LM's size, and never from the number of replicas: a
+resumed run may have another number, and its scores stay the same.
 """
 
 import math
@@ -23,7 +23,7 @@ def token_budget_batches(lengths: Sequence[int], tokens_per_batch: int) -> Itera
 def even_batches(lengths: Sequence[int], tokens_per_batch: int) -> list[list[int]]:
     """Return as few batches as the budget allows, by the smallest budget that needs no more of them.
 
-    Longest first. A batch's size is its padded one.
+    The longest rows come first. The size of a batch is its padded size.
     """
     order, descending = _longest_first(lengths)
     fewest, budget = len(_starts(descending, tokens_per_batch)), tokens_per_batch
@@ -60,7 +60,7 @@ def _starts(descending: Sequence[int], budget: int) -> list[int]:
 def padded_groups(lengths: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:
     """Yield groups of items of one or several rows each, each group's padded size within the budget.
 
-    One item at least; `lengths` are those of each item's rows.
+    A group has at least one item. `lengths` holds the lengths of each item's rows.
     """
     order = sorted(range(len(lengths)), key=lambda item: (-max(lengths[item]), item))
     group: list[int] = []
@@ -74,7 +74,7 @@ def padded_groups(lengths: Sequence[Sequence[int]], budget: int) -> Iterator[lis
         yield group
 
 
-LENGTH_STEP = {"cpu": 8, "cuda": 1}  # a new shape costs a CPU's library the making of a kernel; odd lengths run slower
+LENGTH_STEP = {"cpu": 8, "cuda": 1}  # for a new shape a CPU's library makes a kernel; odd lengths run slower
 
 
 def padded_length(length: int, most: int, device: str) -> int:
@@ -83,7 +83,7 @@ def padded_length(length: int, most: int, device: str) -> int:
     return min(-(-length // step) * step, most)
 
 
-BYTES_PER_TOKEN = 4  # of English and code; a guess, which costs padding where it is wrong and nothing else
+BYTES_PER_TOKEN = 4  # of English and code; where this guess is wrong, it costs padding alone
 CHOICE_CHARACTERS = 8  # a continuation so short is most likely one token, as the letters of a question are
 
 
@@ -101,8 +101,8 @@ def units_of_similar_length(prefixes: Sequence[str], continuations: Sequence[str
     return [[row for group in batch for row in groups[group]] for batch in batches]
 
 
-# Padded tokens in a pass of an encoder if no key says otherwise: what stays in a core's cache, or keeps a GPU busy.
-# A pass with gradient has many times as much in hand.
+# Default padded tokens in a pass of an encoder: few enough for a core's cache, or enough to keep a GPU busy.
+# A pass with gradient does many times as much work.
 ENCODER_TOKENS = {"cpu": 2048, "cuda": 32_768}
 ENCODER_TOKENS_WITH_GRADIENT = {"cpu": 8192, "cuda": 32_768}
 

@@ -37,7 +37,7 @@ Whole = TypeVar("Whole")
 
 
 class UnscorableText(ValueError, RunError):
-    """A text that this LM cannot score. It would be refused again, so nobody retries."""
+    """A text that this LM cannot score. A retry would fail again, so callers make none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ContinuationScore:
 
     @classmethod
     def of_pair(cls, logprobs: np.ndarray, ids: Sequence[int], num_read: int) -> "ContinuationScore":
-        """Return the score of a pair whose continuation, of these log-probs and ids, begins with what is read."""
+        """Return the score of a pair from log-probs and ids of the `num_read` read tokens and the continuation."""
         return cls(logprobs[num_read:], logprobs[:num_read], np.array(ids[:num_read], dtype=np.int32))
 
     @property
@@ -72,7 +72,7 @@ class ContinuationScore:
 
 
 def common_read(scores: "Sequence[ContinuationScore]") -> np.ndarray:
-    """Return log-probs [K, N] of the tokens that all prefixes end with, as far as they were asked for."""
+    """Return log-probs [K, N] of the tokens that all prefixes end with, among the scored tokens."""
     num = common_end([score.read_ids.tolist() for score in scores], len(scores[0].read_ids))
     return np.stack([score.read_logprobs[len(score.read_logprobs) - num :] for score in scores])
 
@@ -87,17 +87,17 @@ def sum_of(score: "ContinuationScore | Sum") -> "Sum":
 
 
 def pass_counts(lm: "BlackBoxLM") -> Counter[str]:
-    """Return the counts that an LM keeps of its passes; an LM of another maker keeps none.
+    """Return the counts that an LM keeps of its passes; a user's own LM keeps none.
 
-    They are the `tokens` of its passes so far, the `padded_tokens`, and the passes that were `halved`, since memory did
-    not hold them.
+    They are the `tokens` of its passes so far, the `padded_tokens`, and the passes that were `halved` for lack of
+    memory.
     """
     counts: Counter[str] = getattr(lm, "counts", None) or Counter()
     return counts
 
 
 class Meter:
-    """Adds up what calls cost, by name; `read` gives the sums since the last read. Safe among threads."""
+    """Sums of the costs of calls, by name; `read` returns the sums since the last read. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock, self._since, self._sums = threading.Lock(), time.monotonic(), Counter[str]()
@@ -107,7 +107,7 @@ class Meter:
             self._sums.update(amounts)
 
     def read(self, at_once: int) -> tuple[dict[str, float], Mapping[str, float]]:
-        """Return rates of `tokens` and `busy_seconds`, of which `at_once` pass in a second at most, and the sums."""
+        """Return rates of `tokens` and `busy_seconds`, at most `at_once` of these per second, and the sums."""
         with self._lock:
             seconds, sums = max(time.monotonic() - self._since, 1e-9), self._sums
             self._since, self._sums = time.monotonic(), Counter()
@@ -117,12 +117,12 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Prompts that differ by their document, and the weights that they begin with: the ensemble of one question.
+    """Prompts that differ by their document, and their initial weights: the ensemble of one question.
 
-    `weighting` says how the weights follow the answer, and which prompts are left out (`models.ensemble`). Weights that
-    follow are first moved by the tokens that all prompts end with, such as a question: never by a prompt's first. With
-    `weighting.votes` the prompts' own answers vote, as `answer` has it; an LM itself mixes. Raises ValueError unless
-    the weights are a distribution.
+    `weighting` sets how the weights follow the answer, and which prompts are pruned (`models.ensemble`). Posterior
+    weights are first moved by the tokens that all prompts end with, such as a question; a prompt's first token never
+    counts. With `weighting.votes` the prompts' own answers vote (`answer`); an LM itself mixes. Raises ValueError
+    unless the weights are a distribution.
 
     >>> mixture = Mixture(["in Basel", "in Nantes"], [0.7, 0.3])
     >>> StandInLM().generate([mixture], GenerationOptions(2))[0].num_prompts
@@ -137,7 +137,7 @@ class Mixture:
         require_texts(self.prompts, "prompts")
         if len(self.prompts) != len(self.weights) or not self.prompts:
             raise ValueError(
-                f"{len(self.prompts)} prompts but {len(self.weights)} weights; expected as many, and one at least"
+                f"{len(self.prompts)} prompts but {len(self.weights)} weights; expected one weight for each prompt"
             )
         total = sum(self.weights)
         if not all(weight >= 0 for weight in self.weights) or abs(total - 1) > WEIGHTS_TOLERANCE:
@@ -149,7 +149,7 @@ class Mixture:
             return np.log(np.asarray(self.weights, dtype=np.float64))
 
     def moving(self, read_logprobs: np.ndarray | None = None) -> MovingWeights:
-        """Return the weights as they are before the answer, moved by log-probs [K, N] of the tokens that are read."""
+        """Return the weights before the answer, moved by log-probs [K, N] of the prompts' last tokens."""
         return MovingWeights(self.log_prior, self.weighting, read_logprobs)
 
     def num_read(self, rows: Sequence[Sequence[Any]]) -> int:
@@ -159,11 +159,11 @@ class Mixture:
 
     @property
     def calls(self) -> "list[Mixture]":
-        """Return what an LM is to answer: the mixture, or each prompt by itself where their answers vote."""
+        """Return the prompts for the LM: the mixture, or each prompt by itself if their answers vote."""
         return as_mixtures(self.prompts) if self.weighting.votes else [self]
 
     def answer(self, generated: Sequence[Generated]) -> Generated:
-        """Return the one answer from those to `calls`."""
+        """Return the mixture's answer from the answers to `calls`."""
         return elected(generated, self.weights) if self.weighting.votes else generated[0]
 
     def submit(self, lm: "AsyncLM", options: GenerationOptions) -> "Future[list[Generated]]":
@@ -175,7 +175,7 @@ Prompt = str | Mixture
 
 
 def as_mixtures(prompts: Sequence[Prompt]) -> list[Mixture]:
-    """Return each prompt as a mixture, a text as that of itself alone."""
+    """Return each prompt as a mixture; a text becomes a mixture of one prompt."""
     require_texts(prompts, "prompts", Mixture)
     return [prompt if isinstance(prompt, Mixture) else Mixture([prompt], [1.0]) for prompt in prompts]
 
@@ -194,7 +194,7 @@ class BlackBoxLM(Protocol):
 
     @property
     def max_tokens(self) -> int | None:
-        """Longest input in tokens, or None where there is no limit."""
+        """Return the longest input in tokens. None means no limit."""
 
     def score(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0
@@ -216,12 +216,12 @@ class BlackBoxLM(Protocol):
         """
 
     def sample(self, prompts: Sequence[str], options: GenerationOptions) -> list[list[Generated]]:
-        """Draw answers after each prompt, `[P][num_samples]`. A draw does not depend on what else is in the call."""
+        """Draw answers after each prompt, `[P][num_samples]`. A draw does not depend on the call's other prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreCall:
-    """A call of `score`. `sums_only`: the log-probs of tokens are not wanted, and `submit_call` may give a `Sum`."""
+    """A call of `score`. With `sums_only`, `submit_call` may return a `Sum` without the log-probs of tokens."""
 
     prefixes: Sequence[str]
     continuations: Sequence[str]
@@ -242,7 +242,7 @@ class ScoreCall:
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """A call of `generate`, or with `draws` of `sample`, whose prompts are texts and not of the type `Prompt`."""
+    """A call of `generate`, or with `draws` of `sample`; its prompts are then texts, without mixtures."""
 
     prompts: Sequence[Any]
     options: GenerationOptions
@@ -259,7 +259,7 @@ class GenerateCall:
 
 
 def reading(read: int) -> dict[str, Any]:
-    """Return the argument of `score`, none for 0: LMs of other makers need not know it."""
+    """Return the argument of `score`, none for 0: a user's own LM need not have it."""
     return {"read": read} if read else {}
 
 
@@ -276,9 +276,8 @@ class AsyncLM(ABC):
     def units(self, call: Call) -> list[list[int]]:
         """Return the rows that are best submitted together, every row once. Follows from the texts alone.
 
-        Taking whole units out of the texts leaves the other units as they were, so a resumed run computes the missing
-        units in the same company, and to the same bits. Rows with an opening share more than what all calls begin
-        with, so they are one unit.
+        Without some whole units the others stay the same, so a resumed run computes the missing units with the same
+        rows, and to the same bits. Rows with an opening have more than the opening in common, so they are one unit.
         """
         if isinstance(call, ScoreCall) and call.opening is None:
             return units_of_similar_length(call.prefixes, call.continuations, self.unit_tokens)
@@ -292,7 +291,7 @@ class AsyncLM(ABC):
         """
 
     def submit_units(self, call: Call) -> "list[tuple[list[int], Future[list[Any]]]]":
-        """Submit the units of a call; return the rows that are answered together, and a future of their results."""
+        """Submit the units of a call; return the rows of each unit, and a future of their results."""
         submitted = []
         for unit in self.units(call):
             answer: Future[list[Any]] | Exception = attempt(self.submit_call, call.take(unit))
@@ -304,11 +303,11 @@ class AsyncLM(ABC):
 
     @abstractmethod
     def metrics(self) -> dict[str, float]:
-        """Return what is worth logging, by name: counts since the start, and rates since the last call."""
+        """Return metrics for the log, by name: counts since the start, and rates since the last call."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the work under way, which raises RunError to those who wait for it. A second call does nothing."""
+        """End the work under way: waiting callers get RunError. A second call does nothing."""
 
     def submit(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0
@@ -347,7 +346,7 @@ class AsyncLM(ABC):
     def generate(
         self, prompts: Sequence[Prompt], options: GenerationOptions, watch: Watch | None = None
     ) -> list[Generated]:
-        """Answer each prompt in a call of its own, so that an answer does not depend on load. Ignores `watch`."""
+        """Answer each prompt in a separate call, so that an answer does not depend on load. Ignores `watch`."""
         calls = [self.submit_call(GenerateCall([mixture], options)) for mixture in as_mixtures(prompts)]
         return [answer for call in calls for answer in call.result()]
 
@@ -358,10 +357,10 @@ class AsyncLM(ABC):
 def gathered(pending: "Iterable[Future[Any]]", result: Callable[[], Whole]) -> "Future[Whole]":
     """Return the future of `result()`, which is called once all of `pending` are done; its error is the future's."""
     left, whole = iter(pending), Future[Whole]()
-    whole.set_running_or_notify_cancel()  # others may wait for the same, so nobody cancels it
+    whole.set_running_or_notify_cancel()  # not to be cancelled: several callers may wait for it
 
     def wait_for_next(_: object = None) -> None:
-        for future in left:  # a callback of what is done would be called here, in a stack as deep as there are futures
+        for future in left:  # a finished future would run its callback here, so the stack would grow with each one
             if not future.done():
                 return future.add_done_callback(wait_for_next)
         made = attempt(result)
@@ -372,16 +371,16 @@ def gathered(pending: "Iterable[Future[Any]]", result: Callable[[], Whole]) -> "
 
 
 def mapped(future: "Future[Part]", change: Callable[[Part], Whole]) -> "Future[Whole]":
-    """Return the future of what `change` makes of a result; errors and cancellation are errors."""
+    """Return the future of a result changed by `change`; errors and cancellation are its errors."""
     return gathered([future], lambda: change(future.result()))
 
 
 def check_pairs(prefixes: Sequence[str], continuations: Sequence[str]) -> None:
-    """Reject a call that no model could answer."""
+    """Raise ValueError for pairs that no model could score: unequal numbers, or an empty continuation."""
     require_texts(prefixes, "prefixes")
     require_texts(continuations, "continuations")
     if len(prefixes) != len(continuations):
-        raise ValueError(f"{len(prefixes)} prefixes but {len(continuations)} continuations; expected as many")
+        raise ValueError(f"{len(prefixes)} prefixes but {len(continuations)} continuations; expected equal numbers")
     for row, continuation in enumerate(continuations):
         if not continuation:
             raise UnscorableText(f"continuation {row} is empty; expected a text to score")
@@ -391,7 +390,7 @@ SHOWN_CHARACTERS = 40
 
 
 def require_texts(texts: Sequence[Any], what: str, *also: type) -> None:
-    """Raise UserError unless `texts` is a list of strings, or of `also`; `what` names them in the plural."""
+    """Raise UserError unless `texts` is a list of strings or of the types `also`; `what` is their plural name."""
     if isinstance(texts, str | bytes):
         raise UserError(f"expected a list of {what}, found the text {_shown(texts)}; write [text]")
     if not isinstance(texts, Sequence | np.ndarray):
@@ -407,24 +406,24 @@ def _shown(value: object) -> str:
 
 
 class GrowingAnswer:
-    """An answer that is given out while it grows.
+    """A streamed answer: a growing text, returned piece by piece.
 
-    Both methods raise RunError where a tokenizer writes text that was given out in another way.
+    Both methods raise RunError if later tokens change the text of an earlier piece.
     """
 
     def __init__(self, stop: Stop) -> None:
         self._stop, self._given = stop, ""
 
     def grow(self, whole: str) -> str:
-        """Return the new settled part of the text so far; a text that is told again has none.
+        """Return the new settled part of the text so far; a repeated text has none.
 
-        A character that is written in bytes, as Llama 2 writes most, unsettles the bytes before it until it is whole.
+        A character of several byte tokens, as Llama 2 writes most, unsettles the bytes before it until it is whole.
         """
         ready = settled(whole, self._stop)
         return "" if self._given.startswith(ready) else self.end(ready)
 
     def end(self, whole: str) -> str:
-        """Return the part of the whole answer that was not given out."""
+        """Return the part of the whole answer behind all earlier pieces."""
         if not whole.startswith(self._given):
             raise RunError(
                 f"the answer cannot be streamed: {self._given[-40:]!r} was given out, and the tokenizer has written "
@@ -446,7 +445,7 @@ def pieces(texts: Iterable[str], stop: Stop) -> Iterator[str]:
 
 
 def settled(text: str, stop: Stop) -> str:
-    """Return the part of an unfinished answer that no further token changes: no half character, no beginning stop."""
-    whole = text.rstrip("\ufffd")  # which stands for the bytes of a character that are there already
+    """Return the part of an unfinished answer that no further token changes: no half character, no half stop."""
+    whole = text.rstrip("\ufffd")  # it stands for the first bytes of an unfinished character
     begun = [ending[:length] for ending in stop_texts(stop) for length in range(1, len(ending))]
     return whole[: len(whole) - max((len(part) for part in begun if whole.endswith(part)), default=0)]

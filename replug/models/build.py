@@ -36,7 +36,7 @@ NO_LIMIT = 10**9  # a tokenizer of which transformers knows no limit has an absu
 
 
 def lm_source(lm: LMConfig, budget_file: Path, cache: Path) -> LMSource:
-    """Return the LM before anything heavy starts; a server has answered.
+    """Return the source of the LM, without loading weights; a server has answered.
 
     `budget_file` counts the requests to a server; `cache` is the default place of its scores. A source's mark tells
     prompts by lm.prompt and lm.chat from others. Raises UserError for a chat LM without a chat template.
@@ -50,7 +50,7 @@ def lm_source(lm: LMConfig, budget_file: Path, cache: Path) -> LMSource:
 
 
 def _chat_template(lm: LMConfig, source: LMSource) -> str:
-    """Return the LM's chat template, and what it makes of a message. Raises UserError where there is none."""
+    """Return the LM's chat template followed by a sample prompt. Raises UserError if there is no template."""
     tokenizer, name = source.tokenizer(), lm.tokenizer or lm.path
     if tokenizer is None or not tokenizer.chat_template:
         raise UserError(f"lm.chat is true, but the tokenizer of {name} has no chat template; expected lm.chat=false")
@@ -60,7 +60,7 @@ def _chat_template(lm: LMConfig, source: LMSource) -> str:
     except TemplateError as error:
         raise UserError(
             f"lm.chat: the chat template of {name} refuses a message of the user alone ({error}); expected "
-            "lm.chat=false, or an LM whose template takes one"
+            "lm.chat=false, or an LM with a template that accepts it"
         ) from error
     return f"{tokenizer.chat_template}{written}"
 
@@ -68,9 +68,9 @@ def _chat_template(lm: LMConfig, source: LMSource) -> str:
 def opened_lm(
     lm: LMConfig, source: LMSource, cache: Path, second: LMSource | None = None
 ) -> AbstractContextManager[CachingLM]:
-    """Open the LM behind its cache, by its section as it is laid out, and close it at the end of the block.
+    """Open the LM behind its cache, by its section with the layout, and close it at the end of the block.
 
-    The replicas of a local LM hold the local LM `second` too, which is `ScorerPool.second`.
+    The replicas of a local LM also hold the local LM `second`, as `ScorerPool.second`.
     """
     if isinstance(source, LocalSource) and isinstance(second, LocalSource):
         opened = source.open(lm, second)
@@ -96,7 +96,7 @@ def limited_template(lm: LMConfig, source: LMSource, max_tokens: int | None) -> 
 
 
 def tokens_added(lm: LMConfig) -> int:
-    """Return the most tokens that a prompt has beside the document and the context."""
+    """Return the most tokens that the template adds to a document and a context."""
     source = named_source(lm)
     if lm.chat:
         _chat_template(lm, source)
@@ -107,14 +107,14 @@ def tokens_added(lm: LMConfig) -> int:
 def counting_template(source: LMSource | None) -> PromptTemplate:
     """Return a template that only counts: `holds` follows from the LM's limit, whatever `lm.too_long` says.
 
-    Everything fits where nobody can count: no limit is known, or a server's tokenizer is not given.
+    Every prompt fits if tokens cannot be counted: the limit is unknown, or a server's tokenizer is not set.
     """
     tokenizer = source.tokenizer() if source and source.max_tokens is not None else None
     return PromptTemplate("", tokenizer, source.max_tokens if source else None)
 
 
 def posterior_weighting(ensemble: EnsembleConfig, lm: LMConfig, is_asked: bool) -> Weighting:
-    """Return how weights follow the text; where the LM is asked questions, these move the weights first."""
+    """Return the posterior weighting; if the LM is asked questions (`is_asked`), these move the weights first."""
     read = tokens_read(ensemble, lm) if is_asked else ensemble.read or 0
     return Weighting(prune=ensemble.prune, read=read)
 
@@ -128,12 +128,12 @@ def lm_tokenizer(lm: LMConfig) -> "PreTrainedTokenizerBase":
         )
     tokenizer = named_source(lm).tokenizer()
     if tokenizer is None:
-        raise UserError("lm.tokenizer is missing; expected the LM's tokenizer, whose tokens are to be counted")
+        raise UserError("lm.tokenizer is missing; expected the LM's tokenizer, to count tokens")
     return tokenizer
 
 
 def lm_tokenizer_json(lm: LMConfig) -> str:
-    """Return the LM's own tokenizer as JSON, as it cuts what stands inside a text. Raises as `lm_tokenizer`."""
+    """Return the LM's own tokenizer as JSON, with its rules inside a text. Raises UserError as `lm_tokenizer` does."""
     return inside_rules(lm_tokenizer(lm).backend_tokenizer.to_str())
 
 
@@ -143,7 +143,7 @@ def has_tokenizer(lm: LMConfig) -> bool:
 
 
 def lm_max_tokens(lm: LMConfig) -> int | None:
-    """Return the longest input by the LM's files, without reaching for it; None where it is not known."""
+    """Return the LM's longest input by its files, without a request to a server; None if unknown."""
     source = named_source(lm)
     if lm.path is not None:
         return source.max_tokens
@@ -164,9 +164,9 @@ def named_source(lm: LMConfig) -> LMSource:
 
 
 def load_encoder(retriever: RetrieverConfig, path: str | Path | None = None, dims: int | None = None) -> Encoder:
-    """Load the retriever of the configuration, or another of its kind, which has both encoders of a pair.
+    """Load the retriever of the configuration, or from `path` another of its kind with both encoders of a pair.
 
-    `dims` is `index.dims`. If documents alone are trained it is a pair: queries keep the weights that they had.
+    `dims` is `index.dims`. If documents alone are trained, it is a pair: queries keep their initial weights.
     """
     encoder = Encoder(
         str(path or retriever.path),
@@ -189,6 +189,6 @@ def located(retriever: RetrieverConfig) -> RetrieverConfig:
 
 
 def encoder_location(path: str) -> str:
-    """Return what an encoder's path means, absolute where it is a folder."""
+    """Return the folder or hub name behind an encoder's path; folders are absolute."""
     location = resolve_encoder_path(path)
     return str(Path(location).absolute()) if Path(location).exists() else location

@@ -1,9 +1,9 @@
-"""The trainable retriever: a `SentenceTransformer`, whose modules make a vector of a text.
+"""The trainable retriever: the modules of a `SentenceTransformer`, from a text to its vector.
 
-E(t) is the mean of the last hidden states over the tokens of t (REPLUG, section 3.1), or what the folder's modules make
-of them. With cosine similarity the last module is a `Normalize`. Queries and documents each have their prompt, and in a
-pair (DPR) their own modules, as the routes of a `Router`. replug adds batches by a budget of padded tokens, token ids
-that are kept for a corpus, float32 behind the transformer, and vectors with gradient.
+E(t) is the mean of the last hidden states over the tokens of t (REPLUG, section 3.1), or the output of the folder's own
+modules. With cosine similarity the last module is a `Normalize`. Queries and documents each have their prompt, and in a
+pair (DPR) their own modules, as the routes of a `Router`. replug adds batches by a budget of padded tokens, stored
+token ids of a corpus, float32 behind the transformer, and vectors with gradient.
 """
 
 import copy
@@ -45,26 +45,26 @@ from replug.models.model_files import warn_once
 from replug.models.packaged import resolve_encoder_path
 
 SIMILARITIES = ("cosine", "dot")
-# Names of prompts in a folder, of which the first that is not empty is taken: sentence-transformers' own, and those of
-# nomic, jina, stella and e5-mistral for retrieval.
+# Names of prompts in a folder; the first non-empty prompt counts. The names are sentence-transformers' own, and the
+# retrieval prompts of nomic, jina, stella and e5-mistral.
 PROMPTS = {
     "document": ("document", "passage", "corpus", "search_document", "retrieval.passage", "retrieval_document"),
     "query": ("query", "search_query", "retrieval.query", "retrieval_query", "s2p_query", "web_search_query"),
 }
-ADAPTER = "adapter"  # the folder beside the merged weights; of a pair document_adapter and query_adapter
+ADAPTER = "adapter"  # the folder beside the merged weights; a pair has document_adapter and query_adapter
 
 
 class Encoder(nn.Module):
-    """Maps texts to vectors [B, D]. `similarity` is `cosine` (unit vectors) or `dot`.
+    """An encoder of texts as vectors [B, D]. `similarity` is `cosine` (unit vectors) or `dot`.
 
-    `path` is a folder, a hub name, `package:minilm`, or a run directory, whose tuned retriever it is. None means what
-    the folder says; a folder that says nothing has cosine. With `dot`, unless the folder says so itself, a Normalize at
-    the end of its modules is left out. `query_path` names an encoder for queries alone. A folder of tuned queries names
-    its documents' encoder, which is read too and compared. `dims` cuts vectors to their first numbers (`index.dims`, by
-    default the folder's `truncate_dim`); the weights are the same. `temperature` is the ensemble's that was saved with
-    the weights, or None; it is saved with them again.
+    `path` is a folder, a hub name, `package:minilm`, or a run directory with a tuned retriever. None means the folder's
+    own setting; the default similarity is cosine. With `dot`, unless the folder itself sets it, a Normalize at the end
+    of the modules is left out. `query_path` is an encoder for queries alone. A folder of tuned queries names its
+    documents' encoder, which is loaded too and compared. `dims` cuts vectors to their first numbers (`index.dims`, by
+    default the folder's `truncate_dim`); the weights are the same. `temperature` is the ensemble's temperature from the
+    same folder, or None; `save` writes it again.
 
-    `model` is the `SentenceTransformer`. A `task` is "query" or "document"; `sides` are the modules, tokenizer and
+    `model` is the `SentenceTransformer`. A `task` is "query" or "document"; `sides` holds the modules, tokenizer and
     prompt of each.
 
     >>> encoder = Encoder("package:minilm")  # or a run, a folder, a name on the hub
@@ -74,7 +74,7 @@ class Encoder(nn.Module):
     """
 
     temperature: EnsembleTemperature | None
-    own_similarity: str | None  # that of the folder; None: it says nothing, and cosine is assumed
+    own_similarity: str | None  # the folder's; None: it has none, and cosine is assumed
     untrained_sha256: str | None = None  # of the weights that training leaves as they are; None: it changes all
     _needs_documents = True
 
@@ -91,15 +91,15 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         path = resolve_encoder_path(str(path))
-        require_name(KEY, path, MODEL, "a folder of a model, or a name on the hub")  # once; loading asks five times
+        require_name(KEY, path, MODEL, "a folder of a model, or a name on the hub")  # once: loading repeats it
         container = load_container(path)
         queries, documents = (chain(container, task) for task in TASKS)
         own = container._similarity_fn_name or ("cosine" if isinstance(documents[-1], Normalize) else None)
         self.own_similarity, self.similarity = own, similarity or own or "cosine"
         if self.similarity not in SIMILARITIES:
             raise UserError(
-                f"retriever.similarity is {self.similarity} for {path}; expected {' or '.join(SIMILARITIES)}, which an "
-                "index has"
+                f"retriever.similarity is {self.similarity} for {path}; expected {' or '.join(SIMILARITIES)}, as "
+                "an index needs"
             )
         container.similarity_fn_name = self.similarity  # type: ignore[assignment]
         container.prompts |= self._prompts(container, query_prompt, document_prompt, path)
@@ -128,13 +128,13 @@ class Encoder(nn.Module):
             self.to(device)
 
     def _ended(self, modules: list[nn.Module]) -> list[nn.Module]:
-        """Return modules with a Normalize at their end with cosine, and without it with a dot that is not their own."""
+        """Return modules that end with a Normalize for cosine, and without one for a dot that is not the folder's."""
         if isinstance(modules[-1], Normalize):
             return modules[:-1] if self.similarity == "dot" != self.own_similarity else modules
         return [*modules, Normalize()] if self.similarity == "cosine" else modules
 
     def _use(self, queries: list[nn.Module], documents: list[nn.Module], settings: SentenceTransformer) -> None:
-        """Make vectors by these modules; prompts are those of `settings`."""
+        """Set the modules of both sides; `settings` has their prompts."""
         self.model = _joined(queries, documents, settings)
         prompts: dict[str, str] = dict(settings.prompts)  # type: ignore[arg-type]
         self.sides = {task: side_of(task, chain(self.model, task), prompts[task]) for task in TASKS}
@@ -142,20 +142,20 @@ class Encoder(nn.Module):
     def _prompts(
         self, container: SentenceTransformer, query: str | None, document: str | None, path: str
     ) -> dict[str, str]:
-        """Return the prompts that are given, or else the folder's, and warn where none of its is for queries."""
+        """Return the given prompts, by default the folder's, and warn if none of its prompts is for queries."""
         own: dict[str, str] = container.prompts  # type: ignore[assignment]
         known = {task: next((own[name] for name in names if own.get(name)), "") for task, names in PROMPTS.items()}
         others = [name for name, prompt in own.items() if prompt and name not in PROMPTS["document"]]
         if query is None and others and not known["query"]:
             warn_once(
                 f"retriever.query_prompt: {path} has prompts ({', '.join(others)}), and none is known to be for "
-                "queries, so queries have none; give the one that its makers name"
+                "queries, so queries have none; set the prompt that the model's documentation names"
             )
         given = {task: prompt for task, prompt in (("query", query), ("document", document)) if prompt is not None}
         return known | given
 
     def _limit_tokens(self, max_tokens: int, path: str) -> None:
-        """Cut documents at `max_tokens`, and queries there at most; it is saved, so that others cut texts alike."""
+        """Cut documents at `max_tokens`, and queries there at most; the limit is saved with the weights."""
         queries, documents = self.sides.values()
         most = most_tokens(documents.backbone)
         if not 0 < max_tokens <= most:
@@ -165,10 +165,10 @@ class Encoder(nn.Module):
         documents.max_tokens = max_tokens
 
     def _searched_dims(self, dims: int | None, path: str) -> int | None:
-        """Return the numbers that vectors are cut to, by default the folder's `truncate_dim`; None for all."""
+        """Return the width of cut vectors, by default the folder's `truncate_dim`; None for whole vectors."""
         if dims is not None and not 0 < dims <= self.width:
             raise UserError(
-                f"index.dims is {dims}, but vectors of {path} have {self.width} numbers; expected at most those"
+                f"index.dims is {dims}, but vectors of {path} have {self.width} numbers; expected at most {self.width}"
             )
         wanted = dims or self.model.truncate_dim or self.width
         dims = wanted if wanted < self.width else None
@@ -178,51 +178,51 @@ class Encoder(nn.Module):
 
     @property
     def dim(self) -> int:
-        """Return the numbers of a vector that is searched by: the first `dims`, or all `width`."""
+        """Return the width of the vectors for a search: the first `dims` numbers, or all `width`."""
         return self.dims or self.width
 
     @property
     def is_pair(self) -> bool:
-        """Return whether queries have modules of their own."""
+        """Return whether queries and documents have separate modules."""
         return self.sides["query"].modules != self.sides["document"].modules
 
     @property
     def pooling(self) -> str:
-        """Return the modules behind the transformer, in words, by which an index knows them."""
+        """Return a description of the modules behind the transformer, as an index stores it."""
         queries, documents = (side.describe(self.similarity) for side in self.sides.values())
         return f"{documents}; queries {queries}" if self.is_pair else documents
 
     def prompt(self, task: str) -> str:
-        """Return what stands before each query, or before each document."""
+        """Return the text before each query, or before each document."""
         return self.sides[task].prompt
 
     @property
     def backbones(self) -> list[Any]:
-        """Return the model or table of documents, and behind it that of queries if they have their own."""
+        """Return the model or table of documents, followed by the one of queries if it is separate."""
         queries, documents = (side.backbone for side in self.sides.values())
         return [documents] if queries is documents else [documents, queries]
 
     @property
     def device(self) -> torch.device:
-        """Return where the models are."""
+        """Return the device of the models."""
         return self.sides["document"].device
 
     @property
     def max_tokens(self) -> int:
-        """Return how many tokens of a document are read, its prompt included."""
+        """Return the most tokens of a document that are read, its prompt included."""
         return self.sides["document"].max_tokens
 
     @property
     def token_rule(self) -> TokenIds:
-        """Return how documents become token ids, for those who make them without the encoder."""
+        """Return the rule from documents to token ids, for processes without the encoder."""
         return self.sides["document"].token_rule
 
     def token_ids(self, texts: Sequence[str], task: str = "document") -> list[np.ndarray]:
-        """Return the ids of each text behind the task's prompt, special tokens included, cut at the token limit."""
+        """Return the ids of each text with the task's prompt and special tokens, cut at the token limit."""
         return self.sides[task].token_ids(texts)
 
     def document_ids(self, corpus: CorpusStore, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-        """Return token ids of documents: as they were prepared for this tokenizer and prompt, or from their texts."""
+        """Return token ids of documents: the stored ids if this tokenizer and prompt made them, else from the texts."""
         if corpus.tokens_by is not None and corpus.tokens_by == self.token_rule.fingerprint:
             return corpus.token_ids(rows)
         return self.token_ids(corpus.embedded_texts(rows))
@@ -232,10 +232,10 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Return vectors [N, D] float32 in the order given, on the CPU, without gradient.
 
-        As `SentenceTransformer.encode` does, with the prompt of that name before each text; None means the folder's
-        default prompt, which few have. `tokens_per_batch` are padded tokens in a pass; None means a default by device.
-        The batches follow from the texts alone, so the same texts give the same bits in any order. Raises UserError for
-        an unknown name, and for a pair without the name of a task.
+        Works as `SentenceTransformer.encode`, with the prompt of that name before each text; None means the folder's
+        default prompt, which few have. `tokens_per_batch` is the padded tokens in a pass; None means a default by
+        device. The batches follow from the texts alone, so the same texts give the same bits in any order. Raises
+        UserError for an unknown name, and for a pair without the name of a task.
         """
         name, prompts = prompt_name or self.model.default_prompt_name, self.model.prompts
         if name is not None and name not in prompts:
@@ -249,11 +249,11 @@ class Encoder(nn.Module):
         return self.encode_tokens(self.sides[task].token_ids(texts, prompt), tokens_per_batch, task, prompt=prompt)
 
     def encode_query(self, texts: Sequence[str], tokens_per_batch: int | None = None, autocast: bool = False) -> Tensor:
-        """Encode texts to search with, behind their prompt, as `encode` does. `autocast` computes in bfloat16."""
+        """Encode queries, with their prompt, as `encode` does. `autocast` computes in bfloat16."""
         return self.encode_tokens(self.token_ids(texts, "query"), tokens_per_batch, "query", autocast)
 
     def encode_document(self, texts: Sequence[str], tokens_per_batch: int | None = None) -> Tensor:
-        """Encode texts to search through, behind their prompt, as `encode` does."""
+        """Encode documents, with their prompt, as `encode` does."""
         return self.encode_tokens(self.token_ids(texts), tokens_per_batch)
 
     def encode_tokens(
@@ -264,7 +264,7 @@ class Encoder(nn.Module):
         autocast: bool = False,
         prompt: str | None = None,
     ) -> Tensor:
-        """Encode tokenized texts, as `token_ids` returns them; `prompt` is what stands in them if not the task's."""
+        """Encode texts as ids from `token_ids`; `prompt` is the prompt in them, by default the task's."""
         if not ids:
             return torch.empty(0, self.dim)
         side = self.sides[task]
@@ -286,17 +286,17 @@ class Encoder(nn.Module):
         default = ENCODER_TOKENS_WITH_GRADIENT[side.device_kind]
         batches = list(side.batches(ids, tokens_per_batch or self._chunk_tokens or default))
         left_out = side.left_out(side.prompt)
-        # With chunks the loss is of all vectors and activations are of one chunk at a time: the backward pass computes
-        # each again, with its dropout (GradCache, Gao et al. 2021).
+        # With chunks the loss covers all vectors, but memory holds the activations of one chunk at a time: the backward
+        # pass computes each chunk again, with the same dropout (GradCache, Gao et al. 2021).
         chunked: Any = partial(checkpoint, side.forward, use_reentrant=False)
         compute = side.forward if self._chunk_tokens is None else chunked
         parts = [compute(*side.pad([ids[row] for row in rows]), left_out) for rows in batches]
         return _put_back(torch.cat(parts), batches)
 
     def prepare_training(self, dropout: bool, gradient_checkpointing: bool, chunk_tokens: int | None = None) -> None:
-        """Set how steps with gradient are computed: the encoder's dropout, and less memory for more time.
+        """Set the options of steps with gradient: the encoder's dropout, and less memory for more time.
 
-        With `chunk_tokens` the activations of so many padded tokens are in memory at a time.
+        With `chunk_tokens`, memory holds the activations of `chunk_tokens` padded tokens at a time.
         """
         self._chunk_tokens = chunk_tokens
         # transformers checkpoints in training mode only, which must not bring the encoder's own dropout with it.
@@ -312,14 +312,14 @@ class Encoder(nn.Module):
                 getattr(backbone, f"{name}_checkpointing_enable")({"use_reentrant": False})
 
     def train_mode(self) -> None:
-        """Switch to a step with gradient; `eval` is for everything else, and for what is frozen."""
+        """Switch to training mode for a step with gradient; frozen models stay in eval mode."""
         self.train(self._trains_as_train)
         for backbone in self.backbones:
             if not any(weight.requires_grad for weight in backbone.parameters()):
                 backbone.eval()
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move or cast, but keep all modules but a transformer in float32: they cost nothing beside it."""
+        """Move or cast, but keep all modules except a transformer in float32: they cost nothing beside it."""
         super().to(*args, **kwargs)
         for side in self.sides.values():
             for module in side.exact_modules:
@@ -330,7 +330,7 @@ class Encoder(nn.Module):
         """Take the modules of queries from another encoder. Raises UserError for vectors of another width."""
         if queries.width != self.width:
             raise UserError(
-                f"retriever.query_path: vectors of queries have {queries.width} numbers, those of documents "
+                f"retriever.query_path: vectors of queries have {queries.width} numbers, vectors of documents "
                 f"{self.width}; expected the two encoders of one retriever"
             )
         self.model.prompts["query"] = queries.prompt("query")
@@ -338,7 +338,7 @@ class Encoder(nn.Module):
 
     def _read_documents(self, path: str, known: Mapping[str, str], max_tokens: int | None) -> None:
         """Load the encoder of documents that the tuned queries of `path` belong to."""
-        mend = f"give the one of the training as retriever.path=MODEL, and retriever.query_path={path}"
+        mend = f"set retriever.path to the documents' encoder of the training, and retriever.query_path={path}"
         try:
             documents = Encoder(
                 known["path"], self.similarity, max_tokens or self.max_tokens, document_prompt=self.prompt("document")
@@ -356,29 +356,29 @@ class Encoder(nn.Module):
         self._use(self.sides["query"].modules, documents.sides["document"].modules, self.model)
 
     def _require_documents_of(self, queries: "Encoder", path: str) -> None:
-        """Raise UserError where the tuned queries of `path` belong to documents of another encoder than this one."""
+        """Raise UserError if the tuned queries of `path` were trained with another documents' encoder."""
         known = document_encoder(path)
         if known is None and not has_tuned_queries(path):
             return
         if self.documents_sha256() != (known["sha256"] if known else queries.documents_sha256()):
             raise UserError(
-                f"{path} holds tuned queries whose documents are encoded by another encoder than this one (other "
-                f"weights, modules or prompt); expected {known['path'] if known else 'the one of their training'}"
+                f"{path} holds tuned queries for documents of another encoder than this one (other weights, modules "
+                f"or prompt); expected {known['path'] if known else 'the documents encoder of their training'}"
             )
 
     def documents_sha256(self) -> str:
-        """Return a hash of what makes documents' vectors: modules, prompt and weights, whatever files hold them."""
+        """Return a hash of the documents' modules, prompt and weights, independent of the files."""
         weights = (
             (f"{place}.{name}", weight)
             for place, module in enumerate(self.sides["document"].modules)
             for name, weight in module.named_parameters()
-            if "pooler" not in name.split(".")  # drawn where files lack it, and of no use
+            if "pooler" not in name.split(".")  # random if files lack it, and never used
         )
         side = self.sides["document"]
         return json_sha256([side.describe(self.similarity), side.prompt, numbers_sha256(weights)])
 
     def split(self) -> None:
-        """Give queries modules of their own, which begin with the same weights. A pair stays as it is."""
+        """Give queries a separate copy of the modules. A pair stays as it is."""
         if not self.is_pair:
             self.pair_with(copy.deepcopy(self))
 
@@ -412,17 +412,17 @@ class Encoder(nn.Module):
 
 
 class QueryEncoder(Encoder):
-    """An encoder of queries alone: that of documents, which its folder may name, is not read."""
+    """An encoder of queries alone; the documents' encoder, which its folder may name, is not loaded."""
 
     _needs_documents = False
 
 
 def _joined(queries: list[nn.Module], documents: list[nn.Module], settings: SentenceTransformer) -> SentenceTransformer:
-    """Return one model of two chains of modules with the settings of another: a `Router` unless they are the same."""
+    """Return one model from two chains of modules and the settings of another: a `Router` unless they are the same."""
     modules: Any = documents
     if queries != documents:
         routes: tuple[Any, Any] = queries, documents
-        # Without a default route: a text whose task is not said is refused, not taken for a document.
+        # Without a default route: a text without a task is refused, not taken for a document.
         modules = [Router.for_query_document(*routes, default_route=None, allow_empty_key=False)]
     prompts: Any = dict(settings.prompts)
     return SentenceTransformer(
@@ -440,9 +440,9 @@ def _has_adapters(model: nn.Module) -> bool:
 
 
 def _merged(model: SentenceTransformer) -> SentenceTransformer:
-    """Return a copy with adapters in its own weights; the model itself if it has none.
+    """Return a copy with adapters merged into its weights; the model itself if it has none.
 
-    The weights that learn stay apart: to merge in place and to take apart again would change their last bits.
+    The trained weights stay separate: a merge in place and its reversal would change their last bits.
     """
     if not any(map(_has_adapters, model.modules())):
         return model
@@ -462,13 +462,13 @@ def _merged(model: SentenceTransformer) -> SentenceTransformer:
 
 
 def _put_back(vectors: Tensor, batches: Sequence[Sequence[int]]) -> Tensor:
-    """Return vectors that were computed batch by batch in the order of their rows."""
+    """Return the vectors of batches in the order of their rows."""
     places = torch.argsort(torch.tensor([row for rows in batches for row in rows]))
     return vectors.index_select(0, to_device(places, vectors.device))
 
 
 def require_finite_vectors(vectors: np.ndarray, ids: Sequence[str]) -> None:
-    """Raise NotFiniteError naming the texts whose vectors [N, D] are no numbers: a search answers such a query too."""
+    """Raise NotFiniteError naming texts with vectors [N, D] that are not finite: a search would answer them too."""
     bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(bad):
         named = ", ".join(ids[row] for row in bad[:3])
@@ -479,7 +479,7 @@ def require_finite_vectors(vectors: np.ndarray, ids: Sequence[str]) -> None:
 
 
 def first_numbers(vectors: Tensor, count: int | None, similarity: str) -> Tensor:
-    """Return the first `count` numbers of vectors [..., D], None for all; with cosine similarity of length 1 again."""
+    """Return the first `count` numbers of vectors [..., D], None for all; cosine similarity normalizes them again."""
     if count is None or count == vectors.shape[-1]:
         return vectors
     prefix = vectors[..., :count]

@@ -1,4 +1,4 @@
-"""Read an encoder through sentence-transformers, and refuse what would silently be another model.
+"""Read an encoder through sentence-transformers, and refuse folders that would silently load as another model.
 
 sentence-transformers reads modules, pooling, prompts, similarity and pairs (`Router`), from a folder or from the hub. A
 folder without `modules.json` is wrapped with mean pooling, as Contriever needs it; DPR's encoders take their first
@@ -41,21 +41,21 @@ KEY = "retriever.path"
 TASKS = ("query", "document")
 MODULES_FILE = "modules.json"
 DPR_ENCODERS = {"DPRContextEncoder": DPRContextEncoder, "DPRQuestionEncoder": DPRQuestionEncoder}
-NO_LIMIT = 10**9  # a tokenizer of which transformers knows no limit has an absurd one
-UNKNOWN_LIMIT = 512  # tokens, if neither tokenizer nor model says any
+NO_LIMIT = 10**9  # a tokenizer without a known limit has an absurd one
+UNKNOWN_LIMIT = 512  # tokens, if neither tokenizer nor model has a limit
 PROBE_TOKENS = 4  # of two short texts that differ after their first token
 TEXT_FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
-OUR_OPTIONS = ("torch_dtype", "attn_implementation")  # of a folder's model_args; dtype and safetensors are set
+OUR_OPTIONS = ("torch_dtype", "attn_implementation")  # in a folder's model_args; replug sets its own
 TOKEN_SETTINGS = ("query_length", "document_length", "query_expansion", "processing_kwargs")
 
 
 class WholeTransformer(Transformer):
-    """A `Transformer` whose weights are all in its files, as safetensors."""
+    """A `Transformer` with all of its weights in its files, as safetensors."""
 
     @torch.random.fork_rng(devices=[])  # the program's own randomness stays as it is
     def _load_model(self, model_name_or_path: str, *given: Any, **options: Any) -> PreTrainedModel:
         path, config = model_name_or_path, given[1]  # behind the task
-        torch.manual_seed(0)  # a pooler that the files lack is drawn: it is not used, but the same everywhere
+        torch.manual_seed(0)  # a pooler that the files lack is random: unused, but the same everywhere
         if config.model_type == "dpr":
             return _load_dpr(path, config)
         require_safetensors(str(Path(path, options.get("subfolder") or "")), KEY)
@@ -68,7 +68,7 @@ class WholeTransformer(Transformer):
 
 
 class _Container(SentenceTransformer):
-    """Loads whole transformers, and only what is a `SentenceTransformer`."""
+    """A loader of whole transformers that refuses models of another kind than `SentenceTransformer`."""
 
     _module_classes = {  # noqa: RUF012
         f"sentence_transformers.{place}.Transformer": WholeTransformer
@@ -77,15 +77,15 @@ class _Container(SentenceTransformer):
 
     def _load_converted_modules(self, model_name_or_path: str, *_: Any, **options: Any) -> Any:
         raise UserError(
-            f"{KEY}: {model_name_or_path} holds a {options['model_type']}; expected a SentenceTransformer, which has "
-            "one vector of a text"
+            f"{KEY}: {model_name_or_path} holds a {options['model_type']}; expected a SentenceTransformer, with "
+            "one vector for each text"
         )
 
 
 def load_container(path: str) -> SentenceTransformer:
     """Return the encoder in a folder or under a hub name, on the CPU, in float32.
 
-    Raises UserError if it is missing, damaged, not whole, or not an encoder of one vector.
+    Raises UserError if it is missing, damaged, incomplete, or not an encoder with one vector for each text.
     """
     require_checksums(Path(path), f"bring it back; if you changed it yourself, remove {CHECKSUMS} there")
     is_folder = Path(path).is_dir()
@@ -108,7 +108,7 @@ def load_container(path: str) -> SentenceTransformer:
 
 
 def chain(container: SentenceTransformer, task: str, path: str = "") -> list[nn.Module]:
-    """Return the modules that make a vector of a query or of a document."""
+    """Return the modules that encode a query or a document."""
     modules: list[nn.Module] = []
     for module in container:
         routes: Any = module.sub_modules if isinstance(module, Router) else {task: [module]}
@@ -119,7 +119,7 @@ def chain(container: SentenceTransformer, task: str, path: str = "") -> list[nn.
 
 
 def most_tokens(model: nn.Module) -> int:
-    """Return what the position table of a model holds; NO_LIMIT without one.
+    """Return the most tokens that a model's position table holds; NO_LIMIT without one.
 
     RoBERTa and its kin count positions from behind the padding's, so their table holds fewer tokens than it has rows.
     """
@@ -131,7 +131,7 @@ def most_tokens(model: nn.Module) -> int:
 
 
 def in_words(module: nn.Module) -> str:
-    """Name a module, with what changes its vectors."""
+    """Return the name of a module with the settings that change its vectors."""
     if isinstance(module, Pooling):
         modes = [module.pooling_mode] if isinstance(module.pooling_mode, str) else module.pooling_mode
         return "+".join(modes) + ("" if module.include_prompt else " without the prompt")
@@ -143,29 +143,29 @@ def in_words(module: nn.Module) -> str:
 
 
 def has_tuned_queries(folder: str) -> bool:
-    """Return whether queries alone were tuned in a folder, so that an index of its documents stays valid."""
+    """Return whether a folder has tuned queries alone, so that an index of its documents stays valid."""
     return Path(folder).is_dir() and TUNED_QUERIES in _settings(folder)
 
 
 def document_encoder(path: str) -> dict[str, str] | None:
-    """Return what encodes documents where a folder or hub name holds the encoder of queries alone, else None.
+    """Return the documents' encoder of a folder or hub name that holds an encoder of queries alone, else None.
 
-    `path` is as in `retriever.path`, `sha256` that of `Encoder.documents_sha256`.
+    In the result, `path` is as in `retriever.path`, and `sha256` is `Encoder.documents_sha256`.
     """
     return _settings(path).get(TUNED_QUERIES)
 
 
 def mark_tuned_queries(folder: Path, documents: Mapping[str, str] | None) -> None:
-    """Write into a folder that queries alone were tuned; `documents`, as above, unless the folder is a pair.
+    """Mark a folder as tuned queries alone; `documents` as `document_encoder` returns it, None for a pair.
 
-    The mark lies in a file that every loader fetches from the hub, so a cache cannot lack it.
+    The mark lies in a file that every loader fetches from the hub, so a cache always has it.
     """
     write_json(folder / SETTINGS_FILE, {**_settings(str(folder)), TUNED_QUERIES: documents})
     add_checksum(folder / SETTINGS_FILE)
 
 
 def numbers_sha256(named: Iterable[tuple[str, Tensor]]) -> str:
-    """Return the SHA-256 of names and numbers of weights, in the order of their names."""
+    """Return the SHA-256 of weights and their names, in the order of the names."""
     digest = hashlib.sha256()
     for name, weight in sorted(named, key=lambda pair: pair[0]):
         digest.update(name.encode())
@@ -179,7 +179,7 @@ def _settings(path: str) -> dict[str, Any]:
 
 
 def _plain_modules(path: str) -> list[nn.Module]:
-    """Return what sentence-transformers makes of a plain folder of transformers."""
+    """Return the modules for a plain folder of transformers: the model and a pooling."""
     is_dpr = read_model_config(path, KEY).model_type == "dpr"
     require_tokenizer(path, KEY)
     safe = {"trust_remote_code": False}
@@ -188,9 +188,9 @@ def _plain_modules(path: str) -> list[nn.Module]:
 
 
 def _check_modules(path: str, modules_file: Path) -> None:
-    """Raise UserError for what sentence-transformers would replace by something else, with a warning at most.
+    """Raise UserError for missing files that sentence-transformers would replace, with a warning at most.
 
-    That is: weights that are there as a pickle alone, and an invented tokenizer.
+    These are a tokenizer, and weights as safetensors. An adapter is refused too.
     """
     for module in json.loads(modules_file.read_text(encoding="utf-8")):
         inner, kind = module["path"], module["type"].rpartition(".")[2]
@@ -200,7 +200,7 @@ def _check_modules(path: str, modules_file: Path) -> None:
         weights = str(Path(inner, "model.safetensors"))
         if kind in ("Dense", "LayerNorm", "StaticEmbedding") and optional_file(path, weights) is None:
             raise UserError(
-                f"{KEY}: {path} has no {weights}, the weights of its {kind}; pickled ones "
+                f"{KEY}: {path} has no {weights}, the weights of its {kind}; pickled weights "
                 "(pytorch_model.bin) are not read: load the model with SentenceTransformer and save it again"
             )
 
@@ -218,15 +218,15 @@ def _check_static(module: StaticEmbedding, path: str) -> None:
 
 
 def _check_transformer(transformer: nn.Module, path: str) -> None:
-    """Make a loaded transformer the library's own class, with its token limit. Raises UserError for what is no encoder.
+    """Make a loaded transformer the library's own class, with its token limit. Raises UserError for other models.
 
-    Texts are tokenized here and not by the module, so its settings that change token ids are refused.
+    replug tokenizes texts without the module, so settings of the module that change token ids are refused.
     """
     if not isinstance(transformer, WholeTransformer):
         raise UserError(
             f"{KEY}: {path} begins with a {type(transformer).__name__}; expected a Transformer or a StaticEmbedding"
         )
-    transformer.__class__ = Transformer  # it is saved as what anybody can load
+    transformer.__class__ = Transformer  # saved folders load without replug
     model, tokenizer, config = transformer.model, transformer.tokenizer, transformer.model.config
     has_decoder = config.is_encoder_decoder and hasattr(model, "decoder")
     if has_decoder or not isinstance(getattr(config, "hidden_size", None), int):
@@ -235,7 +235,7 @@ def _check_transformer(transformer: nn.Module, path: str) -> None:
     if transformer.modality_config.get("text") != TEXT_FORWARD or transformer.module_output_name != "token_embeddings":
         changed.append("modality_config")
     if changed:
-        raise UserError(f"{KEY}: {path} sets {changed[0]} of its Transformer, which replug does not follow")
+        raise UserError(f"{KEY}: {path} sets {changed[0]} of its Transformer, which replug does not support")
     require_own_tokenizer(tokenizer, len(model.get_input_embeddings().weight), path, KEY)
     limit = min(tokenizer.model_max_length or NO_LIMIT, most_tokens(model))
     tokenizer.model_max_length = limit if limit < NO_LIMIT else UNKNOWN_LIMIT
@@ -246,7 +246,7 @@ def _check_transformer(transformer: nn.Module, path: str) -> None:
 
 
 def _require_no_causal(model: PreTrainedModel, path: str) -> None:
-    """Raise UserError for a model that reads from left to right: its mean is mostly of words without their context."""
+    """Raise UserError for a causal model: the mean of its states is mostly of words without their later context."""
     texts = torch.arange(PROBE_TOKENS).repeat(2, 1)
     texts[1, 1:] += PROBE_TOKENS
     with torch.inference_mode():
@@ -259,9 +259,9 @@ def _require_no_causal(model: PreTrainedModel, path: str) -> None:
 
 
 def _load_dpr(path: str, config: PreTrainedConfig) -> PreTrainedModel:
-    """Return the BERT inside one of DPR's two encoders (Karpukhin et al. 2020): the one that the folder holds.
+    """Return the BERT inside a folder's encoder of DPR (Karpukhin et al. 2020), for questions or for contexts.
 
-    `AutoModel` takes every one of them for an encoder of questions, and would draw the weights of the other at random.
+    `AutoModel` takes both for an encoder of questions, and would initialize an encoder of contexts at random.
     """
     name = (config.architectures or ["nameless part"])[0]
     if name not in DPR_ENCODERS or config.projection_dim:

@@ -1,6 +1,6 @@
-"""A retriever over a few texts in memory: what the library is tried with, and what re-ranks a search engine's passages.
+"""A retriever over a few texts in memory, for trials of the library and to re-rank a search engine's passages.
 
-Similarities are exact. Millions of documents want an index.
+Similarities are exact. Millions of documents need an index.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from replug.models.ensemble_temperature import own_temperature
 
 
 class TextEncoder(Protocol):
-    """Makes vectors of texts: an `Encoder`, or a `SentenceTransformer`.
+    """An encoder of texts as vectors: an `Encoder`, or a `SentenceTransformer`.
 
-    Its `encode_query` and `encode_document` are called if it has them, as both do: they know its prompts.
+    Its `encode_query` and `encode_document` are called if it has them, as both do: these add its prompts.
 
     >>> class Letters:
     ...     def encode(self, texts):
@@ -28,16 +28,16 @@ class TextEncoder(Protocol):
     """
 
     def encode(self, texts: list[str], /) -> Any:
-        """Vectors [N, D], a numpy array or a tensor on the CPU."""
+        """Return vectors [N, D], a numpy array or a tensor on the CPU."""
 
 
 class EncoderRetriever:
-    """Exact search over a few texts in memory: their vectors are made once, a query's when it comes.
+    """Exact search over a few texts in memory: they are encoded once, each query at its retrieval.
 
-    Similarities are inner products of what `encoder` gives: cosines, where its vectors have the length 1.
+    Similarities are inner products of the vectors of `encoder`: cosines, if they have length 1.
 
-    Documents of equal similarity are found in the order in which they were given. `ids` default to the texts' numbers.
-    `temperature` is the ensemble's that `encoder` was saved with.
+    Documents of equal similarity keep the order of `texts`. `ids` default to the texts' numbers. `temperature` is the
+    ensemble temperature of `encoder`.
 
     >>> retriever = EncoderRetriever(Encoder("package:minilm"), ["the Loire in Nantes", "the Rhine in Basel"])
     >>> [found.text for found in retriever.retrieve(["a river in Basel"], k=1)[0]]
@@ -80,7 +80,7 @@ class EncoderRetriever:
 
 
 def _vectors(encoder: TextEncoder, texts: list[str], method: str) -> np.ndarray:
-    """Vectors [N, D] float32, by a method for one side or by `encode`. Raises ValueError for what is no such array."""
+    """Return vectors [N, D] float32, by a method for one side or by `encode`. Raises ValueError for another shape."""
     vectors = np.asarray(getattr(encoder, method, encoder.encode)(texts), dtype=np.float32)
     if texts and (vectors.ndim != 2 or len(vectors) != len(texts)):
         raise ValueError(f"the encoder gave an array of shape {vectors.shape} for {len(texts)} texts; expected [N, D]")
@@ -88,14 +88,14 @@ def _vectors(encoder: TextEncoder, texts: list[str], method: str) -> np.ndarray:
 
 
 def require_both_sides(encoder: object) -> None:
-    """Raise UserError for a SentenceTransformer of queries tuned alone: it does not know its documents' encoder."""
+    """Raise UserError for a SentenceTransformer of tuned queries alone: it has no documents' encoder."""
     folder = getattr(getattr(encoder, "tokenizer", None), "name_or_path", "")
     if not folder or not Path(folder).is_dir():
         return
-    from replug.models.encoder_files import document_encoder  # brings sentence-transformers, which has made the object
+    from replug.models.encoder_files import document_encoder  # imports sentence-transformers, as the object did
 
     if document_encoder(folder) is not None:
         raise UserError(
             f"the model of {folder} encodes queries alone; expected that path as the retriever, or "
-            f"Encoder({folder!r}), which have its documents' encoder too"
+            f"Encoder({folder!r}): both load its documents' encoder too"
         )

@@ -1,11 +1,11 @@
-"""One side of a retriever: the modules that make vectors of queries or of documents, with their tokenizer and prompt.
+"""One side of a retriever: the modules that encode queries or documents, with their tokenizer and prompt.
 
-Texts are tokenized here and not by sentence-transformers, so that ids may be kept for a corpus. Batches hold texts of
-similar length within a budget of padded tokens, and follow from the texts alone. Modules behind the transformer compute
-in float32.
+replug tokenizes texts without sentence-transformers, so that a corpus can store its ids. Batches hold texts of similar
+length within a budget of padded tokens, and follow from the texts alone. Modules behind the transformer compute in
+float32.
 
-A tokenizer reads all that it does not know as one token, and so as one vector: a WordPiece vocabulary of English reads
-a Thai text, which writes no word apart, as a single unknown token. Encoders that know too little are named or refused.
+A tokenizer reads every unknown word as one token, and so as one vector: to a WordPiece vocabulary of English a Thai
+text, which has no spaces, is a single unknown token. Encoders with too many unknown tokens get a warning or an error.
 """
 
 import json
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
 WORTH_A_WORD, MOST = 0.1, 0.5  # shares of the tokens
 TEXTS = {"query": "queries", "document": "documents"}  # of a task
-LEAST_TOKENS = 1000  # of a real vocabulary: a stand-in's knows the words of its own texts alone
+LEAST_TOKENS = 1000  # in a real vocabulary: a stand-in's has only the words of its texts
 NUM_TEXTS = 256  # of a corpus, evenly spread
 NUM_CHARACTERS = 2000  # of each
 
-TOKENS_PER_PASS = 32_768  # of any device: more takes memory, fewer the time of more calls
+TOKENS_PER_PASS = 32_768  # on any device: more would take memory, fewer would take more calls
 UNKNOWN = ("[UNK]", "<unk>")
 
 
 class Side:
-    """Makes vectors of the texts of a `task`, "query" or "document", each behind `prompt`.
+    """The encoder of texts of a `task`, "query" or "document", each behind `prompt`.
 
-    `modules` are a Transformer, a Pooling, and what follows; `backbone` is the model of the Transformer. The others,
-    `exact_modules`, compute in float32.
+    `modules` are a Transformer, a Pooling, and any later modules; `backbone` is the model of the Transformer. The
+    others, `exact_modules`, compute in float32.
     """
 
     def __init__(self, task: str, modules: Sequence[nn.Module], prompt: str) -> None:
@@ -58,7 +58,7 @@ class Side:
 
     @property
     def max_tokens(self) -> int:
-        """Return how many tokens of a text are read, its prompt included."""
+        """Return the most tokens of a text that are read, its prompt included."""
         return int(self._first.tokenizer.model_max_length)
 
     @max_tokens.setter
@@ -67,13 +67,13 @@ class Side:
 
     @cached_property
     def token_rule(self) -> TokenIds:
-        """Return how texts become token ids, for those who make them without the encoder."""
+        """Return the rule from texts to token ids, for processes without the encoder."""
         rules = self._first.tokenizer.backend_tokenizer.to_str()
         return TokenIds(rules, self.max_tokens, self.backbone.config.vocab_size, self.prompt)
 
     @property
     def _reader(self) -> Tokenizer:
-        """Return a tokenizer that is not the module's: sentence-transformers changes its padding and truncation."""
+        """Return a copy of the module's tokenizer: sentence-transformers changes its padding and truncation."""
         return reader(self.token_rule)
 
     @property
@@ -82,7 +82,7 @@ class Side:
 
     @property
     def device_kind(self) -> str:
-        """Return "cpu" or "cuda", by which sizes of passes differ."""
+        """Return "cpu" or "cuda", which set the size of passes."""
         return "cpu" if self.device.type == "cpu" else "cuda"
 
     def describe(self, similarity: str) -> str:
@@ -93,14 +93,14 @@ class Side:
     def token_ids(self, texts: Sequence[str], prompt: str | None = None) -> list[np.ndarray]:
         """Return the ids of each text behind a prompt (None: the side's), special tokens included, cut at the limit.
 
-        They are uint16 if those suffice for the vocabulary, else uint32.
+        The ids are uint16 if the vocabulary is small enough, else uint32.
         """
         require_texts(texts, "texts")
         rule = self.token_rule if prompt is None else replace(self.token_rule, prompt=prompt)
         return ids_of_texts(rule, texts)
 
     def unknown_share(self, texts: Sequence[str]) -> float:
-        """Return the share of unknown ones among the tokens of texts; 0 for the small vocabulary of a stand-in."""
+        """Return the share of unknown tokens among the tokens of texts; 0 for the small vocabulary of a stand-in."""
         unknown = next((name for name in UNKNOWN if self._reader.token_to_id(name) is not None), None)
         if unknown is None or self._reader.get_vocab_size() < LEAST_TOKENS:
             return 0.0
@@ -110,25 +110,25 @@ class Side:
         return tokens.count(unknown) / max(1, len(tokens))
 
     def is_cut(self, text: str) -> bool:
-        """Return whether only the beginning of a text, behind the prompt, is read."""
+        """Return whether a text behind the prompt exceeds the token limit."""
         return bool(self._reader.encode(self.prompt + text).overflowing)
 
     def batches(self, ids: Sequence[np.ndarray], tokens_per_batch: int) -> Iterator[Sequence[int]]:
-        """Yield rows of similar length; equal ones go by their content, so that the order given does not matter."""
+        """Yield rows of similar length; equal lengths are sorted by content, so the given order is irrelevant."""
         order = sorted(range(len(ids)), key=lambda row: ids[row].tobytes())
         lengths = [padded_length(len(ids[row]), self.max_tokens, self.device_kind) for row in order]
         for batch in token_budget_batches(lengths, tokens_per_batch):
             yield [order[place] for place in batch]
 
     def vectors(self, ids: Sequence[np.ndarray], left_out: int = 0) -> Tensor:
-        """Return whole vectors [B, D] in float32 of ids that one pass holds; `left_out` are tokens of a prompt."""
+        """Return whole vectors [B, D] float32 for the ids of one pass; `left_out` is the prompt tokens to leave out."""
         return self.forward(*self.pad(ids), left_out)
 
     def pad(self, ids: Sequence[np.ndarray]) -> tuple[Tensor, Tensor | None]:
         """Return right-padded ids [B, T] on the device, and their mask unless no row is padded."""
         width = padded_length(max(map(len, ids)), self.max_tokens, self.device_kind)
         mask = np.arange(width) < np.array([len(row) for row in ids])[:, None]
-        padding = self._first.tokenizer.pad_token_id or 0  # some causal models have none; any id does behind the mask
+        padding = self._first.tokenizer.pad_token_id or 0  # some causal models have none; a mask hides any id
         inputs = np.full(mask.shape, padding, np.int64)
         inputs[mask] = np.concatenate(ids)
         hidden = None if mask.all() else to_device(torch.from_numpy(mask.astype(np.int64)), self.device)
@@ -153,12 +153,12 @@ class Side:
         return features["sentence_embedding"]
 
     def left_out(self, prompt: str) -> int:
-        """Return the tokens of a prompt that vectors leave out, if the folder says so."""
+        """Return the number of prompt tokens that vectors leave out, by the folder's pooling."""
         is_left_out = not all(getattr(module, "include_prompt", True) for module in self.modules)
         return self._num_tokens(prompt) if is_left_out else 0
 
     def _num_tokens(self, prompt: str) -> int:
-        """Count a prompt with special tokens before it and without the one behind a text."""
+        """Count the tokens of a prompt with the special tokens before it and without the one behind a text."""
         encoding = self._reader.encode(prompt)
         return len(encoding) - sum(encoding.special_tokens_mask[-1:]) if prompt else 0
 
@@ -167,12 +167,12 @@ class Side:
         if self._num_tokens(self.prompt) + 1 >= self.max_tokens:
             raise UserError(
                 f"retriever.{self.task}_prompt: {self.prompt[:40]!r} fills the {self.max_tokens} tokens of a text; "
-                "expected a shorter one, or more retriever.max_tokens"
+                "expected a shorter prompt, or more retriever.max_tokens"
             )
 
     @torch.inference_mode()
     def require_vector(self, similarity: str, path: str) -> int:
-        """Return the numbers of a vector. Raises UserError for modules that do not make one of a text by itself."""
+        """Return the width of a vector. Raises UserError if a text has no vector, or if its batch changes it."""
         short, long = self.token_ids(["a", "a " * 20], "")
         try:
             [alone], [_, beside] = self.vectors([short]), self.vectors([long, short])
@@ -191,13 +191,13 @@ class Side:
 
 
 class StaticSide(Side):
-    """Makes vectors by a `StaticEmbedding`, the mean of one learned vector for each token, and what follows.
+    """A side with a `StaticEmbedding`, the mean of one learned vector for each token, and any later modules.
 
     model2vec's and wordllama's models have this form. Texts are tokenized without special tokens, and a pass is a sum
-    of rows of a table, without padding. Reading the rows takes the time, so all is float32. The gradient is dense: for
-    32,000 rows of 256 numbers Adam takes 0.05 to 0.1 s a step on a core, and a sparse one no less, since a step touches
-    most rows. The tokenizer is one of the `tokenizers` library. Its truncation is the token limit, which
-    sentence-transformers keeps with it.
+    of rows of a table, without padding. Memory reads take most of the time, so all is float32. The gradient is dense:
+    for 32,000 rows of 256 numbers Adam takes 0.05 to 0.1 s a step on a core, and a sparse gradient takes as long, since
+    a step touches most rows. The tokenizer is from the `tokenizers` library. Its truncation is the token limit, and
+    sentence-transformers saves both together.
     """
 
     @property
@@ -214,9 +214,9 @@ class StaticSide(Side):
         return TokenIds(rules, self.max_tokens, self._first.num_embeddings, self.prompt)
 
     def batches(self, ids: Sequence[np.ndarray], tokens_per_batch: int) -> Iterator[Sequence[int]]:
-        """Yield rows in their order, of about `TOKENS_PER_PASS` tokens: a mean does not depend on what is beside it.
+        """Yield rows in order, about `TOKENS_PER_PASS` tokens each: a mean does not depend on its neighbours.
 
-        The last bits of a product do: where one follows, batches follow from the texts.
+        The last bits of a product do: with a later product, batches follow from the texts.
         """
         if not all(isinstance(module, StaticEmbedding | Normalize) for module in self.modules):
             yield from super().batches(ids, tokens_per_batch)
@@ -227,7 +227,7 @@ class StaticSide(Side):
             yield range(start, end)
 
     def pad(self, ids: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
-        """Return the ids of all texts in a row [T] on the device, and where each text begins [B]."""
+        """Return the ids of all texts in a row [T] on the device, and the offset of each text [B]."""
         ends = np.cumsum(np.fromiter(map(len, ids), np.int32, len(ids)), dtype=np.int32)
         begins = np.concatenate([np.zeros(1, np.int32), ends[:-1]])
         flat = np.concatenate(ids).astype(np.int32)
@@ -238,13 +238,13 @@ class StaticSide(Side):
         return self._exact_vectors({"input_ids": input_ids, "offsets": offsets})
 
 
-@lru_cache(4)  # both sides ask, and a tokenizer's JSON is megabytes
+@lru_cache(4)  # for both sides: a tokenizer's JSON is megabytes
 def _without_special_tokens(tokenizer: str) -> str:
     return json.dumps(json.loads(tokenizer) | {"post_processor": None}, ensure_ascii=False)
 
 
 def side_of(task: str, modules: Sequence[nn.Module], prompt: str) -> Side:
-    """Return the side that these modules make."""
+    """Return the side of these modules."""
     return (StaticSide if isinstance(modules[0], StaticEmbedding) else Side)(task, modules, prompt)
 
 
@@ -255,19 +255,19 @@ def query_sample(data: PreparedSet) -> list[str]:
 
 
 def require_known(encoder: "Encoder", corpus: CorpusStore | None, queries: Sequence[str], path: str) -> None:
-    """Raise UserError where the encoder at `path` knows fewer than half of the tokens of documents or of queries.
+    """Raise UserError if more than half of the tokens of documents or of queries are unknown to the encoder at `path`.
 
-    Warns where it does not know a tenth.
+    Warn if more than a tenth are.
     """
     texts: dict[str, Sequence[str]] = {"query": queries[:NUM_TEXTS]}
-    if corpus is not None and corpus.url is None:  # a store gives no row before a search
+    if corpus is not None and corpus.url is None:  # a remote store returns no rows before a search
         texts["document"] = corpus.embedded_texts(np.unique(np.linspace(0, len(corpus) - 1, NUM_TEXTS).astype(int)))
     for task, some in texts.items():
         share = encoder.sides[task].unknown_share(some)
         if share > MOST:
             raise UserError(
                 f"retriever.path: the tokenizer of {path} does not know {share:.0%} of the tokens of "
-                f"{TEXTS[task]}, so unlike texts have one vector; expected an encoder of their language"
+                f"{TEXTS[task]}, so different texts share one vector; expected an encoder of their language"
             )
         if share > WORTH_A_WORD:
             warn_once(f"the tokenizer of {path} does not know {share:.0%} of the tokens of {TEXTS[task]}")

@@ -11,8 +11,8 @@ A share of 1 keeps the prior. A share of 0 mixes whole texts (RAG-Sequence, Lewi
 at most that of the best document plus ln(1 / lambda_1(d)) nats. A small share lets a document come back (fixed share,
 Herbster and Warmuth 1998), and adds at most (T - 1) ln(1 / (1 - share)) nats to this bound.
 
-The tokens that all prompts end with, such as a question, may move the weights too: those before the answer are then
-what the question says of each document (`Weighting.read`).
+The tokens that all prompts end with, such as a question, may move the weights too: before the answer, the weights then
+follow the question's likelihood given each document (`Weighting.read`).
 
 Probabilities are mixed, never logits. Pure arithmetic on numpy arrays (K documents, T tokens), with the records of the
 retrieved documents.
@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 
 SIMILARITY, POSTERIOR = "similarity", "posterior"  # `ensemble.weights`
-SHARE = 0.05  # best or within 0.0005 bits per byte of it in every text that was measured (docs/results.md)
+SHARE = 0.05  # within 0.0005 bits per byte of the best share on every measured text (docs/results.md)
 
 MIN_TEXTS = 50  # development texts to which a temperature is fitted
 
@@ -45,11 +45,11 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Weighting:
-    """How the weights of an ensemble move. A share of 1 keeps them, as REPLUG does.
+    """A rule for the weights of an ensemble. A share of 1 keeps them, as REPLUG does.
 
-    Documents whose weight falls below `prune` are not read any further. `read` is the number of tokens at the prompts'
-    end that move the weights before the answer. With `votes` no predictions are mixed: each document's own answer
-    votes (`models.generation.elected`). Raises ValueError for a value out of range.
+    Documents with a weight below `prune` are dropped. `read` is the number of tokens at the prompts' end that move the
+    weights before the answer. With `votes` no predictions are mixed: each document's own answer votes
+    (`models.generation.elected`). Raises ValueError for a value out of range.
 
     >>> Weighting().share
     0.05
@@ -73,12 +73,12 @@ REPLUG_WEIGHTS, POSTERIOR_WEIGHTS = Weighting(share=1.0), Weighting()
 
 
 class MovingWeights:
-    """The weights of K documents, which move with each token that is seen.
+    """The weights of K documents, which move with each observed token.
 
     `log_weights` [K] predict the next token. `log_prior` [K] is the logarithm of a distribution. A document that falls
-    below `prune` is left out from then on, and the others share its weight; the heaviest always stays. `read_logprobs`
-    [K, N] are those of the prompt's last tokens, which move the weights first: no document is left out by them, since
-    all have been read.
+    below `prune` is dropped for good, and the others share its weight; the heaviest always stays. `read_logprobs`
+    [K, N], the log-probs of the prompt's last tokens, move the weights first, without pruning: the LM has read all
+    documents by then.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class MovingWeights:
 
     @property
     def weights(self) -> np.ndarray:
-        """Return the weights [K] of the next token, 0 for what is left out."""
+        """Return the weights [K] of the next token, 0 for dropped documents."""
         return np.exp(self.log_weights)
 
     def see(self, logprobs: np.ndarray) -> float:
-        """Move the weights by a token's log-probs [K] given each document; return the mixture's log-prob of it."""
+        """Move the weights by a token's log-probs [K] given each document; return its log-prob under the mixture."""
         mixed = self._move(logprobs)
         stays = self.log_weights >= min(self._log_prune, self.log_weights.max())
         if not stays.all():
@@ -110,7 +110,7 @@ class MovingWeights:
 
     def _move(self, logprobs: np.ndarray) -> float:
         joint = self.log_weights + np.asarray(logprobs, dtype=np.float64)
-        with np.errstate(invalid="ignore"):  # refused below
+        with np.errstate(invalid="ignore"):  # raises below
             mixed = float(np.logaddexp.reduce(joint))
         if not math.isfinite(mixed):
             raise impossible_token(logprobs)
@@ -119,7 +119,7 @@ class MovingWeights:
 
 
 def common_end(rows: Sequence[Sequence[Any]], most: int) -> int:
-    """Return how many last tokens, at most `most`, all rows share.
+    """Return the number of last tokens, at most `most`, that all rows share.
 
     >>> common_end([["Basel", "who", "is", "he"], ["the", "Rhine", "who", "is", "he"]], 8)
     3
@@ -129,7 +129,7 @@ def common_end(rows: Sequence[Sequence[Any]], most: int) -> int:
 
 
 def prior_log_weights(similarities: Sequence[float] | np.ndarray, temperature: float = 1.0) -> np.ndarray:
-    """Return the logarithms of the weights that documents begin with, float64 [K].
+    """Return the logarithms of the documents' prior weights, float64 [K].
 
     Raises ValueError unless similarities are finite, and the temperature is finite and above 0.
     """
@@ -163,11 +163,11 @@ def mix_and_weigh(
     weighting: Weighting = REPLUG_WEIGHTS,
     read_logprobs: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return log-probs [T] of the mixture (nats, float64), and its weights [K, T + 1]: the last are after the text.
+    """Return log-probs [T] of the mixture (nats, float64), and its weights [K, T + 1], the last ones after the text.
 
-    Members have the log-probs `token_logprobs` [K, T] and log prior weights [K], which a share of 1 keeps; others are
-    moved by `read_logprobs` [K, N] first, of the prompt's last tokens. Raises ValueError for a token that is not finite
-    under any member.
+    Members have the log-probs `token_logprobs` [K, T] and log prior weights [K]. A share of 1 keeps the prior; else
+    `read_logprobs` [K, N] of the prompt's last tokens move it first. Raises ValueError for a token without a finite
+    log-prob under any member.
     """
     token_logprobs = np.asarray(token_logprobs, dtype=np.float64)
     if weighting.share != 1 or weighting.prune:
@@ -195,9 +195,9 @@ def mix_token_logprobs(
 ) -> np.ndarray:
     """Return log-probs [T] of the mixture (nats, float64), from log-probs [K, T] given each document.
 
-    `weights` is posterior, or similarity as in the paper, where they stay and `share` does not count. `similarities`
-    [K] are the retriever's. Raises ValueError for other names, other shapes, a temperature that is not above 0, a share
-    that is not from 0 to 1, and a token that no document makes possible.
+    `weights` is posterior, or similarity as in the paper, which keeps the prior and ignores `share`. `similarities` [K]
+    are the retriever's. Raises ValueError for other names, other shapes, a temperature that is not above 0, a share
+    outside 0 to 1, and a token that is impossible given every document.
 
     >>> import numpy as np
     >>> given = np.log([[0.9, 0.9], [0.1, 0.1]])
@@ -214,9 +214,9 @@ def token_weights(
     weights: str = POSTERIOR,
     share: float = SHARE,
 ) -> np.ndarray:
-    """Return the weight of each document at each token (float64 [K, T]): that by which the token is predicted.
+    """Return the weight of each document in the prediction of each token (float64 [K, T]).
 
-    Takes and raises what `mix_token_logprobs` does.
+    Arguments and errors are the same as in `mix_token_logprobs`.
 
     >>> import numpy as np
     >>> given = np.log([[0.9, 0.9], [0.1, 0.1]])
@@ -241,7 +241,7 @@ def _mixed(
 
 
 def impossible_token(logprobs: np.ndarray) -> ValueError:
-    """Return the error of a token whose log-probs [K] mix to no finite number."""
+    """Return the error for a token with log-probs [K] that mix to no finite number."""
     shown = np.asarray(logprobs).tolist()
     return ValueError(f"a token has the log-probs {shown}; expected a finite one given some document that is left")
 
@@ -269,7 +269,7 @@ class Retrieved:
 
 
 class Retriever(Protocol):
-    """Finds documents; the same query always finds the same.
+    """A search for documents; equal queries return equal results.
 
     >>> class Shelf:
     ...     def retrieve(self, queries, k):

@@ -1,8 +1,8 @@
 """The temperature of a retriever's ensemble, kept beside its weights as `ensemble.json`.
 
-lambda(d | x) = softmax(similarity(d, x) / temperature). The paper has none, which is 1. How far a retriever's
-similarities are apart is its own, and training changes it, so a temperature belongs to one retriever's weights.
-A folder without the file has the paper's.
+lambda(d | x) = softmax(similarity(d, x) / temperature). The paper has none, which is 1. The spread of similarities
+differs among retrievers, and training changes it, so a temperature belongs to one retriever's weights. A folder without
+the file has the paper's.
 """
 
 import math
@@ -20,7 +20,7 @@ FIX_HINT = "bring it back, or fit it again (ensemble.temperature=fit)"
 
 @dataclass(frozen=True, slots=True)
 class EnsembleTemperature:
-    """`value` divides similarities. A fitted one says to which LM, how many documents `k` and how many texts."""
+    """A divisor `value` of similarities; a fitted one records its LM, its number of documents `k`, and its texts."""
 
     value: float
     lm: str | None = None
@@ -33,7 +33,7 @@ class EnsembleTemperature:
 
     @property
     def origin(self) -> str:
-        """Say how it came to be, in a few words."""
+        """Return the origin of the value in a few words."""
         if self.num_texts is None:
             return "given" if self.value != 1 else "as the paper"
         return f"fitted on {self.num_texts} development texts, {self.k} documents"
@@ -43,7 +43,7 @@ PAPER = EnsembleTemperature(1.0)
 
 
 def own_temperature(owner: object) -> EnsembleTemperature:
-    """Return the attribute `temperature` of a retriever or of an encoder of any library, else the paper's."""
+    """Return the attribute `temperature` of a retriever or encoder, by default the paper's."""
     own = getattr(owner, "temperature", None)
     return own if isinstance(own, EnsembleTemperature) else PAPER
 
@@ -51,7 +51,7 @@ def own_temperature(owner: object) -> EnsembleTemperature:
 def write_temperature(folder: Path, temperature: EnsembleTemperature, is_listed: bool = True) -> None:
     """Write the temperature beside an encoder's weights, with its own checksum.
 
-    `is_listed` adds it to the folder's checksums, if it has some; an index's manifest knows the weights by its own.
+    `is_listed` adds it to the folder's checksums, if it has some; an index's manifest has its own checksums.
     """
     write_mark(folder / FILE, {"format": FORMAT, **asdict(temperature)})
     if is_listed and (folder / CHECKSUMS).is_file():
@@ -65,7 +65,7 @@ def temperature_in(path: str) -> EnsembleTemperature | None:
         return None
     content = read_mark(file, FIX_HINT)
     if content.pop("format", None) != FORMAT:
-        raise UserError(f"{file} is no temperature of format {FORMAT}; {FIX_HINT}")
+        raise UserError(f"{file} is not a temperature of format {FORMAT}; {FIX_HINT}")
     try:
         return EnsembleTemperature(**content)
     except (TypeError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Options and results of generation, and the rule of its stops. Imports no model and no torch.
 
-The log-probs of an answer are those of the mixture of all its prompts (REPLUG, section 3.2), before any temperature.
+The log-probs of an answer come from the mixture of all its prompts (REPLUG, section 3.2), before any temperature.
 """
 
 import hashlib
@@ -11,17 +11,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 LEAST_TEMPERATURE = 1e-6  # logits divided by less are infinite in float32
-Stop = str | Sequence[str] | None  # texts, any of which ends an answer; None and an empty list end none
+Stop = str | Sequence[str] | None  # any of the texts ends an answer; None and an empty list end none
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
-    """How an answer is continued: greedily at temperature 0, else sampled, the same for the same seed.
+    """Options of an answer: greedy at temperature 0, else sampled, the same for the same seed.
 
-    The answer ends before `stop`, a text or several, of which the first that is complete counts. `top_p` keeps the
-    likeliest tokens that hold this share of the probability. `num_tops` likeliest first tokens are shown,
-    which no cache keeps. `num_samples` counts the answers that `sample` draws after each prompt; `generate` gives one.
-    `opening` does not change an answer: it is the beginning that the prompts of many calls share, such as
+    The answer ends before `stop`, a text or several; the first complete one counts. `top_p` keeps the likeliest tokens
+    that hold this share of the probability. `num_tops` is the number of likeliest first tokens in the result; caches do
+    not store them. `num_samples` is the number of answers that `sample` draws after each prompt; `generate` returns
+    one. `opening` does not change an answer: it is the common beginning of the prompts of many calls, such as
     demonstrations, so that local weights read it once. Raises ValueError for options out of range.
 
     >>> options = GenerationOptions(8, stop="\\n", temperature=0.7, seed=1)
@@ -49,7 +49,7 @@ class GenerationOptions:
         _require(self.num_samples >= 1, "num_samples", self.num_samples, "1 or more")
 
     def draws(self, prompt: str) -> list["GenerationOptions"]:
-        """Return the options of each sample after a prompt: each has a seed of its own [num_samples]."""
+        """Return the options [num_samples] of the samples after a prompt, each with its own seed."""
         texts = [
             f"{self.seed} {number} {prompt}".encode("utf-8", "surrogatepass") for number in range(self.num_samples)
         ]
@@ -59,15 +59,15 @@ class GenerationOptions:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """An answer, and the log-probs of the `num_tokens` tokens that its LM chose.
+    """An answer, and the log-probs of its `num_tokens` tokens.
 
     `token_logprobs` (nats, float32 [T]) and `token_entropies` (nats, float32 [T]) are of the mixture's next-token
-    distribution at each token, before temperature and nucleus. They include the tokens that ended the answer: the
-    end token, or those that hold the stop. A server does not show distributions, so its answers have no entropies.
-    A server's answer to several prompts has T = 1: one log-prob for all of its `answer_tokens` tokens. `tops` holds the
-    log-probs of the likeliest first tokens, by text. `weights` (float64 [K]) are those of its prompts after the last
-    token, 0 for a pruned prompt. `prompt_tokens` counts those of all prompts, with the opening; None if neither the
-    server nor its tokenizer tells.
+    distribution at each token, before temperature and nucleus. They include the tokens that ended the answer: the end
+    token, or the tokens of the stop. A server does not show distributions, so its answers have no entropies. A server's
+    answer to several prompts has T = 1: one log-prob for all of its `answer_tokens` tokens. `tops` holds the log-probs
+    of the likeliest first tokens, by text. `weights` (float64 [K]) are the weights of the prompts after the last token,
+    0 for a pruned prompt. `prompt_tokens` counts the tokens of all prompts, with the opening; None if neither the
+    server nor its tokenizer counts them.
 
     >>> mixture = Mixture(["in Basel", "Basel Basel"], [0.5, 0.5], Weighting())
     >>> [answer] = StandInLM().generate([mixture], GenerationOptions(1))
@@ -89,7 +89,7 @@ class Generated:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that were generated for the answer."""
+        """Return the number of generated tokens."""
         return len(self.token_logprobs) if self.answer_tokens is None else self.answer_tokens
 
     @property
@@ -98,12 +98,12 @@ class Generated:
 
     @property
     def mean_logprob(self) -> float | None:
-        """Nats a token; None where nothing was generated."""
+        """Return nats per token; None for an answer without tokens."""
         return self.sum_logprob / self.num_tokens if self.num_tokens else None
 
     @property
     def mean_entropy(self) -> float | None:
-        """Nats a token; None where nothing was generated, or where the LM does not show its distributions."""
+        """Return nats per token; None for an answer without tokens, or an LM that does not show distributions."""
         if self.token_entropies is None or not len(self.token_entropies):
             return None
         return float(self.token_entropies.mean(dtype=np.float64))
@@ -112,10 +112,10 @@ class Generated:
 def elected(answers: Sequence[Generated], weights: Sequence[float] | np.ndarray) -> Generated:
     """Return the answer that the answers to K prompts vote for.
 
-    An answer has weight * exp(mean log-prob) votes, the weight alone where the LM shows no log-probs; an empty answer
-    beside others has none. Equal texts, white space round them aside, add up; of equal sums the first wins. The result
-    is that text's answer of most votes.
-    Its `weights` [K] are the votes, divided by their sum, and its `prompt_tokens` are those of all prompts.
+    An answer has weight * exp(mean log-prob) votes, the weight alone if the LM shows no log-probs; an empty answer
+    beside others has none. The votes of equal texts, without the white space round them, add up; the largest sum wins,
+    on a tie the first. The result is the answer with the most votes among the answers of this text. Its `weights` [K]
+    are the votes, divided by their sum, and its `prompt_tokens` counts the tokens of all prompts.
     """
     means = np.array([-np.inf if answer.mean_logprob is None else answer.mean_logprob for answer in answers])
     with np.errstate(divide="ignore"):  # a weight of 0 has no votes
@@ -132,13 +132,13 @@ def elected(answers: Sequence[Generated], weights: Sequence[float] | np.ndarray)
 
 
 def all_prompt_tokens(answers: Sequence[Generated]) -> int | None:
-    """Return the tokens of the prompts of all answers; None where one is not known."""
+    """Return the number of prompt tokens of all answers; None if one is unknown."""
     counts = [answer.prompt_tokens for answer in answers]
     return None if None in counts else sum(count for count in counts if count is not None)
 
 
 def by_text(likeliest: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Return log-probs by text; tokens of one text are added up."""
+    """Return log-probs by text; the probabilities of tokens with equal text add up."""
     tops: dict[str, float] = {}
     for text, logprob in likeliest:
         tops[text] = float(np.logaddexp(tops.get(text, -math.inf), logprob))
@@ -146,21 +146,21 @@ def by_text(likeliest: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def stop_texts(stop: Stop) -> list[str]:
-    """Return each text that ends an answer."""
+    """Return the texts that end an answer."""
     return [] if not stop else [stop] if isinstance(stop, str) else list(stop)
 
 
 def before_stop(text: str, stop: Stop) -> str:
-    """Return the text before the stop that is complete first, the longest of those that end there.
+    """Return the text before the stop that is complete first; the longest counts if several end there.
 
-    The result is the same whether the answer is seen as a whole, token by token, or in a stream.
+    The result is the same for a whole answer, token by token, and in a stream.
     """
     ends = [(start + len(ending), start) for ending in stop_texts(stop) if (start := text.find(ending)) >= 0]
     return text[: min(ends)[1]] if ends else text
 
 
 def _normalized(stop: Stop) -> Stop:
-    """Return one form for equal meanings, since caches compare it: None, the one text, or a sorted tuple."""
+    """Return None, a single text, or a sorted tuple: one form for equal stops, since cache keys contain it."""
     if stop is None or isinstance(stop, str):
         _require(stop != "", "stop", repr(stop), "a text, a list of texts, or None to stop nowhere")
         return stop

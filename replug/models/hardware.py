@@ -1,6 +1,6 @@
-"""Resolve `dtype: auto` by what the hardware multiplies natively, and check that torch sees the GPUs.
+"""Resolve `dtype: auto` by the native products of the hardware, and check that torch sees the GPUs.
 
-A torch whose CUDA is newer than the driver says nothing: it finds no GPU, and everything would run on the CPU.
+A torch with a newer CUDA than the driver's finds no GPU and raises no error: everything would run on the CPU.
 """
 
 import os
@@ -46,18 +46,18 @@ def dtype_name(name: str) -> str:
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a host's tensor. A GPU gets it from pinned memory: a plain copy waits for all before it."""
+    """Copy a host's tensor. A GPU copies from pinned memory: a plain copy waits for all earlier work."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class HostCopy:
-    """A tensor on its way to the host. A GPU copies it into pinned memory behind its work so far, and nobody waits."""
+    """A tensor on its way to the host. A GPU copies it into pinned memory after its work so far, asynchronously."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._copied: torch.cuda.Event | None = None
-        self._tensor = tensor.to("cpu", non_blocking=True)  # which torch pins
+        self._tensor = tensor.to("cpu", non_blocking=True)  # torch pins it
         if tensor.device.type == "cuda":
             self._copied = torch.cuda.Event(blocking=True)  # the wait takes no core
             self._copied.record(torch.cuda.current_stream(tensor.device))
@@ -66,16 +66,16 @@ class HostCopy:
         return self._copied is None or self._copied.query()
 
     def tensor(self) -> torch.Tensor:
-        """Wait for the copy. Raises what went wrong on the device."""
+        """Wait for the copy and return it. Raises the device's error if its work failed."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._tensor
 
 
 def available_cores() -> int:
-    """Return the cores that this process may use: OMP_NUM_THREADS, else those of its container or SLURM step.
+    """Return the cores that this process may use: OMP_NUM_THREADS, else the cores of its container or SLURM step.
 
-    An actor has the variable from whoever started it (`thread_env`), since Ray would set it to a CPU's share.
+    Actors get the variable from `thread_env`, since Ray would set it to their share of CPUs.
     """
     setting = os.environ.get("OMP_NUM_THREADS") or str(allowed_cores())
     first = setting.partition(",")[0].strip()  # OpenMP's list has a number for each level of nested regions
@@ -85,20 +85,20 @@ def available_cores() -> int:
 
 
 def default_device() -> torch.device:
-    """Return the GPU that this process sees, else the CPU. Raises UserError for a GPU that torch cannot use."""
+    """Return the GPU visible to this process, else the CPU. Raises UserError for a GPU that torch cannot use."""
     if os.environ.get("CUDA_VISIBLE_DEVICES"):
         check_gpus()
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def check_gpus() -> None:
-    """Raise UserError where GPUs are here that torch cannot use: the CPU would do all the work without a word."""
+    """Raise UserError if torch cannot use this machine's GPUs: the CPU would silently do all the work."""
     if problem := unusable_gpus():
         raise UserError(f"{problem}. To run on the CPU, hide the GPUs: CUDA_VISIBLE_DEVICES= replug ...")
 
 
 def unusable_gpus() -> str | None:
-    """Return torch's version and the fix, where a driver gives GPUs and torch finds none; None if they are hidden."""
+    """Return torch's version and the fix if a driver offers GPUs and torch finds none; None if they are hidden."""
     is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN
     if torch.cuda.is_available() or is_hidden or not DRIVER.exists():
         return None
@@ -106,7 +106,7 @@ def unusable_gpus() -> str | None:
         return None
     return (
         f"GPUs are here, but torch {torch.__version__} with CUDA {torch.version.cuda} cannot use them: nvidia-smi "
-        "names the driver, docs/clusters.md the torch that it runs"
+        "shows the driver, docs/clusters.md the version of torch for it"
     )
 
 
@@ -119,7 +119,7 @@ def _opens(device: Path) -> bool:
 
 
 def available_memory() -> int:
-    """Return the bytes that processes may still take of the machine and of this container or job."""
+    """Return the free bytes of memory of the machine and of this container or job."""
     free = psutil.virtual_memory().available
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.is_file() and (most := limit.read_text().strip()).isdigit():
@@ -128,10 +128,10 @@ def available_memory() -> int:
 
 
 def one_per_thread(compute: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Return what each item gives, in order; they are computed side by side, each on one thread.
+    """Return the result of each item, in order; items are computed in parallel, each on one thread.
 
     Threads that share one batch wait for each other after every operation. That costs a little on an idle machine,
-    and most of the time where another process holds a core.
+    and most of the time if another process holds a core.
     """
     threads = torch.get_num_threads()
     if threads == 1 or len(items) == 1:
@@ -141,12 +141,12 @@ def one_per_thread(compute: Callable[[Item], Result], items: Sequence[Item]) -> 
 
 @cache
 def _single_threads(count: int) -> ThreadPoolExecutor:
-    """Make threads that compute alone. The number that one sets holds for all later ones, so it is put back at once."""
+    """Make threads that compute alone. A thread's setting holds for all later ones, so it is restored at once."""
     threads, started = torch.get_num_threads(), Barrier(count + 1)
 
     def begin() -> None:
         torch.set_num_threads(1)
-        torch.get_num_threads()  # a thread takes its number at its first look, which must not come later
+        torch.get_num_threads()  # the first query fixes the thread's number, so it must come now
         started.wait()
 
     pool = ThreadPoolExecutor(count, initializer=begin)

@@ -1,12 +1,12 @@
-"""The source of an LM: what a run must know of it before anything heavy starts, and how it is put to work.
+"""The source of an LM: its identity, limit and tokenizer, known before it is loaded, and the methods that open it.
 
-Local weights, servers and stand-ins have a source each, which `models/build.py` chooses; nothing else asks which it is.
-Here are those of LMs that compute on our own machines, on replicas of Ray or in this process: what is loaded, and an
-object of the program.
+Local weights, servers and stand-ins have a source each, which `models/build.py` alone chooses. This module has the
+sources of LMs that compute on the user's machines, on replicas of Ray or in this process: loaded weights, and an object
+of the program.
 
 Such an object is `lm.path=python:NAME`, where NAME is its class. Each scorer replica has a copy, which Ray pickles and
-hands to a process of this user: no pickle is read from a file. The object is known while the block of `given_lm` runs,
-in its thread; another process that meets the name in a run's configuration refuses it.
+sends to a process of this user: no pickle is read from a file. The object is known in the block of `given_lm`, in its
+thread; another process that finds the name in a run's configuration refuses it.
 """
 
 from abc import ABC, abstractmethod
@@ -24,15 +24,15 @@ from replug.config.schema import LMConfig
 from replug.models.batching import tokens_per_unit, weights_of_layers
 from replug.models.black_box_lm import AsyncLM, BlackBoxLM, Call, pass_counts
 
-if TYPE_CHECKING:  # seconds to import, which the stand-in's actors can do without
+if TYPE_CHECKING:  # seconds to import, and the stand-in's actors do not need it
     from transformers import PreTrainedTokenizerBase
 
 
 class LMSource(ABC):
-    """An LM that is not at work yet."""
+    """An LM that is not opened yet."""
 
-    mark = ""  # the end of its identity, which tells apart prompts of other templates
-    roles: tuple[str, ...] = ()  # of the actors that a cluster must make room for: `score`, or none without Ray
+    mark = ""  # the end of its identity, which separates prompts of different templates
+    roles: tuple[str, ...] = ()  # of the actors that a cluster must have room for: `score`, or none without Ray
 
     @property
     @abstractmethod
@@ -46,26 +46,26 @@ class LMSource(ABC):
 
     @abstractmethod
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """Return the LM's own; None where it is not known. Does not reach for the LM."""
+        """Return the LM's own tokenizer, None if unknown, without loading the LM or a request to a server."""
 
     def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:  # noqa: B027 - local weights need none
-        """Reach a server, so that its faults are told before anything heavy starts; weights are read when loaded.
+        """Connect to a server, so that its faults show before anything heavy starts; local weights load later.
 
-        `budget_file` counts its requests, in memory by default. `cache` knows a model again that was met before.
+        `budget_file` counts its requests, in memory by default. `cache` recognizes a model from earlier runs.
         Raises UserError, and BudgetSpent.
         """
 
     @abstractmethod
     def open_here(self) -> AsyncLM:
-        """Put the LM to work in this process, without Ray."""
+        """Open the LM in this process, without Ray."""
 
     def open(self, lm: LMConfig) -> AsyncLM:
-        """Put the LM to work, by its section as it is laid out. Ray must run where `roles` are wanted."""
+        """Open the LM by its section with the layout. Sources with `roles` need a running Ray."""
         return self.open_here()
 
 
 class InProcessLM(AsyncLM):
-    """An `AsyncLM` round `lm`, with the units that a pool of it on processors would have."""
+    """An `AsyncLM` round `lm`, with the same units as a pool of it on CPUs."""
 
     def __init__(self, lm: BlackBoxLM, unit_tokens: int | None = None, identity: str | None = None) -> None:
         self._lm = lm
@@ -76,17 +76,17 @@ class InProcessLM(AsyncLM):
         return InlineExecutor().submit(call.run, self._lm)
 
     def metrics(self) -> dict[str, float]:
-        """Return the share of its passes that is not padding."""
+        """Return the share of tokens in its passes that is not padding, and the number of halved passes."""
         counts = pass_counts(self._lm)
         fill = counts["tokens"] / counts["padded_tokens"] if counts["padded_tokens"] else 1.0
         return {"batch_fill": fill, "halved_passes": float(counts["halved"])}
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no work is under way."""
 
 
 class LocalSource(LMSource):
-    """An `LMSource` for whatever `load` loads. It travels to actors by pickle."""
+    """An `LMSource` for the LM that `load` loads. It travels to actors by pickle."""
 
     roles = ("score",)
     tokens_per_batch: int | None = None  # padded tokens in one pass; None for a default by hardware and size
@@ -98,11 +98,11 @@ class LocalSource(LMSource):
 
     @abstractmethod
     def load(self, spread: bool = False) -> BlackBoxLM:
-        """Load the LM in this process; `spread` lays its layers over all visible GPUs."""
+        """Load the LM in this process; `spread` distributes its layers over all visible GPUs."""
 
     def open(self, lm: LMConfig, second: "LocalSource | None" = None) -> AsyncLM:
-        """Put the LM to work on replicas, which hold a second one too (`ScorerPool.second`)."""
-        from replug.models.scorer_pool import ScorerPool  # imports Ray, which `open_here` does without
+        """Open the LM on replicas, which also hold a `second` one (`ScorerPool.second`)."""
+        from replug.models.scorer_pool import ScorerPool  # imports Ray, which `open_here` does not need
 
         replicas, gpus = scorers(lm)
         return ScorerPool(self, replicas, None, gpus, lm.timeout_seconds, second=second)
@@ -121,7 +121,7 @@ _given: ContextVar[BlackBoxLM | None] = ContextVar("given_lm", default=None)
 
 @contextmanager
 def given_lm(lm: BlackBoxLM | None) -> Iterator[None]:
-    """Make the object the LM of `lm.path=python:NAME` while the block runs."""
+    """Make the object the LM of `lm.path=python:NAME` within the block."""
     token = _given.set(lm)
     try:
         yield
@@ -130,7 +130,7 @@ def given_lm(lm: BlackBoxLM | None) -> Iterator[None]:
 
 
 def name_of(lm: BlackBoxLM) -> str:
-    """Return what `lm.path` calls the object."""
+    """Return the name of the object in `lm.path`."""
     return f"{PYTHON}:{type(lm).__name__}"
 
 
@@ -139,14 +139,14 @@ def given(path: str) -> BlackBoxLM:
     lm = _given.get()
     if lm is None:
         raise UserError(
-            f"lm.path is {path}, an object of the program that made this; expected the same object as lm= in "
+            f"lm.path is {path}, an object of the program that started this run; expected the same object as lm= in "
             "Python, or lm.path=DIR"
         )
     return lm
 
 
 class GivenSource(LocalSource):
-    """An object that scores, such as the stand-in, of which each replica gets a copy."""
+    """A given object, such as the stand-in; each replica gets a copy."""
 
     def __init__(self, lm: BlackBoxLM, tokens_per_batch: int | None = None) -> None:
         self.lm, self.tokens_per_batch = lm, tokens_per_batch
@@ -171,5 +171,5 @@ class GivenSource(LocalSource):
         except TypeError as error:
             raise UserError(
                 f"lm: a {type(self.lm).__name__} cannot be sent to the scorers: {str(error).splitlines()[0]}; expected "
-                "an object that pickle takes, which opens files and connections in its first call"
+                "a picklable object, which opens files and connections in its first call"
             ) from error

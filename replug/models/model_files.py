@@ -1,13 +1,13 @@
 """Refuse folders and hub names that are not a model of the right kind with its own tokenizer and all of its weights.
 
-transformers accepts much that is wrong. Without tokenizer files it invents a tokenizer of five tokens; `AutoModel`
+transformers accepts many faulty models. Without tokenizer files it invents a tokenizer of five tokens; `AutoModel`
 loads a causal LM as an encoder, and `AutoModelForCausalLM` an encoder as an LM. `load_whole` and `require_whole` refuse
 missing and unused weights by transformers' loading report: transformers draws missing weights at random, with a line in
 a log. Code that comes with a model is never run, and no pickle is read.
 
-Weights with another model's tokenizer, or with layers that were never trained, give finite scores like any other. But
-to them a sentence is no likelier than its words in another order, which it is by nats a token to any LM that read its
-language. An LM that looks ahead, as an encoder does, scores a text by what stands after it. `require_sense` tries both.
+Weights with another model's tokenizer, or with untrained layers, give finite scores like any other. But to such an LM a
+sentence is as likely as its shuffled words; to an LM trained on its language it is likelier by nats per token. An LM
+that looks ahead, as an encoder does, scores a token by the later ones. `require_sense` checks for both.
 """
 
 import copy
@@ -54,10 +54,10 @@ TOKENIZER_FILES = (
 )
 ADAPTER = "adapter_config.json"
 CAUSAL_LMS = frozenset(name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if isinstance(name, str))
-LEAST_NAMED = 0.5  # of a model's rows of embeddings: makers pad their number, but never double it
+LEAST_NAMED = 0.5  # of a model's rows of embeddings: models pad their number, but never double it
 
 
-# transformers names what is to be installed: `pip install -U bitsandbytes>=0.46.1`
+# transformers names the missing package: `pip install -U bitsandbytes>=0.46.1`
 INSTALL = re.compile(r"pip install (?:-\S+ +)*['\"]?([\w.-]+(?:\[[\w,]+\])?)")
 BROKEN = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError, struct.error),
@@ -68,7 +68,7 @@ MODEL_FILES = (".safetensors", ".gguf", ".json", ".model")
 
 @contextmanager
 def loading(key: str, path: str) -> Iterator[None]:
-    """Raise UserError, which names the key, for all that a folder makes transformers and safetensors raise."""
+    """Raise UserError, which names the key, for all errors of transformers and safetensors about a folder."""
     try:
         yield
     except (UserError, torch.OutOfMemoryError):
@@ -76,7 +76,7 @@ def loading(key: str, path: str) -> Iterator[None]:
     except ImportError as error:
         named = INSTALL.search(str(error))
         if (package := named[1] if named else error.name) is None:
-            raise UserError(f"{key}: {path} needs what is not installed here: {_one_line(error)}") from error
+            raise UserError(f"{key}: {path} needs a package that is not installed here: {_one_line(error)}") from error
         raise UserError(
             f"{key}: {path} needs the package {package}: pip install '{package}', on every machine that loads it"
         ) from error
@@ -107,15 +107,15 @@ def require_no_adapter(path: str, key: str, inner: str = "") -> None:
 
 
 def lm_weights(config: PreTrainedConfig) -> int:
-    """Return `weights_of_layers`, whose numbers all causal LMs of transformers but one name alike."""
+    """Return `weights_of_layers`; all causal LMs of transformers but one have these names in their configuration."""
     text = config.get_text_config()
     return weights_of_layers(getattr(text, "num_hidden_layers", 1), getattr(text, "hidden_size", 1))
 
 
 def longest_input(config: PreTrainedConfig) -> int | None:
-    """Return the most tokens that an LM reads; None if its configuration does not say.
+    """Return the most tokens that an LM reads; None if its configuration has no limit.
 
-    Inputs end at the limit of longrope (Phi-3, Phi-4): an input beyond it makes the whole pass use other frequencies.
+    The limit of longrope counts (Phi-3, Phi-4): an input beyond it makes the whole pass use other frequencies.
     """
     text = config.get_text_config()
     longest = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)  # the latter: MPT
@@ -130,9 +130,9 @@ def load_tokenizer(path: str, key: str = "lm.path") -> PreTrainedTokenizerBase:
     require_tokenizer(path, key)
     with loading(key, path):
         model = None if optional_file(path, "tokenizer.json") else optional_file(path, "tokenizer.model")
-        if model is not None and model.read_bytes()[:1] == b"\n":  # SentencePiece's, which is taken for one of tiktoken
+        if model is not None and model.read_bytes()[:1] == b"\n":  # SentencePiece's, not tiktoken's
             importlib.import_module("sentencepiece")
-        # Mistral's own library would replace the fast tokenizer wherever it happens to be installed.
+        # Mistral's own library, if installed, would replace the fast tokenizer.
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, mistral_format=False)
     require_own_tokenizer(tokenizer, None, path, key)
     return tokenizer
@@ -155,12 +155,12 @@ def load_lm_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def tokenizer_of_loaded(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
-    """Return a copy of the tokenizer that a loaded causal LM came with. Raises UserError if it is not the LM's own."""
+    """Return a copy of the tokenizer of a loaded causal LM. Raises UserError if it is not the LM's own."""
     kind = type(model).__name__
     if kind not in CAUSAL_LMS:
         raise UserError(f"model is a {kind}; expected a path, or a causal LM of transformers such as GPT2LMHeadModel")
     if tokenizer is None:
-        raise UserError(f"tokenizer is missing; expected that of the {kind}: HuggingFaceLM(model, tokenizer)")
+        raise UserError(f"tokenizer is missing; expected the {kind}'s tokenizer: HuggingFaceLM(model, tokenizer)")
     return _lm_tokenizer(copy.deepcopy(tokenizer), model.config, model.name_or_path or kind)
 
 
@@ -174,10 +174,10 @@ def _lm_tokenizer(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, 
 
 
 def require_own_tokenizer(tokenizer: Any, num_rows: int | None, path: str, key: str) -> None:
-    """Raise UserError for a tokenizer that is not fast, or is not that of a model with `num_rows` of embeddings.
+    """Raise UserError for a tokenizer that is not fast, or does not belong to a model with `num_rows` of embeddings.
 
-    That is, it has more tokens than rows, or far fewer. Tokens that were added later do not count: some makers name
-    more of them than their model can read. These are taken out of it, so that texts have other tokens.
+    Such a tokenizer has more tokens than rows, or far fewer. Added tokens do not count: some models name more of them
+    than they have rows. Added tokens without a row are removed, so that their texts become ordinary tokens.
     """
     if tokenizer is None or not tokenizer.is_fast:
         raise UserError(f"{key}: {path} has no fast tokenizer (tokenizer.json)")
@@ -195,7 +195,7 @@ def require_own_tokenizer(tokenizer: Any, num_rows: int | None, path: str, key: 
 
 
 def require_safetensors(path: str, key: str) -> None:
-    """Raise UserError for a folder without weights that can be read: pickled ones are not."""
+    """Raise UserError for a folder without safetensors: pickled weights are not read."""
     if Path(path).is_dir() and not any(Path(path).glob("*.safetensors")):
         raise UserError(
             f"{key}: {path} has no *.safetensors, and pickled weights (pytorch_model.bin) are not read; complete the "
@@ -204,9 +204,9 @@ def require_safetensors(path: str, key: str) -> None:
 
 
 def require_quantizer(path: str, key: str) -> None:
-    """Raise UserError for quantized weights that transformers does not know, or whose package is not installed.
+    """Raise UserError for quantized weights that transformers does not know, or that lack their package.
 
-    What else they want, such as a GPU, is known where they are loaded.
+    Other requirements, such as a GPU, are checked when the weights are loaded.
     """
     config = read_model_config(path, key)
     how = getattr(config, "quantization_config", None) or getattr(config.get_text_config(), "quantization_config", None)
@@ -229,8 +229,8 @@ def require_quantizer(path: str, key: str) -> None:
 
 
 SHOWN, SHOWN_CHARACTERS = 3, 300
-POOLER = "pooler"  # neither a vector nor a score is made by it, so that it may be there or not
-INSIDE_PEFT = "base_model.model."  # where a PeftModel has the model that it wraps
+POOLER = "pooler"  # no vector and no score uses it, so it may be missing
+INSIDE_PEFT = "base_model.model."  # the place of the wrapped model in a PeftModel
 MASKS = ("bias", "masked_bias")  # of GPT-2, GPT-J, GPT-Neo, GPT-NeoX
 REPORTED: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # for `require_whole`
 
@@ -238,7 +238,7 @@ REPORTED: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_size
 def load_whole(kind: Any, path: str, key: str, **options: Any) -> PreTrainedModel:
     """Load the model of a folder or hub name by a class of transformers.
 
-    Raises UserError as `require_whole` does, and what transformers raises for what it cannot read.
+    Raises UserError as `require_whole` does, and transformers' own errors for unreadable files.
     """
     model, report = kind.from_pretrained(path, use_safetensors=True, trust_remote_code=False, **REPORTED, **options)
     require_whole(model, report, path, key)
@@ -246,17 +246,17 @@ def load_whole(kind: Any, path: str, key: str, **options: Any) -> PreTrainedMode
 
 
 def require_whole(model: PreTrainedModel, report: Any, path: str, key: str) -> None:
-    """Raise UserError unless a model's weights are all there, of its shapes, and all that were saved of it are read.
+    """Raise UserError unless a model's weights are complete, of its shapes, and all saved weights of it are read.
 
-    `report` is what transformers says of loading it. Heads that the model was pretrained with, and tables that earlier
-    versions saved, are a warning; other weights inside the model make another one of it, such as layers of another
-    depth, adapters, or the scales of quantized weights.
+    `report` is transformers' loading report. Unread heads of pretraining and tables of earlier versions are a warning;
+    other unread weights inside the model belong to another model, such as one with more layers, adapters, or the scales
+    of quantized weights.
     """
     kind = type(model).__name__
     if missing := [name for name in report["missing_keys"] if POOLER not in name.split(".")]:
         raise UserError(
             f"{key}: {path} lacks {_named(missing)}, which would be drawn at random: bring all weights of the model, "
-            "or a config.json that is theirs"
+            "or the config.json of these weights"
         )
     if shapes := [f"{name} {list(found)}, not {list(asked)}" for name, found, asked in report["mismatched_keys"]]:
         raise UserError(
@@ -266,7 +266,7 @@ def require_whole(model: PreTrainedModel, report: Any, path: str, key: str) -> N
     unread = report["unexpected_keys"]
     if inside := _of_model(model, unread):
         raise UserError(
-            f"{key}: {path} holds {_named(inside)}, which {kind} by its config.json has no use for: bring the "
+            f"{key}: {path} holds {_named(inside)}, which {kind} by its config.json does not use: bring the "
             "config.json of these weights"
         )
     if unread:
@@ -274,7 +274,7 @@ def require_whole(model: PreTrainedModel, report: Any, path: str, key: str) -> N
 
 
 def _of_model(model: PreTrainedModel, unread: Iterable[str]) -> list[str]:
-    """Return which of the weights that were not read lie inside the model, and are no table of an earlier version.
+    """Return the unread weights that lie inside the model, except for tables of earlier versions.
 
     Such a table is a buffer that the model computes (`inv_freq`), or a mask on a module of several parts (`attn.bias`).
     """
@@ -296,7 +296,7 @@ def _of_model(model: PreTrainedModel, unread: Iterable[str]) -> list[str]:
 
 @cache  # a run loads its encoder several times
 def warn_once(line: str) -> None:
-    """Log a warning that comes once in a process."""
+    """Log a warning once in a process."""
     log.warning(line)
 
 
@@ -310,13 +310,13 @@ def _one_line(error: Exception) -> str:
     line = " ".join(str(error).split())
     if "trust_remote_code" in line:
         return f"{line.partition('. ')[0]}; replug runs no code that comes with a model"
-    return (line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]} ...") or "no reason is given"
+    return (line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]} ...") or "no reason given"
 
 
 LARGE_BYTES = 10**9  # worth a line in the log
 
 
-Stamp = tuple[str, int, int]  # name, bytes and time of change (ns) of a file: known without reading it
+Stamp = tuple[str, int, int]  # name, bytes and modification time (ns) of a file: known without reading it
 
 
 def lm_identity(path: str, dtype: torch.dtype) -> str:
@@ -344,7 +344,7 @@ def loaded_identity(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
 def _digest(folder: Path, stamps: tuple[Stamp, ...]) -> str:
     num_bytes = sum(size for _, size, _ in stamps)
     if num_bytes > LARGE_BYTES:
-        log.info(f"hashing the {num_bytes / 1e9:.0f} GB of {folder}, so that its scores are known again")
+        log.info(f"hashing the {num_bytes / 1e9:.0f} GB of {folder}, to find its cached scores")
     digest = hashlib.blake2b(digest_size=16)
     for name, *_ in stamps:
         with (folder / name).open("rb") as stream:
@@ -353,7 +353,7 @@ def _digest(folder: Path, stamps: tuple[Stamp, ...]) -> str:
 
 
 def load_causal_lm(path: str, dtype: torch.dtype, device_map: str | None) -> PreTrainedModel:
-    """Load weights onto the CPU or all visible GPUs. Raises UserError for other models and without room."""
+    """Load weights onto the CPU or all visible GPUs. Raises UserError for other models and too little memory."""
     with loading("lm.path", path):
         model = load_whole(AutoModelForCausalLM, path, "lm.path", dtype=dtype, device_map=device_map)
     places = getattr(model, "hf_device_map", {}) if torch.cuda.is_available() else {}
@@ -379,20 +379,20 @@ OTHERS = (  # for LMs that read little or no English
     "朝の電車は八時に駅に着いて、九時にまた北の町へ出発します。",
     "for row in range(len(table)): for column in range(len(table[row])): total = total + table[row][column]",
 )
-# Nats a token that order is worth. LMs of 135M parameters gain 1.5 to 4.4; other models' tokenizers give -0.8 to 0.5.
+# Gain of the right order in nats per token. LMs of 135M parameters have 1.5 to 4.4; wrong tokenizers give -0.8 to 0.5.
 LEAST_GAIN, LEAST_GAIN_OF_ONE = 0.5, 1.0
 LEAST_OTHERS = 2
-TOLERANCE_NATS = 0.15  # of a token's log-prob, which bfloat16 moves where a batch has other texts
+TOLERANCE_NATS = 0.15  # of a token's log-prob, which in bfloat16 depends on the other texts of its batch
 
 
 def require_sense(lm: BlackBoxLM, path: str) -> None:
-    """Raise UserError for an LM to which order means nothing, or which looks ahead. Asks it for a dozen short texts."""
-    half = " ".join(ENGLISH[0].split()[:9])  # no longer a text than those above, for LMs that hold few tokens
+    """Raise UserError for an LM that ignores word order, or looks ahead, by its scores of a dozen short texts."""
+    half = " ".join(ENGLISH[0].split()[:9])  # short, for LMs that hold few tokens
     short, long = lm.score([""] * 2, [half, ENGLISH[0]])
     known = min(short.num_tokens, long.num_tokens)
     moved = np.abs(short.token_logprobs[:known] - long.token_logprobs[:known])
     if np.mean(moved) > TOLERANCE_NATS:
-        raise UserError(f"lm.path: {path} scores a text by what stands after it; expected a causal LM, not an encoder")
+        raise UserError(f"lm.path: {path} scores a token by later ones; expected a causal LM, not an encoder")
     gains = order_gains(lm, ENGLISH)
     if np.mean(gains) >= LEAST_GAIN:
         return
@@ -401,20 +401,20 @@ def require_sense(lm: BlackBoxLM, path: str) -> None:
         return
     raise UserError(
         f"lm.path: {path} makes no sense of language: a sentence is only {np.mean(gains):.2f} nats a token likelier "
-        f"than its words in another order, expected {LEAST_GAIN:g}; are the tokenizer and the weights of one model, "
+        f"than its words in another order, expected {LEAST_GAIN:g}; do the tokenizer and the weights belong together, "
         "and were the weights trained?"
     )
 
 
 def order_gains(lm: BlackBoxLM, texts: Sequence[str]) -> list[float]:
-    """Return the nats a token by which each text is likelier than its words in another order."""
+    """Return the gain of each text over its shuffled words in nats per token."""
     scores = lm.score([""] * 2 * len(texts), [*texts, *map(shuffled, texts)])
     means = [score.sum_logprob / score.num_tokens for score in scores]
     return [means[row] - means[row + len(texts)] for row in range(len(texts))]
 
 
 def shuffled(text: str) -> str:
-    """Return a text's words in another order, the same each time; its characters if it has no spaces."""
+    """Return a text's words in a fixed other order; its characters if it has few spaces."""
     words = text.split()
     parts, space = (words, " ") if len(words) > 3 else (list(text), "")
     return space.join(random.Random(0).sample(parts, len(parts)))

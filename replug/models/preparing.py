@@ -1,6 +1,6 @@
 """Make or open the prepared set of a configuration.
 
-It stands in this package because texts are cut by the tokens of the LM or the retriever; the work is `data.prepare`'s.
+It is in this package because texts are cut by the tokens of the LM or the retriever; `data.prepare` does the work.
 """
 
 import logging
@@ -26,9 +26,9 @@ from replug.models.packaged import resolve_lm_path
 
 log = logging.getLogger(__name__)
 
-OF_THE_MODEL = 8  # tokens of an input that stand for no text: those that begin or end it, and what joins its parts
-LM_TOKENS = "lm tokens (document, example)"  # in a set's inputs: no piece has more
-RETOKENIZED = 2  # times as many tokens as it was cut by has no piece that is tokenized alone: it differs at its ends
+OF_THE_MODEL = 8  # tokens of an input without text: its begin and end tokens, and joints of its parts
+LM_TOKENS = "lm tokens (document, example)"  # in a set's inputs: the most tokens of a piece
+RETOKENIZED = 2  # a piece tokenized alone differs at its ends: at most twice the tokens that it was cut by
 ROW_KEYS = ("corpus", "train", "heldout")
 DEV_KEYS = ("num_dev",)  # of sets that have development texts
 RAW_KEYS = (
@@ -39,7 +39,7 @@ RAW_KEYS = (
 
 
 def prepared_set(config: Config, default_out: Path) -> PreparedSet:
-    """Return the prepared set that the configuration names; make or complete it if it does not exist."""
+    """Return the prepared set of the configuration; make or complete it if necessary."""
     check_paths(config)
     data = config.data
     if data.prepared:
@@ -65,14 +65,14 @@ def _prepare_source(config: Config, out: Path, rows: dict[str, str] | None) -> N
 
 
 def _make_way(folder: Folder, inputs: Inputs) -> None:
-    """Remove a run's set that was made from other inputs. Raises UserError if something was made from it already."""
+    """Remove a run's set that was made from other inputs. Raises UserError if the run has other work made from it."""
     run = folder.path.parent
     for name, (before, now) in folder.changed(inputs).items():
         key, _, is_hash = name.partition(" (")
         what = f"the files of {key} have changed" if is_hash else f"{key} is {now}, and was {before},"
         what += f" since {folder.path} was prepared"
         if made := run_work(run):
-            raise UserError(f"{what}, and {made} was made from it: give another run_dir, or {key} as it was")
+            raise UserError(f"{what}, and {made} was made from it: give another run_dir, or restore {key}")
         log.info(f"{what}: preparing it again")
         with sole_writer(folder.path):
             shutil.rmtree(folder.path)
@@ -86,16 +86,16 @@ def data_folder(config: Config, default_out: Path) -> Path:
 
 
 def data_inputs(config: Config) -> Inputs:
-    """Return what a prepared set follows from: the keys, and hashes of the files."""
+    """Return the inputs of a prepared set: the keys, and hashes of the files."""
     data = config.data
     if data.source:
         keys = RAW_KEYS + (DEV_KEYS if data.num_dev else ())
         lm_path = config.lm.tokenizer or config.lm.path
         inputs: Inputs = {**{f"data.{name}": getattr(data, name) for name in keys}, "seed": config.seed}
         paths = {"lm": lm_path, "retriever": config.retriever.path}
-        if data.tokenizer in paths:  # which model's tokens the texts were cut by
+        if data.tokenizer in paths:  # the model of the tokens that cut the texts
             inputs[f"{data.tokenizer}.path"] = paths[data.tokenizer]
-        if limits := _lm_limits(config):  # which LM must hold the pieces, and how many of its tokens
+        if limits := _lm_limits(config):  # the LM that must hold the pieces, and their limits in its tokens
             inputs |= {"lm.path": lm_path, LM_TOKENS: list(limits)}
         fingerprint = source_fingerprint(data.source, FieldMap.of(data.fields))
         inputs |= row_inputs(_row_sources(config)) if data.train else {}
@@ -104,7 +104,7 @@ def data_inputs(config: Config) -> Inputs:
 
 
 def _row_sources(config: Config) -> dict[str, str]:
-    """Return where the user's own rows are, by key."""
+    """Return the paths of the user's own rows by key."""
     names = [name for name in (*ROW_KEYS, "dev") if name != "dev" or config.data.dev]
     if config.data.source:
         names.remove("corpus")
@@ -112,9 +112,9 @@ def _row_sources(config: Config) -> dict[str, str]:
 
 
 def corpus_to_index(config: Config, default_out: Path, index_root: Path) -> Corpus:
-    """Return the documents of the prepared set; with `data.corpus` alone, those of that file.
+    """Return the documents of the prepared set; with `data.corpus` alone, the documents of that file.
 
-    Where no share of `data.source` becomes examples (`data.query_share`, `data.heldout_share`), all of it is documents.
+    If no share of `data.source` becomes examples (`data.query_share`, `data.heldout_share`), all of it is documents.
     """
     data = config.data
     if data.corpus and not (data.train or data.heldout):
@@ -140,7 +140,7 @@ def _is_documents_alone(data: DataConfig) -> bool:
 def tokens_at_most(config: Config, prepared: PreparedSet) -> tuple[int, int] | None:
     """Return the most tokens of this LM in a document, and in a context or continuation.
 
-    None where it was not cut, or by another's tokens without a bound.
+    None means that the set was not cut for this LM.
     """
     inputs = prepared.inputs
     if inputs.get("lm.path") != (config.lm.tokenizer or config.lm.path):
@@ -153,16 +153,16 @@ def tokens_at_most(config: Config, prepared: PreparedSet) -> tuple[int, int] | N
 
 
 def _lm_limits(config: Config) -> tuple[int, int] | None:
-    """Return the LM's tokens in a document, and in a context or continuation, that fit one input.
+    """Return the most tokens of the LM in a document, and in a context or continuation, for both to fit one input.
 
-    None where texts are cut by the LM's own tokens, and where what it holds is not known or has no limit.
+    None if texts are cut by the LM's own tokens, or if its longest input is unknown or unlimited.
     """
     data, limit = config.data, None if config.data.tokenizer == "lm" else lm_max_tokens(config.lm)
     if limit is None:
         return None
     room = limit - tokens_added(config.lm) - OF_THE_MODEL
     if config.lm.too_long is TooLong.truncate:
-        return room, room  # all but the continuation is cut where they do not fit together
+        return room, room  # prompts are cut later, except for the continuation
     document = data.document_tokens or data.context_tokens
     parts = document + 2 * data.context_tokens
     if room < parts:
@@ -188,12 +188,12 @@ def _tokenizers(config: Config) -> Tokenizers:
     limits = _lm_limits(config)
     if limits is None and config.lm.path is None and not _is_documents_alone(config.data):
         log.warning(
-            f"data.tokenizer is {name}, and what the LM can hold is not known here: a piece with very long words may "
-            "have more of its tokens than it takes. Give lm.path, or a server's lm.tokenizer"
+            f"data.tokenizer is {name}, and the LM's longest input is unknown here: a piece with very long words may "
+            "have too many of its tokens. Set lm.path, or a server's lm.tokenizer"
         )
     return Tokenizers(cut, ids) if limits is None else Tokenizers(cut, ids, lm_tokenizer_json(config.lm), *limits)
 
 
 def _token_ids(config: Config) -> TokenIds | None:
-    """Return how the retriever reads documents, if it is known: `replug prepare` needs none."""
+    """Return the retriever's rule from documents to token ids; None without a retriever, as `replug prepare` allows."""
     return load_encoder(config.retriever).token_rule if config.retriever.path else None

@@ -1,6 +1,6 @@
-"""Make the LM's prompts of documents and texts, and cut them where they are too long together.
+"""Make the LM's prompts from documents and texts, and cut prompts that are too long.
 
-The document comes first (REPLUG, section 3.2), or where a template of the user's has it. In a chat all of it is the
+The document comes first (REPLUG, section 3.2), or at its place in the user's template. In a chat the prompt is the
 user's message, and the scored text is the assistant's. Too long prompts are cut at the document's end, then at the
 context's beginning, and never in the continuation: cut continuations would not be comparable. Documents that
 were concatenated with the nearest last are cut from their beginning.
@@ -32,16 +32,16 @@ from replug.models.pair_tokens import (
 
 PLACES = re.compile(f"({re.escape(DOCUMENT)}|{re.escape(CONTEXT)})")
 DOCUMENTS_LINE = re.compile(rf"^[^\n]*{re.escape(DOCUMENT)}[^\n]*(\n([^\S\n]*\n)*|$)", re.MULTILINE)
-JOINED = 64  # tokens that a prompt may have beyond those of its parts: where two meet, a word is cut in another way
+JOINED = 64  # more tokens than its parts that a prompt may have: at their joints, words are split differently
 Build = Callable[[str | None], str]  # the prompt with a document, or without
 
 
 class PromptTemplate:
-    """Makes prompts. With a tokenizer and a limit, too long inputs are cut and counted; without, left as they are.
+    """A template of prompts. With a tokenizer and a limit, too long inputs are cut and counted; else left as they are.
 
     `prompt` has {document} and {context} in it. By default it is both with the separator between them. Without a
-    document its line is left out, and the blank ones behind it. `is_chat` makes it the message of a chat, by the
-    tokenizer's template.
+    document, its line and the blank lines after it are left out. `is_chat` makes the prompt the message of a chat, by
+    the tokenizer's template.
 
     >>> PromptTemplate("\\n").prefix("Basel lies on the Rhine.", "The river is the", " Rhine")
     'Basel lies on the Rhine.\\nThe river is the'
@@ -68,28 +68,28 @@ class PromptTemplate:
         self.num_truncated = 0
 
     def fill(self, document: str | None, context: str) -> str:
-        """Return the template with a document and a context, which in a chat is the message."""
+        """Return the template filled with a document and a context: in a chat, the message."""
         if document is None and self._prompt is None:
             return context
         given = {DOCUMENT: document or "", CONTEXT: context}
         return "".join(given.get(part, part) for part in self._parts[document is not None])
 
     def whole(self, document: str | None, context: str) -> str:
-        """Return all that the LM reads before the continuation."""
+        """Return the whole prompt before the continuation."""
         return self._said(self.fill(document, context))
 
     def around(self, build: Build) -> Build:
-        """Return `build` as the LM is to be asked: an evaluation's own prompt is the context of the user's template."""
+        """Return `build` inside the user's template: an evaluation's own prompt is the context there."""
         if self._prompt is None:
             return lambda document: self._said(build(document))
         return lambda document: self.whole(document, build(None))
 
     def opening(self, text: str) -> str:
-        """Return what prompts that begin with a text have in common; nothing where a template stands before it."""
+        """Return the common opening of prompts that begin with a text; empty if a template precedes the text."""
         return "" if self._is_chat or self._prompt is not None else text
 
     def continuation(self, text: str) -> str:
-        """Return what the LM is scored on: a chat's template says what white space stands before a message."""
+        """Return the scored text: in a chat, the template sets the white space before it."""
         if not self._is_chat or not text.strip():
             return text
         return self._blank + text.lstrip()
@@ -104,9 +104,10 @@ class PromptTemplate:
         return chat_text(self._tokenizer, [{"role": "user", "content": text}])
 
     def prefix(self, document: str | None, context: str, continuation: str, keep_end: bool = False) -> str:
-        """Return `whole`, cut where it does not fit the LM with the continuation.
+        """Return `whole`, cut if it does not fit the LM with the continuation.
 
-        `keep_end` cuts the document's beginning first. Raises UnscorableText where the continuation alone fills the LM.
+        `keep_end` cuts the document at its beginning. Raises UnscorableText if the continuation, or the template with
+        it, fills the LM.
         """
         whole = self.whole(document, context)
         if self._surely_holds(whole + continuation, 0):
@@ -129,12 +130,12 @@ class PromptTemplate:
     def _cut_document(
         self, document: str | None, count_excess: Callable[[str | None], int], keep_end: bool
     ) -> tuple[str | None, int]:
-        """Cut a document until its prompt fits; return what is left, and the tokens that are still too many."""
+        """Cut a document until its prompt fits; return the rest of it, and the excess tokens that remain."""
         if document:
             document = self._readable(document, keep_end) or None
         excess = count_excess(document)
         self.num_truncated += excess > 0
-        while excess > 0 and document:  # what is cut may be joined by other tokens than before
+        while excess > 0 and document:  # a cut may change the tokens at the joint
             document = self._cut(document, excess, keep_end) or None  # the separator goes with its last token
             excess = count_excess(document)
         return document, excess
@@ -142,7 +143,7 @@ class PromptTemplate:
     def prefixes(self, parts: Sequence[tuple[str | None, str, str]]) -> list[str]:
         """Return `prefix` of each document, context and continuation.
 
-        Prompts are tokenized where neither their bytes nor the tokens of their parts say that they fit; a cut takes
+        Prompts are tokenized only if neither their bytes nor the tokens of their parts show that they fit; a cut takes
         several calls of the tokenizer.
         """
         wholes = [self.whole(document, context) for document, context, _ in parts]
@@ -152,7 +153,7 @@ class PromptTemplate:
         assert self.max_tokens is not None
         near = [row for row in rows if len(wholes[row]) + len(parts[row][2]) <= FIRST_CHARACTERS * self.max_tokens]
         with self._lock:
-            # Each part is tokenized once, such as a context that stands behind twenty documents.
+            # Each part is tokenized once, such as the common context of twenty documents.
             texts = [text or "" for row in near for text in parts[row]]
             lengths = np.array([len(ids) for ids in text_rules(self._tokenizer).ids(texts, begins=False)], np.int64)
             left = self.max_tokens - num_tokens(self._tokenizer, self.whole("", "")) - JOINED
@@ -170,7 +171,7 @@ class PromptTemplate:
     def prompts(
         self, examples: Sequence[Example], texts: Iterable[Sequence[str | None]]
     ) -> tuple[list[str], list[str]]:
-        """Return prefixes and continuations, one of each for every text before every example; None is no document."""
+        """Return a prefix and a continuation for each text before each example; None means no document."""
         parts = [
             (text, example.context, example.continuation)
             for example, before in zip(examples, texts, strict=True)
@@ -186,15 +187,15 @@ class PromptTemplate:
     def fit(
         self, document: str | None, build: Build, num_after: int, keep_end: bool = False, name: str | None = None
     ) -> str:
-        """Return what `build` makes of `fit_document`."""
+        """Return the prompt `build` of the document that `fit_document` returns."""
         return build(self.fit_document(document, build, num_after, keep_end, name))
 
     def fit_document(
         self, document: str | None, build: Build, num_after: int, keep_end: bool = False, name: str | None = None
     ) -> str | None:
-        """Return the document, cut where what `build` makes of it and `num_after` tokens would not fit the LM.
+        """Return the document, cut until its prompt by `build` and `num_after` tokens fit the LM.
 
-        Raises UnscorableText with the question's name where they do not fit without a document either.
+        Raises UnscorableText with the question's name if they do not fit without a document either.
         """
         if self._surely_holds(build(document), num_after):
             return document
@@ -211,24 +212,24 @@ class PromptTemplate:
         return document
 
     def holds(self, prompt: str, num_after: int) -> bool:
-        """Return whether a prompt and `num_after` tokens fit the LM; yes where no limit is known."""
+        """Return whether a prompt and `num_after` tokens fit the LM; true if no limit is known."""
         if self._surely_holds(prompt, num_after):
             return True
         with self._lock:
             return self._excess_of(prompt, num_after) <= 0
 
     def num_tokens(self, prompt: str) -> int:
-        """Return how many tokens the LM reads of a prompt; its tokenizer must be known."""
+        """Return the number of tokens in a prompt; the LM's tokenizer must be known."""
         with self._lock:
             return num_tokens(self._tokenizer, prompt)
 
     def _readable(self, text: str, keep_end: bool) -> str:
-        """Return a text up to the first token that the LM does not hold, for the cost of what is left."""
+        """Return a text up to the first token beyond the limit, without the cost of a much longer text."""
         assert self.max_tokens is not None
         return within(self._tokenizer, text, self.max_tokens + 1, keep_end)
 
     def _surely_holds(self, prompt: str, num_after: int) -> bool:
-        """Return whether the bytes fit: a token has at least one, so most prompts need not be tokenized."""
+        """Return whether the bytes fit: a token has at least one byte, so most prompts need not be tokenized."""
         return self.max_tokens is None or num_bytes(prompt) + 2 + num_after <= self.max_tokens
 
     def _excess(self, prefix: str, continuation: str) -> int:

@@ -1,10 +1,9 @@
 """A language model with a retriever plugged in front of it: REPLUG at inference, as a library (section 3.2).
 
 The documents of a text are retrieved by the text itself and stand before it, one to a prompt. The LM's predictions are
-mixed by weights that begin as softmax(similarities / temperature), with the temperature that was saved with the
-retriever, or another, and follow the text (`models.ensemble`). It is a `BlackBoxLM` as the one that it wraps is, which
-may be local weights, a pool or a server. To show the sources, retrieve first and hand in the documents: the weights
-of an answer are those of its documents, in their order.
+mixed by weights that start as softmax(similarities / temperature), with the retriever's saved temperature or another,
+and follow the text (`models.ensemble`). A `ReplugLM` is a `BlackBoxLM`, as is the LM inside: local weights, a pool or a
+server. To show the sources, retrieve first and pass the documents: an answer has their weights, in the same order.
 """
 
 import math
@@ -46,9 +45,9 @@ Documents = Sequence[Retrieved]  # of one text
 def answer_all(
     mixtures: Sequence[Mixture], lm: BlackBoxLM, options: GenerationOptions, watch: Watch | None = None
 ) -> list[Generated]:
-    """Answer each mixture, by the votes of its prompts where its weighting says so.
+    """Answer each mixture, by the votes of its prompts if `weighting.votes` is set.
 
-    `watch` is called with empty texts of answers that vote: none is shown before its end.
+    `watch` gets empty texts for answers by votes: they have no text before their end.
     """
     calls = [(number, call) for number, mixture in enumerate(mixtures) for call in mixture.calls]
 
@@ -64,10 +63,10 @@ def answer_all(
 class ReplugLM:
     """`lm` with up to `k` documents before every text; with k=0, or without documents, `lm` alone.
 
-    `template` joins them, and cuts what is too long where it was given the LM's tokenizer. For generation, give it the
-    LM's `max_tokens` less those that will be generated. `temperature` divides similarities in the ensemble's softmax.
-    It defaults to the one that the retriever was saved with, else to 1 as in the paper. `weighting` says how weights
-    follow the text, whatever mixtures of prompts say themselves; the paper's is Weighting(share=1.0).
+    `template` joins them, and with the LM's tokenizer cuts prompts that are too long. For generation, its limit is the
+    LM's `max_tokens` less the new tokens. `temperature` divides similarities in the ensemble's softmax. It defaults to
+    the retriever's saved temperature, else to 1 as in the paper. `weighting` sets how weights follow the text, and
+    overrides the weighting of mixtures with documents; the paper's is Weighting(share=1.0).
 
     >>> texts = ["The Loire flows through Nantes.", "The Rhine flows through Basel."]
     >>> lm = ReplugLM(StandInLM(), EncoderRetriever(Encoder("package:minilm"), texts), k=1)
@@ -95,7 +94,7 @@ class ReplugLM:
         self._lm, self._retriever, self._k = lm, retriever, k
         self._template = template or PromptTemplate("\n")
         self.max_tokens = lm.max_tokens
-        # Each object's own, since nothing tells that two retrievers find the same.
+        # Unique to this object, since two retrievers cannot be compared.
         self.identity = f"replug:{lm.identity}:{uuid.uuid4().hex}"
 
     def retrieve(self, queries: Texts) -> list[list[Retrieved]]:
@@ -127,7 +126,7 @@ class ReplugLM:
     ) -> ContinuationScore | list[ContinuationScore]:
         """Score each continuation's tokens under the mixture (nats); two strings give one score.
 
-        `documents` holds those of each context. An `opening` saves nothing here: documents stand before it.
+        `documents` holds the documents of each context. An `opening` saves nothing here: documents stand before it.
         """
         if isinstance(contexts, str) and isinstance(continuations, str):
             return self.score([contexts], [continuations], None if documents is None else [documents])[0]
@@ -181,8 +180,8 @@ class ReplugLM:
     ) -> Generated | list[Generated]:
         """Answer each prompt from its own documents, a mixture of prompts by a mixture of mixtures.
 
-        `documents` holds those of each prompt, if they are known. One prompt instead of a list gives one answer, and
-        takes its documents.
+        `documents` holds the documents of each text, including each prompt of a mixture; by default they are retrieved.
+        A single prompt gives one answer, and takes one list of documents.
         """
         if isinstance(prompts, str | Mixture):
             return self.generate([prompts], options, watch, documents=None if documents is None else [documents])[0]
@@ -200,11 +199,11 @@ class ReplugLM:
         return samples
 
     def stream(self, prompt: str, options: GenerationOptions, documents: Documents | None = None) -> Iterator[str]:
-        """Yield the text that `generate` gives for the prompt, in pieces as they come.
+        """Yield the answer of `generate` to the prompt piece by piece.
 
-        No piece holds a part of a stop, nor half a character, unless the answer itself ends in one. Local weights give
-        what is new after each token; a pool, a cache and a server show no answer before its end, and give one piece.
-        Raises what `generate` raises, before the first piece.
+        No piece holds a part of a stop, nor half a character, unless the answer itself ends in one. Local weights yield
+        the new text after each token; a pool, a cache and a server yield the whole answer as one piece. Raises the
+        errors of `generate` before the first piece.
         """
         require_texts([prompt], "prompts")
         own = self._documents([prompt], None if documents is None else [documents])
@@ -220,16 +219,16 @@ class ReplugLM:
         if documents is None:
             return self.retrieve(texts)
         if len(documents) != len(texts):
-            raise ValueError(f"documents of {len(documents)} texts, but {len(texts)} texts; expected as many")
+            raise ValueError(f"documents of {len(documents)} texts, but {len(texts)} texts; expected equal numbers")
         return documents
 
     def _prompts(self, text: str, continuation: str, documents: Documents) -> list[str]:
-        """Return a prompt for each document; without documents that of the text alone."""
+        """Return a prompt for each document; without documents the prompt of the text alone."""
         texts: Sequence[str | None] = [document.text for document in documents] or [None]
         return [self._template.prefix(document, text, continuation) for document in texts]
 
     def _with_documents(self, mixture: Mixture, documents: Sequence[Documents]) -> Mixture:
-        """Return the prompts with the documents of each; a prompt's weight is divided among its documents."""
+        """Return the mixture with the documents of each prompt; they share the prompt's weight."""
         prompts: list[str] = []
         weights: list[float] = []
         for prompt, weight, own in zip(mixture.prompts, mixture.weights, documents, strict=True):

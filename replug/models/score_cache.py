@@ -1,17 +1,17 @@
-"""A disk cache of scores and answers round any LM: it computes nothing twice. The file is SQLite's.
+"""A disk cache of scores and answers round any LM: it computes nothing twice. The file is a SQLite database.
 
 Training needs the sum and the length of a score only: a row without its tokens takes 45 bytes. A key is a hash of all
-that a score or an answer follows from. Keys of one continuation begin alike, so the rows of one query lie side by side:
-a training step of 64 queries of 20 documents changes some 64 pages of the file, where random keys changed 1,280.
+inputs of a score or an answer. Keys of one continuation share their first bytes, so the rows of one query are
+adjacent: a training step of 64 queries with 20 documents each changes some 64 pages, where random keys changed 1,280.
 On a disk of this machine the file has a write-ahead log, so several processes may write. On a network file system it
-has a rollback journal, and one process at a time has the file to itself. kill -9 loses the transactions under way.
-A stored row is replaced only when its tokens join it: what one process has read, another reads too.
+has a rollback journal, and one process at a time locks the file. kill -9 loses the transactions under way. A stored row
+is replaced only to add its tokens, so all processes read the same result.
 
-A result is read from the file, awaited if a call under way computes it, or computed. The last bits of a score follow
-from the company in which it is computed, so that company must not depend on timing: calls reserve their keys in the
-order they are submitted, and the missing rows of a call are split into units. Whole units are stored before anyone has
-their results, so after kill -9 the same units are left to do. The writer thread stores a call's units in one
-transaction when the last one is there; a unit that comes some seconds after the last transaction is stored at once.
+A result is awaited if a call under way computes it, read from the file, or computed. The last bits of a score depend on
+the other rows of its unit, so units must not depend on timing: calls reserve their keys in the order they are
+submitted, and the missing rows of a call are split into units. Whole units are stored before any caller gets their
+results, so after kill -9 the same units are missing. The writer thread stores a call's units in one transaction after
+the last one; a unit that arrives some seconds after the last transaction is stored at once.
 """
 
 import hashlib
@@ -49,12 +49,12 @@ from replug.models.pair_tokens import ChatText
 Key = bytes
 Stored = ContinuationScore | Sum | Generated | list[Generated]  # a list holds the samples of one prompt
 
-# In the file's header: "RPLG", and the version of what follows.
+# In the file's header: "RPLG", and the version of the format.
 APPLICATION_ID = 0x52504C47
 FORMAT = 9
 SCORE, GENERATION, SAMPLES = range(3)  # the column `kind`
-# `sum` and `num_tokens` are those of a score. `content` holds the log-probs of its tokens, if they are known, or an
-# answer or samples as `_packed` writes them.
+# `sum` and `num_tokens` belong to a score. `content` holds the log-probs of its tokens, if they are known, or an
+# answer or samples in the form of `_packed`.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS models (
     id INTEGER PRIMARY KEY, identity TEXT NOT NULL UNIQUE, fingerprint BLOB
@@ -87,10 +87,10 @@ MEAN_FINGERPRINT_NATS = 0.03
 
 
 def pair_keys(identity: str, prefixes: Sequence[str], continuations: Sequence[str], read: int = 0) -> list[Key]:
-    """Return 16 bytes for each pair scored by a model; a prefix is all that the LM reads before the continuation.
+    """Return a key of 16 bytes for each pair scored by a model; a prefix is the whole input before the continuation.
 
-    The first six are the same for all prefixes: they say where in the file a query's rows lie. The
-    model and a query's continuation, which many have in common, are hashed once.
+    The first six bytes are the same for all prefixes of a continuation: they keep a query's rows together in the file.
+    The model and a query's continuation, common to many rows, are hashed once.
     """
     also = [f"read {read}"] if read else []
     begun = hashlib.blake2b(b"".join(map(_framed, [identity, *also])), digest_size=10)
@@ -105,7 +105,7 @@ def pair_keys(identity: str, prefixes: Sequence[str], continuations: Sequence[st
 
 
 def call_keys(identity: str, call: Call) -> list[Key]:
-    """Return a key for each row of a call, 16 bytes of all that its result follows from. Openings do not count."""
+    """Return a key for each row of a call, a hash of 16 bytes of all inputs of its result. Openings do not count."""
     if isinstance(call, ScoreCall):
         return pair_keys(identity, call.prefixes, call.continuations, call.read)
     options = repr(replace(call.options, opening=""))
@@ -121,7 +121,7 @@ def call_keys(identity: str, call: Call) -> list[Key]:
 
 
 def hashed(*parts: str, size: int) -> bytes:
-    """Return a hash of `size` bytes of the parts and their ends."""
+    """Return a hash of `size` bytes of the parts and their lengths."""
     return hashlib.blake2b(b"".join(map(_framed, parts)), digest_size=size).digest()
 
 
@@ -131,9 +131,9 @@ def _framed(part: str) -> bytes:
 
 
 class ScoreCache:
-    """The file at `path`, made if it does not exist. Calls must not overlap: one thread, or a lock round them.
+    """The file at `path`, created if it does not exist. Calls must not overlap: one thread, or a lock round them.
 
-    Raises UserError for a file that is not a cache of ours, and RunError where it cannot be read or written later.
+    Raises UserError for a file that is not a cache of replug, and RunError if a later read or write fails.
     """
 
     def __init__(self, path: Path) -> None:
@@ -144,12 +144,12 @@ class ScoreCache:
         self._database.close()
 
     def sums(self, keys: Sequence[Key]) -> dict[Key, Sum]:
-        """Return the sums of those scores that are stored, with tokens or without."""
+        """Return the sums of stored scores, with tokens or without."""
         rows = self._select("SELECT key, sum, num_tokens FROM cached WHERE key IN ({})", keys)
         return {key: (total, num_tokens) for key, total, num_tokens in rows}
 
     def read(self, keys: Sequence[Key]) -> dict[Key, Stored]:
-        """Return the scores that are stored with their tokens, and the answers and samples that are stored."""
+        """Return stored scores with their tokens, and stored answers and samples."""
         rows = self._select(
             "SELECT key, kind, content, num_tokens FROM cached WHERE content IS NOT NULL AND key IN ({})", keys
         )
@@ -158,7 +158,7 @@ class ScoreCache:
     def store(self, identity: str, results: Mapping[Key, Stored]) -> None:
         """Add results of a model in one transaction.
 
-        Leaves out results with numbers that are not finite: the caller has them, and asks again.
+        Leaves out results with numbers that are not finite: a later call computes them again.
         """
         now = int(time.time())
         with self._transaction():
@@ -197,7 +197,7 @@ class ScoreCache:
             return self._database.execute("SELECT count(*) FROM cached").fetchone()[0]
 
     def damage(self) -> str | None:
-        """Return what SQLite finds wrong with the file itself, or None."""
+        """Return SQLite's first integrity error in the file, or None."""
         try:
             report = self._database.execute("PRAGMA integrity_check(1)").fetchone()[0]
         except sqlite3.DatabaseError as error:
@@ -205,7 +205,7 @@ class ScoreCache:
         return None if report == "ok" else " ".join(report.split())
 
     def _select(self, query: str, keys: Sequence[Key]) -> Iterator[tuple]:
-        """Yield rows of a query that ends in `key IN ({})`."""
+        """Yield the rows of a query ending in `key IN ({})`."""
         with self._explained():
             for start in range(0, len(keys), KEYS_PER_QUERY):
                 part = keys[start : start + KEYS_PER_QUERY]
@@ -213,8 +213,8 @@ class ScoreCache:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Raise RunError for errors of SQLite in a transaction."""
-        with self._explained(), self._database:  # which commits at the end and rolls back on an error
+        """Open a transaction. Raises RunError for errors of SQLite."""
+        with self._explained(), self._database:  # commits at the end and rolls back on an error
             self._database.execute("BEGIN IMMEDIATE")
             yield
 
@@ -226,15 +226,15 @@ class ScoreCache:
             if _is_damage(error):
                 raise RunError(f"{self.path} is damaged: {error}; `replug doctor {self.path}` says more") from error
             raise RunError(
-                f"{self.path}: the cache of scores cannot be used: {error}; what it holds stays, run again when this "
+                f"{self.path}: the cache of scores cannot be used: {error}; it keeps its rows, so run again when this "
                 "is fixed"
             ) from error
 
 
 def _packed(result: Stored) -> tuple[int, float | None, int | None, bytes | None] | None:
-    """Return a row's kind, sum, number of tokens and content; None for numbers that are not finite, and for no token.
+    """Return a row's kind, sum, number of tokens and content; None for numbers that are not finite or no tokens.
 
-    Answers are a line of JSON and the float32 numbers of all, one after another.
+    Answers are a line of JSON, followed by the float32 numbers of all answers.
     """
     if isinstance(result, tuple):
         return (SCORE, *result, None) if result[1] > 0 and math.isfinite(result[0]) else None
@@ -256,7 +256,7 @@ def _packed(result: Stored) -> tuple[int, float | None, int | None, bytes | None
             *(answer.weights.tolist(), answer.prompt_tokens, answer.answer_tokens),
         )
         for answer in answers
-    ]  # as JSON that escapes what UTF-8 cannot hold: a server may end an answer in the midst of a character
+    ]  # JSON escapes half characters, which UTF-8 cannot hold: a server may end an answer inside a character
     content = json.dumps(header).encode() + b"\n" + array.astype(LOGPROBS_DTYPE).tobytes()
     return GENERATION if isinstance(result, Generated) else SAMPLES, None, None, content
 
@@ -284,12 +284,12 @@ def _open(path: Path) -> sqlite3.Connection:
         )
         is_shared = shared_file_system(path) is not None
         if is_shared:
-            # Before anything is read, so that no shared memory is used; and one process has the file from here on.
+            # Before the first read, so that SQLite uses no shared memory; from here on one process locks the file.
             database.execute("PRAGMA locking_mode=EXCLUSIVE")
             database.executescript("BEGIN EXCLUSIVE; COMMIT;")
         is_new = not _is_ours(path, database)
         _switch_journal(database, "TRUNCATE" if is_shared else "WAL")
-        if is_new:  # one transaction: nobody sees half of the tables, and a second maker finds them whole
+        if is_new:  # one transaction: no other process sees half of the tables
             header = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT};"
             database.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {header} COMMIT;")
         database.execute("PRAGMA synchronous=NORMAL")
@@ -297,14 +297,14 @@ def _open(path: Path) -> sqlite3.Connection:
         if _is_damage(error):
             raise UserError(
                 f"{path} is damaged, or not a cache of scores: {error}; give another file. The scores of a run are "
-                "computed again where its scores.sqlite is missing"
+                "computed again if its scores.sqlite is missing"
             ) from error
         kind = shared_file_system(path)
         if kind is None or not _is_busy(error):
             raise UserError(f"{path}: the cache of scores cannot be opened: {error}; give another file") from error
         raise UserError(
             f"{path} lies on a network file system ({kind}), where one process at a time can use a cache of scores, "
-            "and another has this one; give another file (lm.cache), or one on a disk of this machine"
+            "and another process uses it; give another file (lm.cache), or a file on a disk of this machine"
         ) from error
     return database
 
@@ -325,7 +325,7 @@ def _is_ours(path: Path, database: sqlite3.Connection) -> bool:
 
 
 def _switch_journal(database: sqlite3.Connection, mode: str) -> None:
-    """Set the journal: the one statement for which SQLite does not wait while another process makes the file."""
+    """Set the journal: the only statement without SQLite's own wait while another process creates the file."""
     deadline = time.monotonic() + SECONDS_TO_WAIT_FOR_WRITERS
     while True:
         try:
@@ -345,13 +345,13 @@ def _is_damage(error: Exception) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGED
 
 
-SECONDS_BETWEEN_WRITES = 5.0  # what kill -9 may cost of a call that has not ended, beside the last unit
+SECONDS_BETWEEN_WRITES = 5.0  # work of an unfinished call that kill -9 may lose, beside the last unit
 
 
 class Reservation(Future):
-    """The result or the error of each key that one call has the LM compute; done after the last of them.
+    """The result or the error of each key that the LM computes for one call; done after the last of them.
 
-    A future for each of a step's thousand keys costs more than all else here. `num_coming` counts keys without answer.
+    A future for each of a step's thousand keys would cost more than the rest. `num_coming` counts keys without answer.
     """
 
     def __init__(self, sums_only: bool, num_coming: int) -> None:
@@ -361,10 +361,10 @@ class Reservation(Future):
 
 
 class CachingLM(AsyncLM):
-    """An `AsyncLM` that asks `lm` only for what the SQLite file at `path` does not hold. Closing it closes `lm`.
+    """An `AsyncLM` that asks `lm` only for results missing from the SQLite file at `path`. Closing it closes `lm`.
 
-    `uncached` is `lm`, for callers that measure how long it takes. `num_hits` and `num_misses` count the pairs and
-    prompts since the start that were not computed, and those that were.
+    `uncached` is `lm`, for callers that measure its time. `num_misses` counts the pairs and prompts since the start
+    that `lm` computed, `num_hits` all others.
     """
 
     def __init__(self, lm: AsyncLM, path: Path) -> None:
@@ -374,7 +374,7 @@ class CachingLM(AsyncLM):
         self._lock = threading.Lock()  # round the reserved keys, the counts and the file
         self._file = ScoreCache(path)
         self._reserved: dict[Key, Reservation] = {}
-        self._writer = ThreadPoolExecutor(1, "score-writer")  # which alone changes what follows
+        self._writer = ThreadPoolExecutor(1, "score-writer")  # the only thread that changes the two below
         self._unstored: list[tuple[Reservation, list[Key], list[Stored] | Exception]] = []
         self._stored_at = time.monotonic()
 
@@ -382,11 +382,11 @@ class CachingLM(AsyncLM):
         return self.uncached.units(call)
 
     def submit_call(self, call: Call) -> "Future[list[Any]]":
-        """Answer from the cache, from calls under way, and from the LM, in this order.
+        """Answer from calls under way, from the cache, and from the LM, in this order.
 
-        The future's error is that of the first row that has one. Reserved keys are not looked up: their result would
-        depend on timing. Scores of a call for sums are stored without their tokens, which a run of the paper's size
-        could not keep, so other calls do not wait for them.
+        The future raises the error of the first row with one. Keys of calls under way are not looked up: their result
+        would depend on timing. A call for sums stores no tokens, since a run of the paper's size could not keep them,
+        so calls for tokens do not wait for it.
         """
         keys = call_keys(self.identity, call)
         sums_only = isinstance(call, ScoreCall) and call.sums_only
@@ -424,18 +424,18 @@ class CachingLM(AsyncLM):
         return self.uncached.metrics() | counted
 
     def close(self) -> None:
-        self.uncached.close()  # first: its answers are stored until it is closed
+        self.uncached.close()  # first: answers may arrive until it is closed
         self._writer.shutdown()
         self._store()
         with self._lock:
             self._file.close()
 
     def _arrive(self, reservation: Reservation, keys: list[Key], done: "Future[list[Any]]") -> None:
-        with suppress(RuntimeError):  # closed, and nobody waits
+        with suppress(RuntimeError):  # closed: no caller waits
             self._writer.submit(self._take, reservation, keys, done)
 
     def _take(self, reservation: Reservation, keys: list[Key], done: "Future[list[Any]]") -> None:
-        """Take the LM's results of some keys, or its error; store if a call is complete, or it is time."""
+        """Take the LM's results of some keys, or its error; store if a call is complete or a write is due."""
 
         def results() -> list[Stored]:
             answers = done.result()
@@ -449,7 +449,7 @@ class CachingLM(AsyncLM):
             self._store()
 
     def _store(self) -> None:
-        """Store what has come, then hand it out; an error goes to all callers that wait."""
+        """Store the results that have arrived, then pass them to the callers; an error goes to all waiting callers."""
         parts, self._unstored, self._stored_at = self._unstored, [], time.monotonic()
         new: dict[Key, Stored] = {}
         for _, keys, results in sorted(parts, key=lambda part: not part[0].sums_only):
@@ -460,7 +460,7 @@ class CachingLM(AsyncLM):
             error = attempt(self._file.store, self.identity, new) if new else None
             for reservation, keys, _ in parts:
                 for key in keys:
-                    if self._reserved.get(key) is reservation:  # not a later call's, for tokens
+                    if self._reserved.get(key) is reservation:  # a later call for tokens may have its own
                         del self._reserved[key]
         for reservation, keys, results in parts:
             answers = [error or result for result in results] if isinstance(results, list) else [results] * len(keys)

@@ -1,9 +1,9 @@
-"""The frozen LM as a pool of Ray actors: the same protocol as one LM, with work done elsewhere.
+"""The frozen LM as a pool of Ray actors, with the same protocol as one LM.
 
 One submitted call is scored by one replica in one piece, so its numbers do not depend on load. A GPU's replica gets
-several units in one call, since a call costs the trainer more than all else of a unit, and computes them one by one.
-Replicas are compared by a probe when they come up: nobody would notice one with other weights, or with broken memory.
-A replica may hold a second LM (`ScorerPool.second`), so that neither waits for devices that the other has to itself.
+several units in one call, since the call is most of a unit's cost to the trainer, and computes them one by one.
+Replicas are compared by a probe when they start: other weights or broken memory would otherwise go unnoticed. A replica
+may hold a second LM (`ScorerPool.second`), so that both use all devices.
 """
 
 import copy
@@ -46,23 +46,23 @@ log = logging.getLogger(__name__)
 PROBE = (["The capital of France is", "one two three four five"], [" Paris, and that of Italy is Rome.", " six seven"])
 # Nats by which replicas on different hardware may differ on the probe's tokens, at most and on average.
 PROBE_TOLERANCE = (0.5, 0.1)
-CALLS_AT_ONCE = 2  # that a replica has: one on its device, the next being tokenized
-UNITS_PER_CALL_GPU = 8  # a unit takes a GPU a moment, and processors seconds that a killed replica would lose
+CALLS_AT_ONCE = 2  # of a replica: one on its device, the next in its tokenizer
+UNITS_PER_CALL_GPU = 8  # a unit takes a GPU a moment, but a CPU seconds that a killed replica would lose
 
 Result = TypeVar("Result")
 
 
-# A replica's scores of one unit, or their sums; their cost, which is the passes' counts and `busy_seconds`; and new
-# warnings, by their places in the code.
+# A replica's scores of one unit, or their sums; their cost (the passes' counts and `busy_seconds`); and new warnings,
+# by their places in the code.
 TimedScores = tuple[list[ContinuationScore] | list[Sum], dict[str, float], dict[str, str]]
 
 
 class Scorer:
-    """One replica: a plain class, made an actor where the pool is built. An LM is loaded by the first call to it.
+    """One replica: a plain class that the pool makes an actor. The first call loads the LMs.
 
-    All that computes runs in one thread, call after call. Two calls may be with a replica at once: the second is
-    tokenized while the device is at the first, and its passes are launched behind those of the first, whose scores its
-    own thread waits for.
+    All computation runs in one thread, call after call. A replica may have two calls at once: it tokenizes the second
+    while the device computes the first, and launches the second's passes behind the first's. Each call waits for its
+    scores in a separate thread.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Scorer:
         torch.set_num_threads(threads)
         self._device = ThreadPoolExecutor(1, "device", torch.set_num_threads, (threads,))
         self._tokenizer, self._clock = threading.Lock(), threading.Lock()
-        self._free_at = 0.0  # when the device had done all that is fetched
+        self._free_at = 0.0  # when the device finished the last fetched unit
         self._loaders, self._spread = [lm, *([second] if second else [])], spread
         self._number = number
         self._warnings = CollectedWarnings()
@@ -83,16 +83,16 @@ class Scorer:
         return [loader.load(self._spread) for loader in self._loaders]
 
     def probe(self) -> list[np.ndarray]:
-        """Return log-probs of texts that are the same for every replica, by each of its LMs."""
+        """Return log-probs of fixed texts by each of the LMs, for a comparison of replicas."""
 
         return self._compute(lambda: [score.token_logprobs for lm in self._lms for score in lm.score(*PROBE)])
 
     def score(self, units: Sequence[ScoreCall], number: int = 0) -> list[TimedScores]:
-        """Return the scores of each unit by the LM of this number. All are launched before the first is waited for."""
+        """Return the scores of each unit by the LM of this number. All units launch before the first wait."""
         return [answer() for answer in [self._launched(self._lms[number], unit) for unit in units]]
 
     def _launched(self, lm: BlackBoxLM, call: ScoreCall) -> Callable[[], TimedScores]:
-        """Launch a unit; return what waits for it. One behind another begins where that one ends, by its seconds."""
+        """Launch a unit; return a function that waits for it. Busy seconds of successive units do not overlap."""
         scoring = self._scoring(lm, call)
 
         def launch() -> tuple[Any, float, float | None, Counter[str]]:
@@ -123,10 +123,10 @@ class Scorer:
         return self._device.submit(work).result()
 
     def _scoring(self, lm: Any, call: ScoreCall) -> Callable[[], Any]:
-        """Return the work that is left for the device: all of it if the LM does not tokenize apart."""
+        """Tokenize a call and return the work left for the device: all of it if the LM has no `launch`."""
         if not hasattr(lm, "launch"):
             return partial(InlineExecutor().submit, call.run, lm)
-        with self._tokenizer:  # a tokenizer of transformers has settings that a call may change
+        with self._tokenizer:  # a call may change settings of a tokenizer of transformers
             tokenized = lm.tokenize(call.prefixes, call.continuations, opening=call.opening, **reading(call.read))
         return partial(lm.launch, *tokenized)
 
@@ -134,7 +134,7 @@ class Scorer:
 class ScorerPool(AsyncLM):
     """An `AsyncLM` over up to `num_replicas` actors.
 
-    If the LM `second` is given, the actors hold it too, and `second` is its `AsyncLM`, which ends with the pool.
+    With a `second` LM, the actors hold it too, and the attribute `second` is its `AsyncLM`, which ends with the pool.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class ScorerPool(AsyncLM):
         env, actor = thread_env(threads)["env_vars"], ray.remote(Scorer)
         self._meter, self._totals, self._warned = Meter(), Counter[str](), set[str]()
         self._reference: list[np.ndarray] | None = None
-        shipped = ray.put(lm)  # once for all replicas; raises TypeError for what cannot be pickled
+        shipped = ray.put(lm)  # once for all replicas; raises TypeError for an unpicklable LM
         also = ray.put(second)
         self.pool = ActorPool(
             lambda number: actor.options(**place(SCORER, number, gpus, env), max_concurrency=CALLS_AT_ONCE).remote(
@@ -176,19 +176,19 @@ class ScorerPool(AsyncLM):
             self.second.unit_tokens, self.second._number = second.tokens_per_unit(on_gpu=gpus > 0), 1
 
     def submit_call(self, call: Call) -> "Future[list[Any]]":
-        """Have one replica compute the call in one piece, so that its numbers do not depend on load."""
+        """Submit the call to one replica in one piece, so that its numbers do not depend on load."""
         if not isinstance(call, ScoreCall):
             return self.pool.submit("run", call, self._number)
         return self._scores([call])
 
     def submit_units(self, call: Call) -> "list[tuple[list[int], Future[list[Any]]]]":
-        """Have each replica compute a few units, one by one: a call to an actor costs the trainer most of a unit."""
+        """Submit a few units at once to each replica: the call to an actor is most of a unit's cost to the trainer."""
         if not isinstance(call, ScoreCall):
             return super().submit_units(call)
         units = self.units(call)
         size = min(self._units_per_call, -(-len(units) // max(1, self.pool.num_up)))
         num_calls = -(-len(units) // size)
-        calls = [units[first::num_calls] for first in range(num_calls)]  # long units and short ones
+        calls = [units[first::num_calls] for first in range(num_calls)]  # long and short units mixed
         return [
             ([row for unit in some for row in unit], self._scores([call.take(unit) for unit in some])) for some in calls
         ]
@@ -209,7 +209,7 @@ class ScorerPool(AsyncLM):
         }
 
     def close(self) -> None:
-        """End the replicas; the second LM leaves that to the first."""
+        """End the replicas; does nothing on the second LM."""
         if not self._number:
             self.pool.close()
 
@@ -228,7 +228,7 @@ class ScorerPool(AsyncLM):
         return scores
 
     def _validate(self, number: int, probe: list[np.ndarray]) -> str | None:
-        """Compare a replica with the first that came up; return what is wrong with it, or None."""
+        """Compare a replica with the first one; return the fault, or None."""
         if not all(np.isfinite(logprobs).all() for logprobs in probe):
             return "log-probs that are not finite"
         if self._reference is None:

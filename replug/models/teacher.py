@@ -1,11 +1,11 @@
-"""Score documents by what an LM answers, where it gives no log-probs of its prompt (`lm.score`).
+"""Score documents by the answers of an LM that gives no log-probs of its prompt (`lm.score`).
 
-Most hosted models show at most the likeliest tokens of their answer. Such an LM still says how much a document helps:
+Most hosted models show at most the likeliest tokens of their answer. Such an LM still shows how much a document helps:
 
 - `yes`: z = log P(yes) of one generated token, after a prompt that asks whether the document helps;
 - `answer`: z is the mean F1 of answers from the document against the continuation.
 
-Each is the score of one token, so labels, cache, loss and live training read it as they read log-probs.
+Each is the score of one token, so labels, cache, loss and live training treat it as a log-prob.
 """
 
 import math
@@ -38,12 +38,12 @@ if TYPE_CHECKING:  # seconds to import
 
 ANSWER_TOKENS = 32
 NUM_TOPS = 20  # likeliest tokens, the most that OpenAI's chat API and vLLM show
-LEAST_SHARE = 1e-9  # of probability, which rounded log-probs may leave below 0
+LEAST_SHARE = 1e-9  # of probability: with rounded log-probs the rest may be below 0
 AROUND = " \n\t\"'*.,Ġ▁"  # the last two stand for a blank in raw tokens
 
 
 class TeacherSource(LMSource):
-    """An `LMSource` whose LM scores by `lm.score`. Its identity names the teacher, as the keys of cached scores do."""
+    """An `LMSource` of an LM that scores by `lm.score`. Its identity, and so its cached scores, name the teacher."""
 
     def __init__(self, source: LMSource, lm: LMConfig) -> None:
         self._source, self._score, self._samples, self.roles = source, lm.score, lm.samples, source.roles
@@ -111,14 +111,14 @@ class TeacherLM(AsyncLM):
 
 
 def says_yes(token: str) -> bool:
-    """Return whether a token is yes, in any case and with a blank or a sign round it."""
+    """Return whether a token is yes, in any case and with blanks or punctuation round it."""
     return token.strip(AROUND).lower() == "yes"
 
 
 def yes_logprob(tops: Mapping[str, float]) -> float:
-    """Return log P(yes) by the log-probs of the likeliest tokens.
+    """Return log P(yes) from the log-probs of the likeliest tokens.
 
-    If yes is not among them, return its upper bound: the least of them, or the probability that they leave.
+    If yes is not among them, return its upper bound: the least of them, or the remaining probability.
 
     >>> round(math.exp(yes_logprob({"Yes": math.log(0.6), " yes": math.log(0.1), "No": math.log(0.2)})), 6)
     0.7

@@ -149,7 +149,7 @@ def test_a_changed_key_prepares_again_until_something_was_made_from_the_set(tmp_
     assert "data.num_queries is 9, and was" in caplog.text and "preparing it again" in caplog.text
     (run / "labels").mkdir()
     (run / "labels/queries.parquet").touch()
-    with pytest.raises(UserError, match=r"queries.parquet was made from it: give another run_dir, or data\.num_q"):
+    with pytest.raises(UserError, match=r"queries.parquet was made from it: .* run_dir, or restore data\.num_q"):
         prepared_set(config, run / "data")
 
 

@@ -89,7 +89,7 @@ def _middle(weights: Weights) -> str:
     return sorted(name for name in weights if ".1." in name and name.endswith("weight"))[3]
 
 
-NO_USE = r"holds .*, which \w+ by its config.json has no use for"
+NO_USE = r"holds .*, which \w+ by its config.json does not use"
 DAMAGE = {
     "lacks one": (without_one, "lacks .*, which would be drawn at random"),
     "renamed": (renamed, "lacks .* more, which would be drawn at random"),

@@ -283,7 +283,7 @@ def test_a_local_base_is_named_by_its_folder_and_no_place_of_this_machine(
 
 def test_a_base_that_is_gone_or_another_now_is_refused_with_what_to_give_instead(local: tuple[Config, Path]) -> None:
     config, folder = local
-    given = rf"give the one of the training as retriever.path=MODEL, and retriever.query_path={folder}"
+    given = rf"set retriever.path to the documents' encoder of the training, and retriever.query_path={folder}"
     base = Path(config.retriever.path)
     both = Encoder(str(folder))
     base.rename(base.with_name("moved"))
@@ -295,7 +295,7 @@ def test_a_base_that_is_gone_or_another_now_is_refused_with_what_to_give_instead
     Encoder("some/other").save(base)
     with pytest.raises(UserError, match=rf"base has other weights, .* {given}"):
         Encoder(str(folder))
-    with pytest.raises(UserError, match="tuned queries whose documents are encoded by another encoder than this one"):
+    with pytest.raises(UserError, match="tuned queries for documents of another encoder than this one"):
         Encoder("some/other", query_path=str(folder))
 
 

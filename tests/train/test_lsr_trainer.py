@@ -143,7 +143,7 @@ def test_objects_give_in_a_thread_what_the_command_gives_of_files_and_leave_the_
 
     with pytest.raises(UserError, match=r"corpus.jsonl \(sha256\) is .*, but the set of given objects .* run_dir"):
         trainer(run, own_lm(), encoder=encoder, corpus=ROWS["corpus"][1:]).train()
-    with pytest.raises(UserError, match=r"lm.path is python:OwnLM, an object of the program that made this"):
+    with pytest.raises(UserError, match=r"lm.path is python:OwnLM, an object of the program that started this run"):
         LSRTrainer(config=run / "config.yaml").train()
 
 
