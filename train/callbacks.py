@@ -260,7 +260,7 @@ class Checkpointer(pl.Callback):
         """Save the steps of a run that cannot continue (pre-empted, no LM answers, budget spent).
 
         A run that fails while restoring saves nothing: its checkpoint would pass partial state for the whole.
-        Numbers that are not finite are not saved: they would fail again. On a full disk the newest checkpoint counts.
+        A run with numbers that are not finite would fail again. On a full disk the newest checkpoint counts.
         """
         is_meant = isinstance(exception, RunError | UserError) and not isinstance(exception, NotFiniteError)
         if not is_meant or not self._is_restored:

@@ -106,7 +106,7 @@ def evaluate_answers(
 ) -> Results:
     """Return bits per byte of the first answer to each held-out question that has one, after the retrievers' documents.
 
-    The bits are those of the ensemble. Posterior weights take the question into account.
+    The ensemble predicts the answers. Posterior weights take the question into account.
     """
     rows = [row for row, question in enumerate(questions) if question.answers]
     examples = [question_example(questions[row]) for row in rows]

@@ -158,7 +158,7 @@ def fit_as_other_rank(
 
 
 def require_one_batch(config: Config) -> None:
-    """Raise UserError for in-batch negatives over several ranks, and warn of a loss without a gradient."""
+    """Raise UserError for in-batch negatives over several ranks, and warn of an LM score that underflows."""
     if config.loss.in_batch and (ranks := num_ranks(config) if config.resources.train != "auto" else 1) > 1:
         raise UserError(f"loss.in_batch: each of {ranks} ranks sees the documents of its own share; expected one rank")
     if config.loss.lm_score is LMScore.probability:

@@ -50,8 +50,8 @@ MEASURED = {LANGUAGE_MODELLING: "text-generation", RETRIEVAL: "information-retri
 METHODS = ("lsr", "lsr/posterior")  # of the tuned retriever
 SIDES = {
     TrainedSide.both: "Tuned for queries and documents.",
-    TrainedSide.query: "Tuned for queries alone: documents are embedded by the retriever as it was.",
-    TrainedSide.documents: "Tuned for documents alone: queries are embedded by the retriever as it was.",
+    TrainedSide.query: "Tuned for queries alone: the untuned retriever embeds documents.",
+    TrainedSide.documents: "Tuned for documents alone: the untuned retriever embeds queries.",
 }
 TEXTS = '["The Loire flows through Nantes.", "The Rhine flows through Basel."]'
 QUERY = '["Which river flows through Basel?"]'

@@ -145,8 +145,8 @@ def require_trainable(config: Config, data: PreparedSet, encoder: Encoder) -> No
     require_known(encoder, data.corpus, query_sample(data), str(config.retriever.path))
     if data.corpus.url and config.retriever.train is not TrainedSide.query:
         raise UserError(
-            f"retriever.train is {config.retriever.train.value}; expected query, since data.corpus is a store, whose "
-            "vectors stay as they are"
+            f"retriever.train is {config.retriever.train.value}; expected query, since data.corpus is a store with "
+            "fixed vectors"
         )
     check_training(config, encoder)
 

@@ -1,4 +1,4 @@
-"""Questions about a run's documents: they judge its retriever beside continuations of texts, and may train it.
+"""Questions about a run's documents: they judge its retriever together with text continuations, and may train it.
 
 RUN_DIR/questions/train.jsonl     of data.train, and made by a rule, for train.examples=questions
 RUN_DIR/questions/dev.jsonl       choose weights
@@ -47,7 +47,7 @@ from replug.train.trained_weights import FrozenDocuments, embedded
 
 SPLITS = ("train", "dev", "heldout")
 SHARE = 10  # one of ten sources has development questions, one held-out questions
-MOST_JUDGED = {RULE: 200, BY_LM: 80}  # development questions, and held-out questions; the LM's cost tokens
+MOST_JUDGED = {RULE: 200, BY_LM: 80}  # questions of the development and of the held-out split; the LM's cost tokens
 WRITTEN_FOR_ONE = {"dev": 4, "heldout": 2}  # drafts of the LM; the filters keep one in four, and dev chooses weights
 PER_DOCUMENT, MOST_PER_DOCUMENT = 2, 8  # training questions; and questions of any split where documents are few
 FEW_SOURCES, SAMPLED = 10 * SHARE, 5000  # sources of a sample; below it, documents are dealt to the splits one by one
@@ -117,11 +117,11 @@ def make_questions(
                 problem = _none_made(data.corpus, few)
                 if training:
                     raise UserError(problem)
-                log.warning(f"{problem}. This run is judged by its texts alone")
+                log.warning(f"{problem}. The texts alone judge this run")
             else:
                 splits |= made
         elif missing:
-            log.warning("data.questions: documents that stay in a store give no questions; the texts judge alone")
+            log.warning("data.questions: documents in a store give no questions; the texts alone judge this run")
         if training:
             splits["train"] = [*training]
         for split, questions in splits.items():
@@ -147,7 +147,7 @@ def training_questions(config: Config, data: PreparedSet) -> list[OpenQuestion]:
     asked = _own_rows(config, config.data.train, data.queries)
     own = _with_documents(asked, data.corpus)
     if asked:
-        log.info(f"{len(own):,} of {len(asked):,} training questions have a document, the target of their training")
+        log.info(f"{len(own):,} of {len(asked):,} training questions have a document; the others are left out")
     elif config.data.train:
         log.info(f"{config.data.train} has no questions; a rule makes the training questions")
     made = _from_documents(config, data.corpus, {"train": num - len(own)})["train"] if len(own) < num else []
@@ -196,11 +196,11 @@ def _own(path: str, wanted: Mapping[str, int], training: Sequence[OpenQuestion])
         if one_line(row.example.query).lower() in trained:
             raise UserError(
                 f"data.questions: question {row.example.id} of {path} is trained on too (data.train), so it would "
-                "measure memory; remove it from one of the two"
+                "test memorization; remove it from one of the two"
             )
     if "dev" in wanted and len(rows) >= OWN_BOTH:
         return {"dev": rows[1::2], "heldout": rows[::2]}
-    log.info(f"{path}: all {len(rows)} questions are held out; with {OWN_BOTH} or more, half choose the weights")
+    log.info(f"{path}: all {len(rows)} questions are held out; of {OWN_BOTH} or more, half would choose the weights")
     return {"heldout": rows}
 
 
@@ -315,8 +315,8 @@ def say_how_far(config: Config, loss: float, share: float) -> None:
         )
     if loss <= LEAST_LOSS:
         log.info(
-            f"nothing to gain: the untuned retriever has a loss of {loss:.3f} nats on training questions, so it is "
-            "not trained and stays as it is"
+            f"nothing to gain: the untuned retriever has a loss of {loss:.3f} nats on training questions, so it "
+            "needs no training and stays unchanged"
         )
     else:
         rate = rate_for(config, loss).train.lr
@@ -418,7 +418,7 @@ class QuestionChooser(Chooser):
         if untuned.mrr is not None and untuned.mrr >= CEILING:
             log.info(
                 f"nothing to gain: the untuned retriever has a mean reciprocal rank of {untuned.mrr:.3f} on "
-                f"{len(self._dev)} development questions, so it is not trained and stays as it is"
+                f"{len(self._dev)} development questions, so it needs no training and stays unchanged"
             )
             self._watch.nothing_to_gain = True
         self._watch.nothing_to_gain |= self._loss <= LEAST_LOSS

@@ -206,6 +206,6 @@ def _result_of(pending: _Pending) -> DevResult | None:
         return pending.dev.result()
     except Interrupted:
         raise
-    except Exception as error:  # noqa: BLE001 - a measurement beside the training, whatever stopped it
+    except Exception as error:  # noqa: BLE001 - a failed measurement must not end the training
         log.warning(f"index v{pending.index.version} could not be measured on development texts: {error}")
         return None

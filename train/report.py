@@ -224,7 +224,7 @@ def verdict_of(results: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _outcome(entry: Entry | None, better: int) -> str | None:
-    """Return the outcome of an interval, if values of the sign `better` are gains; None without an interval."""
+    """Return the outcome that an interval shows, with gains of the sign `better`; None without an interval."""
     if entry is None:
         return None
     low, high = entry["interval"]
@@ -238,7 +238,7 @@ def _sentence(outcome: str | None, text: str) -> str:
 
 
 def _question_sentence(outcome: str | None, results: Mapping[str, Mapping[str, Entry]]) -> str:
-    """Return the sentence on questions, with the smallest difference that a small number could show."""
+    """Return the sentence on questions, with the smallest difference that a few of them could show."""
     before, after = QUESTION
     entry, (old, new) = results[after][f"{MRR} - {before}"], (results[name]["Success@1"] for name in QUESTION)
     low, high = entry["interval"]
@@ -270,9 +270,9 @@ def _posterior_sentence(heldout: Mapping[str, Mapping[str, Entry]]) -> list[str]
 def _caveats(results: Mapping[str, Any], entry: Entry, outcome: str, by_texts: bool) -> list[str]:
     """Return warnings about few sources or independent examples, and suggestions."""
     num, what = num_clusters(entry), "sources" if "clusters" in entry else "texts" if by_texts else "questions"
-    lines = [f"There are {num} {what} only, so the interval is too narrow."] if num < FEW_CLUSTERS else []
+    lines = [f"There are only {num} {what}, so the interval is too narrow."] if num < FEW_CLUSTERS else []
     if num < FEWEST_CLUSTERS:
-        lines = [f"There are {num} {what} only; fewer than {FEWEST_CLUSTERS} show no difference."]
+        lines = [f"There are only {num} {what}; fewer than {FEWEST_CLUSTERS} show no difference."]
     if (results.get("weights") or {}).get("step") == 0:
         return [*lines, AS_IT_WAS]
     nothing = AFTER_NOTHING if by_texts else AFTER_NOTHING_ASKED
@@ -413,7 +413,7 @@ def _example_blocks(examples: Sequence[dict], marked: str = TEXTS_MARKED) -> lis
     for example in examples:
         columns = [
             Html("<div><b>{}</b>{}</div>").format(label, Html().join(document.format(**one) for one in example[side]))
-            for side, label in (("before", "retriever as it was"), ("after", "tuned"))
+            for side, label in (("before", "untuned"), ("after", "tuned"))
         ]
         query = Html("<b>{}</b>\n").format(example["query"]) if "query" in example else ""
         text = Html("<pre>{}{}<mark>{}</mark></pre>").format(query, example["context"], example["continuation"])

@@ -108,7 +108,7 @@ class RunDirectory:
         return self.folder.is_finished
 
     def require_config(self, config: Config) -> None:
-        """Raise UserError if the run was begun with another configuration, or this is not a run."""
+        """Raise UserError if the run began with another configuration, or this is not a run."""
         self.require(_inputs_of(config))
 
     def require(self, inputs: Mapping[str, Any]) -> None:
@@ -117,7 +117,7 @@ class RunDirectory:
         self.folder.check(inputs, are_all=False)
 
     def begin_anew_if_other(self, config: Config) -> None:
-        """Forget that the run was begun with other keys, if nothing was made with them."""
+        """Forget the other keys of the begun run, if it has no results from them."""
         if run_work(self.path) is None and self.folder.changed(_inputs_of(config), are_all=False):
             with sole_writer(self.path):
                 self._begin_anew_with(_inputs_of(config), are_all=False)
@@ -147,7 +147,7 @@ class RunDirectory:
                 )
 
     def claim(self, config: Config, lm_identity: str, prepared: Path, labels: Path | None = None) -> None:
-        """Begin the run, or check that it was begun with the same configuration, LM, prepared set and labels."""
+        """Begin the run, or check that it began with the same configuration, LM, prepared set and labels."""
         made_from = {LM: lm_identity, SET: manifest_sha256(prepared)}
         made_from |= {LABELS: manifest_sha256(labels)} if labels is not None else {}
         inputs = {**_inputs_of(config), **made_from}

@@ -47,7 +47,7 @@ SHOTS = (
 PASSAGE_CHARACTERS = 420
 OPTIONS = GenerationOptions(24, stop="\n", temperature=0.6)
 PROMPTS_PER_CALL = 16
-WORDS = range(3, 26)  # of a question, as they are searched by
+WORDS = range(3, 26)  # number of search words in a question
 FOUND_AMONG = 20  # documents that BM25 ranks first
 LEAST_GAIN = 0.5  # nats a token that the document adds to the answer
 
