@@ -1,8 +1,8 @@
 """Lightning callbacks of every training: the step boundary, checkpoints, settings, and advice on temperatures.
 
-A user's callbacks act beside them, on rank 0. Checkpoints are written beside the steps: the step's thread copies the
-state to host memory, another writes the file with its checksum, marks it and removes what is too old. No other rank
-takes part, so none waits where a disk is full.
+A user's callbacks run beside them, on rank 0. Checkpoints are written in the background: the step's thread copies the
+state to host memory; another thread writes the file with its checksum, marks it and removes old checkpoints. No other
+rank takes part, so a full disk stalls none of them.
 """
 
 import logging
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 NEARLY_UNIFORM, NEARLY_ONE_HOT = 0.995, 0.05  # shares of the maximal entropy
 
-# Callbacks of Lightning that do what keys of replug do, or whose weights nothing here measures.
+# Lightning callbacks that duplicate keys of replug, or average weights that replug would not measure.
 REFUSED = (
     Checkpoint,
     ProgressBar,
@@ -65,33 +65,33 @@ def require_callbacks(callbacks: Sequence[pl.Callback]) -> None:
         if isinstance(callback, REFUSED):
             raise UserError(
                 f"callbacks: {kind.__name__} cannot work here: replug writes checkpoints and shows progress, keys set "
-                "the rest (checkpoint.every_steps, train.batch_size, train.micro_batches, train.lr), and the weights "
-                "that are trained are those that are measured; leave it out"
+                "the rest (checkpoint.every_steps, train.batch_size, train.micro_batches, train.lr), and only the "
+                "trained weights are measured, not their averages; leave it out"
             )
 
 
 def require_measured(callbacks: Sequence[pl.Callback], has_dev: bool, has_questions: bool) -> None:
-    """Raise UserError for an `EarlyStopping` whose metric is not measured while training."""
+    """Raise UserError for an `EarlyStopping` on a metric that the training does not measure."""
     for callback in callbacks:
         if not isinstance(callback, EarlyStopping):
             continue
         if has_questions and callback.monitor == "dev/bpb":
             raise UserError(
-                "callbacks: EarlyStopping looks at dev/bpb, and questions are measured in place of development texts; "
+                "callbacks: EarlyStopping monitors dev/bpb, but questions replace the development texts of this run; "
                 "expected dev/mrr with mode='max', or data.questions=null"
             )
         if not (has_dev or has_questions):
             raise UserError(
-                "callbacks: EarlyStopping looks at its metric where development texts or questions were measured, and "
-                "this run has none; set data.questions, data.num_dev or data.dev, or leave it out"
+                "callbacks: EarlyStopping needs a measurement of development texts or questions, and this run has "
+                "none; set data.questions, data.num_dev or data.dev, or leave it out"
             )
 
 
 class StepBoundary(pl.Callback):
-    """Drives the source of batches: `advance` before every step and `end` after it. Rank 0's.
+    """Drives the source of batches on rank 0: `advance` before every step and `end` after it.
 
-    `check` raises what ends the run. The LM scores `pairs` in each step. The source's state in a checkpoint is this
-    callback's.
+    `check` raises the error that ends the run. The LM scores `pairs` pairs in each step. In a checkpoint, this callback
+    holds the state of the source.
     """
 
     def __init__(self, source: BatchSource, clock: StepClock, check: Callable[[], None], pairs: int = 0) -> None:
@@ -140,23 +140,23 @@ def _progress_note(metrics: Mapping[str, torch.Tensor]) -> str:
 
 
 class OwnSettings(pl.Callback):
-    """Puts back what Lightning's set-up changes by itself."""
+    """Restores signal handlers, thread count and batch progress after Lightning's set-up."""
 
     def __init__(self, install_signals: Callable[[], None], threads: int) -> None:
         self._install_signals, self._threads = install_signals, threads
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._install_signals()  # its handler takes part in a collective from within a signal, which may never end
-        torch.set_num_threads(self._threads)  # with DDP it takes all cores, and other numbers give other last bits
-        # A resumed run has as many micro-batches as it is told now; its checkpoint may be of more ranks with fewer.
-        # A checkpoint of a step's end was written before Lightning counted the step; it counts now.
+        self._install_signals()  # Lightning's handler runs a collective inside a signal, which may never end
+        torch.set_num_threads(self._threads)  # DDP takes all cores, and another thread count changes the last bits
+        # Count in this run's micro-batches: the checkpoint may come from more ranks with fewer of them.
+        # A checkpoint at a step's end predates Lightning's count of that step; Lightning adds it after the restart.
         loop, done = trainer.fit_loop.epoch_loop, trainer.global_step * trainer.accumulate_grad_batches
         progress = loop.batch_progress.current
         progress.ready, progress.completed = done, done - int(loop.restarted_on_train_batch_end)
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time. `newest_step` is the newest that is marked."""
+    """Writes one checkpoint at a time. `newest_step` is the step of the newest marked checkpoint."""
 
     def __init__(self, run: RunDirectory, keep_last: int, newest_step: int) -> None:
         self._run, self._keep, self.newest_step = run, keep_last, newest_step
@@ -164,14 +164,14 @@ class CheckpointWriter:
         self._under_way: Future[None] | None = None
 
     def begin(self, step: int, state: dict[str, Any], versions: set[int]) -> None:
-        """Copy the state and return; the one before must have ended."""
+        """Copy the state and start to write it; the previous checkpoint must have ended."""
         assert self._under_way is None
-        # As it is now, in host memory: the next step changes weights and moments in place.
+        # Copy to host memory: the next step changes weights and moments in place.
         copied = apply_to_collection(state, torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
         self._under_way = self._thread.submit(self._write, step, copied, versions)
 
     def collect(self) -> bool:
-        """Return whether a checkpoint is done since the last call. Raises RunError if it failed."""
+        """Return whether a checkpoint has ended since the last call. Raises RunError if it failed."""
         return self._under_way is not None and self._under_way.done() and self.finish()
 
     def finish(self) -> bool:
@@ -187,7 +187,7 @@ class CheckpointWriter:
         return set().union(*(mark.versions for mark in self._run.checkpoint_marks()))
 
     def close(self) -> None:
-        """Wait for the checkpoint under way, whatever becomes of it."""
+        """Wait for the checkpoint under way, even if it fails."""
         self._thread.shutdown(wait=True)
 
     def _write(self, step: int, state: dict[str, Any], versions: set[int]) -> None:
@@ -199,7 +199,7 @@ class CheckpointWriter:
                 torch.save(state, file)
             persist(partial)
             sha256 = file_sha256(partial)
-        self._run.unmark(step)  # where the same step is saved again: else the old mark would be of the new file
+        self._run.unmark(step)  # if the step was saved before, its old mark must not describe the new file
         partial.replace(path)
         self._run.mark(CheckpointMark(path, step, tuple(sorted(versions)), sha256))
         self.newest_step = step
@@ -211,8 +211,8 @@ class CheckpointWriter:
 class Checkpointer(pl.Callback):
     """Saves every N steps and on early exit. Rank 0 only.
 
-    An index version stays on disk while the live index or a kept checkpoint uses it. The checkpoint of a step at which
-    a callback ended the training says so: a run that is resumed from it has ended too.
+    An index version stays on disk while the live index or a kept checkpoint uses it. If a callback ends the training,
+    the checkpoint of that step records it, and a run resumed from it ends too.
     """
 
     def __init__(
@@ -226,14 +226,14 @@ class Checkpointer(pl.Callback):
         self._is_restored = self._is_ended = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note that the step boundary, which is called before, has restored what a checkpoint says."""
+        """Note that the step boundary, called earlier, has restored the checkpoint's state."""
         self._is_restored = True
         trainer.should_stop |= self._is_ended
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Position, batch_idx: int
     ) -> None:
-        """Raise RunError for a checkpoint that could not be written, and prune index versions after one that was."""
+        """Prune index versions after a finished checkpoint. Raises RunError if it could not be written."""
         if batch.is_first and self._writer.collect():
             self._prune()
 
@@ -241,7 +241,7 @@ class Checkpointer(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
     ) -> None:
         self._is_ended |= trainer.should_stop
-        trainer.should_stop = self._is_ended and batch.is_last  # a step in parts is done to its end
+        trainer.should_stop = self._is_ended and batch.is_last  # finish all micro-batches of the step
         is_end = trainer.global_step == trainer.max_steps or trainer.should_stop
         if batch.is_last and (trainer.global_step % self._every == 0 or is_end):
             with self._clock.measure("checkpoint"):
@@ -257,17 +257,17 @@ class Checkpointer(pl.Callback):
         self._is_ended = state_dict["is_ended"]
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Save the steps of a run that cannot go on (pre-empted, no LM answers, a budget is spent).
+        """Save the steps of a run that cannot continue (pre-empted, no LM answers, budget spent).
 
-        A run that fails before it is restored saves nothing: its checkpoint would claim that half of the run was all.
-        A run whose numbers are not finite would fail again. On a full disk the newest checkpoint counts.
+        A run that fails while restoring saves nothing: its checkpoint would pass partial state for the whole.
+        A run with numbers that are not finite would fail again. On a full disk the newest checkpoint counts.
         """
         is_meant = isinstance(exception, RunError | UserError) and not isinstance(exception, NotFiniteError)
         if not is_meant or not self._is_restored:
             return
-        # Lightning assumes that each checkpoint is written at a step's end, before that step is counted, and adds it.
+        # Lightning assumes that a checkpoint is written before its step is counted, and adds the step.
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step - 1
-        try:  # nothing where no step was done since the newest: half of what it brings back may be there
+        try:  # skip without a new step: the newest checkpoint may be restored in part only
             self._finish()
             if trainer.global_step > self._writer.newest_step:
                 self._begin(trainer, pl_module)
@@ -275,7 +275,7 @@ class Checkpointer(pl.Callback):
         except RunError as error:
             log.warning(f"step {trainer.global_step} is not saved, step {self._writer.newest_step} is: {error}")
         else:
-            log.info(f"saved step {trainer.global_step}: the same command goes on from there")
+            log.info(f"saved step {trainer.global_step}: the same command resumes from there")
 
     def _begin(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Begin a checkpoint without `trainer.save_checkpoint`, which ends in a barrier."""

@@ -1,11 +1,11 @@
 """Measure development texts while training: bits per byte of the retriever's ensemble, and the best weights so far.
 
 The retriever orders documents of each text. The ensemble of the first `evaluate.k` is mixed at every token (REPLUG,
-section 3.2). Its weights are softmax(s / T): T is `ensemble.temperature` if that is a number, else the best one for the
-texts, since softmax(s) of cosines that differ by hundredths is nearly uniform whatever was learned.
+section 3.2). Its weights are softmax(s / T): T is `ensemble.temperature` if that is a number, else it is fitted to the
+texts, since softmax(s) of cosines that differ by hundredths is nearly uniform even after training.
 
-A training on labels measures the stored candidates (`LabelledDevTexts`) and asks no LM. A live training searches each
-index version and asks the LM (`SearchedDevTexts`). `Watch` remembers the best weights of either. Held-out texts choose
+A training on labels measures the stored candidates (`LabelledDevTexts`) without the LM. A live training searches each
+index version and asks the LM (`SearchedDevTexts`). `Watch` keeps the best weights of either. Held-out texts choose
 nothing.
 """
 
@@ -71,7 +71,7 @@ class DevResult:
 
     @property
     def merit(self) -> float:
-        """The number whose highest value chooses the weights."""
+        """Return the criterion that chooses the weights; higher is better."""
         if self.least_gain is not None:
             return self.least_gain
         assert self.bpb is not None
@@ -79,11 +79,11 @@ class DevResult:
 
 
 class Watch(pl.Callback):
-    """Keeps the weights that did best on the development split in `folder`. Without one it does nothing.
+    """Keeps in `folder` the weights that did best on the development split; does nothing without a split.
 
-    Training ends after `patience` results without progress, or where the untuned weights leave `nothing_to_gain`.
-    A checkpoint holds the first result, the best and the last. The folder holds the result of its weights: a killed
-    run may find later weights there, and finds them again.
+    Training ends after `patience` results without progress, or if the untuned weights leave `nothing_to_gain`.
+    A checkpoint holds the first result, the best and the last. The folder holds the result of its weights: after a
+    kill they may be later than the checkpoint, and the resumed run measures them again.
     """
 
     def __init__(self, folder: Path, patience: int | None = None) -> None:
@@ -102,11 +102,11 @@ class Watch(pl.Callback):
 
     @property
     def is_over(self) -> bool:
-        """Return whether patience has ended, or there is nothing to gain."""
+        """Return whether patience has run out, or there is nothing to gain."""
         return self.nothing_to_gain or (self._patience is not None and self._in_vain >= self._patience)
 
     def has(self, step: int) -> bool:
-        """Return whether the last result is that of `step`, as it is at the step of a resumed checkpoint."""
+        """Return whether the last result is for `step`, as after resuming from a checkpoint."""
         return self.last is not None and self.last.step == step
 
     def record(self, result: DevResult, save: Callable[[Path], object], progress: float | None = None) -> None:
@@ -137,7 +137,7 @@ class Watch(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
     ) -> None:
-        """Log the last result at every step: Lightning would repeat a value that is logged now and then.
+        """Log the last result at every step: Lightning repeats a value that is logged only at some steps.
 
         A new result is a validation for all callbacks, such as a user's `EarlyStopping`.
         """
@@ -165,7 +165,7 @@ class Watch(pl.Callback):
 class Chooser:
     """Measures weights before the first step, each `every` steps and after the last one; a `Watch` keeps the best."""
 
-    rows: np.ndarray  # of the corpus' documents that are measured
+    rows: np.ndarray  # corpus rows of the measured documents
 
     def __init__(self, watch: Watch, every: int, max_steps: int) -> None:
         self._watch, self._every, self._max_steps = watch, every, max_steps
@@ -187,7 +187,7 @@ class Chooser:
 
 
 class TextChooser(Chooser):
-    """Chooses weights by labelled development texts, which no LM is asked for."""
+    """Chooses weights by labelled development texts, without calls to the LM."""
 
     def __init__(
         self,
@@ -208,12 +208,12 @@ class TextChooser(Chooser):
 
 
 def describe_weights(weights: Mapping[str, Any]) -> str:
-    """Say which weights a tuned retriever has, by what `fitted.json` holds of them."""
+    """Return a description of the tuned retriever's weights from their record in `fitted.json`."""
     if weights["best"] is None:
         return f"step {weights['step']}, the last"
     best = DevResult(**weights["best"])
     if best.measured_on == "questions" and best.step == 0:
-        return "step 0, the untuned ones, since development questions show no gain by others"
+        return "step 0, the untuned weights, since no others show a gain on development questions"
     part = "" if best.share in (None, 1) else f" ({best.share:.0%} of the way to it)"
     return f"step {best.step}{part}, the best of {weights['steps']} on development {best.measured_on}"
 
@@ -229,7 +229,7 @@ def _ensemble_result(config: Config, step: int, scores: Sequence[DocumentScores]
 
 
 class SearchedDevTexts:
-    """Development texts with the documents that a search of an index version finds; the LM scores these."""
+    """Development texts with documents retrieved from an index version and scored by the LM."""
 
     def __init__(self, config: Config, data: PreparedSet, workers: Workers, check: Callable[[], None]) -> None:
         self._config, self._data, self._workers, self._check = config, data, workers, check
@@ -237,7 +237,7 @@ class SearchedDevTexts:
         self._bytes = sum(len(example.continuation.encode()) for example in self._examples)
 
     def measure(self, encoder: Encoder, version: int, step: int) -> DevResult:
-        """Measure an encoder with the weights of `step`, which searches an index version."""
+        """Measure an encoder with the weights of `step` on the documents that it retrieves from an index version."""
         encoder.eval()
         config, examples = self._config, self._examples
         workers, corpus, scores = self._workers, self._data.corpus, []
@@ -263,7 +263,7 @@ class SearchedDevTexts:
 
 
 class LabelledDevTexts:
-    """Labelled development texts; `rows` are the corpus' of all candidates."""
+    """Labelled development texts; `rows` are the corpus rows of all candidates."""
 
     def __init__(self, config: Config, labels: Labels, data: PreparedSet) -> None:
         self._config, self._corpus = config, data.corpus
@@ -280,7 +280,7 @@ class LabelledDevTexts:
         self._log_q = log_likelihood(z, config.loss.beta)
 
     def measure(self, step: int, encoder: Encoder, frozen: FrozenDocuments | None = None) -> DevResult:
-        """Measure the weights as they are. `frozen` gives vectors of documents that stay as they are."""
+        """Measure the current weights. `frozen` gives the vectors of documents that do not learn."""
         encoder.eval()
         similarities = self.similarities(encoder, frozen)
         own = np.take_along_axis(similarities, self._places, axis=1)  # [N, K], of every text's candidates

@@ -1,12 +1,11 @@
-"""The evaluation that training ends with, which `replug evaluate TRAINING_CONFIG` runs again.
+"""The evaluation at the end of a training; `replug evaluate TRAINING_CONFIG` repeats it.
 
-It is the evaluation `language_modelling` of the held-out texts, and `retrieval` of those that name gold documents,
-under the methods
+It runs `language_modelling` on all held-out texts, and `retrieval` on texts that name gold documents, with the methods
 
 none          the LM alone
-replug        the retriever as it was
-lsr           the tuned one
-X/posterior   the documents of replug or lsr by weights that follow the text, from the same LM scores
+replug        the untuned retriever
+lsr           the tuned retriever
+X/posterior   the documents of replug or lsr with weights that follow the text, from the same LM scores
 """
 
 import hashlib
@@ -49,9 +48,9 @@ from replug.train.workers import Workers
 log = logging.getLogger(__name__)
 
 LANGUAGE_MODELLING, RETRIEVAL, QUESTIONS, ANSWERS = "language_modelling", "retrieval", "questions", "answers"
-PICTURE, MOST_TOKENS = "document_weights.json", 48  # of a text that the picture shows
-NUM_EXAMPLES = 6  # held-out texts shown in the report with what each retriever finds
-QUESTION = "replug", "lsr"  # what a run is made to answer: does the tuned retriever help more than the untuned one?
+PICTURE, MOST_TOKENS = "document_weights.json", 48  # of the text in the picture
+NUM_EXAMPLES = 6  # held-out texts in the report, with each retriever's documents
+QUESTION = "replug", "lsr"  # the run's question: does the tuned retriever help more than the untuned one?
 Found = Mapping[str, RetrievedDocuments]  # by method, for all held-out texts
 
 
@@ -60,7 +59,7 @@ def evaluate_heldout(
 ) -> dict[str, Results]:
     """Return the results of `language_modelling`, and of `retrieval` where texts name gold documents.
 
-    Outcomes lie in `folder`: an interrupted evaluation continues after those that are there.
+    `folder` keeps the outcomes, so an interrupted evaluation resumes after the stored ones.
     """
     everything = data.heldout.examples()
     examples = everything[: config.evaluate.max_examples]
@@ -107,7 +106,7 @@ def evaluate_answers(
 ) -> Results:
     """Return bits per byte of the first answer to each held-out question that has one, after the retrievers' documents.
 
-    They are the log-likelihood of the answers through REPLUG. Weights that follow the text have read the question.
+    The ensemble predicts the answers. Posterior weights take the question into account.
     """
     rows = [row for row, question in enumerate(questions) if question.answers]
     examples = [question_example(questions[row]) for row in rows]
@@ -132,7 +131,7 @@ def _predict(
     folder: Path,
     is_asked: bool = False,
 ) -> Results:
-    """Measure every method's prediction of every text. The LM and how it is prompted are part of what was measured."""
+    """Measure every method on every text. Outcomes are reused only for the same LM and prompt settings."""
     k, lm = config.evaluate.k, config.lm
     methods = _methods(["none", *found, *(f"{name}/{POSTERIOR}" for name in found)], k)
     weighting = posterior_weighting(config.ensemble, config.lm, is_asked=is_asked)
@@ -164,10 +163,10 @@ def document_weights_picture(
     rows: Sequence[Row],
     fixed: str,
 ) -> dict[str, Any]:
-    """Return how weights follow the text in which they gain most per byte, as `evals.charts` draws it.
+    """Return the posterior weights along the text with the largest gain per byte, for `evals.charts`.
 
-    The cache holds the scores of its tokens, of which the first are shown. Tokens have no text where a server's
-    tokenizer is not known, or cuts otherwise than the server.
+    The cache holds the scores; the first `MOST_TOKENS` tokens are shown. Tokens have no text if the tokenizer of a
+    server is unknown, or splits the text differently from the server.
     """
     moving, lm = f"{fixed}/{POSTERIOR}", config.lm
 
@@ -202,7 +201,7 @@ def document_weights_picture(
 def judge_by_questions(
     config: Config, data: PreparedSet, questions: Sequence[OpenQuestion], found: Found, folder: Path
 ) -> Results:
-    """Measure at which rank each retriever finds what answers held-out questions.
+    """Measure the rank at which each retriever finds the first right document of held-out questions.
 
     A question's gold documents count; without any, passages that hold an answer (DPR, Karpukhin et al. 2020).
     """
@@ -222,7 +221,7 @@ def _rank(
     what: str,
     question: tuple[str, str] | None = None,
 ) -> Results:
-    """Measure how each retriever ranks the right documents of the examples, whose `rows` tell them from others."""
+    """Measure how each retriever ranks the right documents of the examples; `rows` identify the examples."""
     k = min(of.doc_rows.shape[1] for of in found.values())
     book = EvidenceBook(_methods([*found], k), data.corpus, found, [True] * len(rows))
     outcomes = _outcomes(task, book, folder, _identity(data, rows, book), what)
@@ -248,7 +247,7 @@ def _identity(data: PreparedSet, rows: list[Any], book: EvidenceBook) -> dict[st
 
 
 def _outcomes(task: Task, book: EvidenceBook, folder: Path, measured: dict[str, str], what: str) -> list[Row]:
-    """Return the outcome of every example; those of the same measurement that the folder holds are used again."""
+    """Return the outcome of every example, reusing stored outcomes of the same measurement."""
     rows = run_task(task, book, outcomes_of(folder, json.dumps(measured)), what)
     write_outcomes(folder / "examples.parquet", rows, book, task)
     return rows
@@ -268,9 +267,9 @@ def measured_encoder(config: Config, path: Path | None = None) -> Encoder:
 def search_heldout(
     config: Config, data: PreparedSet, workers: Workers, encoder: Encoder, index: IndexState, name: str = "lsr"
 ) -> RetrievedDocuments:
-    """Search the held-out texts by an encoder in its own index; returns documents with the ensemble's temperature.
+    """Search the held-out texts with an encoder in its own index; returns documents with the ensemble's temperature.
 
-    If documents stay as they are, the index is version 0. With `ensemble.temperature=fit` the temperature is fitted to
+    If documents do not learn, the index is version 0. With `ensemble.temperature=fit` the temperature is fitted to
     the development texts and their documents, becomes the encoder's, and is saved with the index version's encoder.
     `name` names the encoder in messages.
     """
@@ -287,20 +286,20 @@ def search_heldout(
         encoder.temperature = fit_ensemble(lm, examples, data.corpus, retrieved, Method(name, name, k, False))
         if is_built:
             write_temperature(workers.index.store.encoder_folder(version), encoder.temperature, is_listed=False)
-    most = min(len(data.corpus), max(config.evaluate.k, RECALL_DEPTH))  # as many as any measurement needs
+    most = min(len(data.corpus), max(config.evaluate.k, RECALL_DEPTH))  # the depth of the deepest measurement
     retrieved = search_examples(config, data, workers.index, encoder, version, data.heldout.examples(), most)
     return replace(retrieved, temperature=own_temperature(encoder))
 
 
 def searched_version(config: Config, version: int) -> int:
-    """Return the index version that an encoder searches: version 0 if documents stay as they are."""
+    """Return the index version that an encoder searches: version 0 if documents do not learn."""
     return 0 if config.retriever.train is TrainedSide.query else version
 
 
 def write_examples(
     path: Path, data: PreparedSet, found: Found, text_of: Callable[[int], Mapping[str, str]], num_shown: int
 ) -> None:
-    """Write a few texts or questions with the documents that each retriever ranks first, those that changed first."""
+    """Write a few texts or questions with each retriever's first documents, starting with changed ones."""
     before, after = (found[name] for name in QUESTION)
     rows = np.argsort(before.doc_rows[:, 0] == after.doc_rows[:, 0], kind="stable")[:NUM_EXAMPLES].tolist()
     sides = {"before": before, "after": after}

@@ -52,7 +52,8 @@ log = logging.getLogger(__name__)
 class Fit:
     """One training of a run, from the newest whole checkpoint to the last step, on rank 0.
 
-    `frozen` gives documents that stay as they are, `newest` is the checkpoint to go on from, `steps` are those done.
+    `frozen` gives vectors of documents that do not learn, `newest` is the checkpoint to resume from, `steps` counts
+    finished steps.
     """
 
     def __init__(
@@ -79,9 +80,9 @@ class Fit:
         self.newest, self.clock, self.steps = run.newest_checkpoint(), StepClock(), 0
 
     def run(self, source: BatchSource, check: Callable[[], None], others: OtherRanks | None = None) -> None:
-        """Train on the batches of `source`; `check` raises what ends the run.
+        """Train on the batches of `source`; `check` raises the error that ends the run.
 
-        Raises Interrupted where a signal asked for it, RunError where the run cannot go on; both have saved the step.
+        Raises Interrupted after a signal, and RunError if the run cannot continue; both after saving the step.
         """
         config, run, done = self._config, self._run, self.newest.step if self.newest else 0
         with closing(CheckpointWriter(run, KEPT_CHECKPOINTS, done)) as writer:
@@ -103,21 +104,21 @@ class Fit:
             run.forget_after(done)
             if self.newest:
                 log.info(f"resuming at step {done}")
-            with self.interruption.deferred(lambda: f"step {writer.newest_step} is the newest that is saved"):
+            with self.interruption.deferred(lambda: f"the newest saved step is {writer.newest_step}"):
                 run_trainer(trainer, config, module, self.newest.path if self.newest else None)
                 self.steps = trainer.global_step
                 self._check_end(trainer)
-                self.interruption.check()  # a signal that came during the last step; its checkpoint is there
+                self.interruption.check()  # for a signal during the last step, which has its checkpoint
         source.finish(self.steps)
 
     def _check_end(self, trainer: pl.Trainer) -> None:
-        """Say what ended a training before its last step. Raises RunError if nothing asked for it."""
+        """Log why a training ended before its last step. Raises RunError if nothing requested the end."""
         ended = f"training ended after step {self.steps} of {self._config.train.max_steps}"
         if self.steps == self._config.train.max_steps:
             return
         if not trainer.should_stop:
             raise RunError(
-                f"{ended} without an error; what is saved stays: run the same command again, or give another run_dir"
+                f"{ended} without an error; its checkpoints stay: run the same command again, or give another run_dir"
             )
         if self.watch.nothing_to_gain:
             return
@@ -157,18 +158,18 @@ def fit_as_other_rank(
 
 
 def require_one_batch(config: Config) -> None:
-    """Raise UserError for in-batch negatives over several ranks, and warn of a loss that learns nothing."""
+    """Raise UserError for in-batch negatives over several ranks, and warn of an LM score that underflows."""
     if config.loss.in_batch and (ranks := num_ranks(config) if config.resources.train != "auto" else 1) > 1:
-        raise UserError(f"loss.in_batch: {ranks} ranks each have other documents in their batch; expected one")
+        raise UserError(f"loss.in_batch: each of {ranks} ranks sees the documents of its own share; expected one rank")
     if config.loss.lm_score is LMScore.probability:
         log.warning("loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
 
 
 @contextmanager
 def own_globals() -> Iterator[None]:
-    """Put back at the end of the block what a run sets for its process: threads, random states, messages, variables.
+    """Restore the settings of the process at the end of the block: threads, random states, log level, variables.
 
-    Lightning's banners are silenced, and its advice against what is meant: eval mode without dropout, a sized iterable.
+    Silences Lightning's banners, and its warnings about intended choices: eval mode without dropout, a sized iterable.
     """
     logger, threads = logging.getLogger("pytorch_lightning"), torch.get_num_threads()
     level, drawn, variables = logger.level, random.getstate(), {name: os.environ.get(name) for name in VARIABLES}
@@ -194,7 +195,7 @@ def lightning_trainer(
     train, ranks, on_gpu = config.train, environment.world_size(), torch.cuda.is_available()
     strategy: str | OwnStoreDDP = "auto"
     if ranks > 1:
-        backend = "nccl" if on_gpu else "gloo"  # buffers: the encoder has none that training changes
+        backend = "nccl" if on_gpu else "gloo"  # training changes no buffer of the encoder
         strategy = OwnStoreDDP(process_group_backend=backend, timeout=COLLECTIVE_PATIENCE, broadcast_buffers=False)
     return pl.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
@@ -213,9 +214,9 @@ def lightning_trainer(
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
-        plugins=[environment],  # under SLURM too one rank is a process of ours, not one that srun made
+        plugins=[environment],  # replug starts the ranks, under SLURM too
         num_sanity_val_steps=0,
-        # EarlyStopping then looks where development texts were measured, not at the end of the only epoch.
+        # EarlyStopping then checks after each development measurement, not at the end of the only epoch.
         check_val_every_n_epoch=2,
     )
 

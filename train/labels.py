@@ -1,13 +1,13 @@
-"""Labels: candidate documents of each text with the LM's scores, written once and trained on without the LM.
+"""Labels: candidate documents of each text with their LM scores, written once, for training without the LM.
 
 OUT/queries.parquet, dev.parquet   the labels (`data.labels`), with inputs.json and manifest.json
-OUT/scores.sqlite   what the LM has said so far, unless `lm.cache` names another file; a training may read it too
-OUT/index/          the corpus by the retriever as it is
-OUT/lm_spent.json   what a server was sent
+OUT/scores.sqlite   the LM scores so far, unless `lm.cache` names another file; a training may read it too
+OUT/index/          the corpus, embedded by the untuned retriever
+OUT/lm_spent.json   requests and tokens sent to a server
 
 Candidates are the retriever's nearest documents (with `label.hits` the user's own), BM25's and random ones. A search
-skips documents that an earlier search gave, so every text has equally many. Stages whose results exist are skipped, so
-the same command resumes an interrupted one.
+skips the documents of earlier searches, so every text has the same number. Finished stages are skipped, so the same
+command resumes an interrupted labelling.
 """
 
 import logging
@@ -64,7 +64,7 @@ from replug.train.workers import Workers, start_workers
 log = logging.getLogger(__name__)
 
 Scores = list[ContinuationScore] | np.ndarray  # scores of pairs [N], or their sums and numbers of tokens [N, 2]
-Allowed = Callable[[int, np.ndarray], np.ndarray]  # text's row, documents -> which of them it may have
+Allowed = Callable[[int, np.ndarray], np.ndarray]  # row of a text, documents -> mask of the allowed documents
 
 CALLS_IN_FLIGHT = 8
 TEXTS_PER_SEARCH = 256
@@ -74,10 +74,10 @@ ROWS = "rows"  # of label.hits: the candidates that the examples bring
 
 
 def label(config: Config, out: Path, index: Path | None = None, stages: Stages | None = None) -> Labels:
-    """Make the labels, or go on with them; finished ones of the same configuration are returned as they are.
+    """Make the labels, or resume making them; finished labels of the same configuration are returned unchanged.
 
-    The documents are embedded into `index`, by default in the folder of the labels. `stages` are those of the run that
-    the labels are for.
+    The documents are embedded into `index`, by default in the folder of the labels. `stages` belong to the run that
+    uses the labels.
     """
     for problem in labelling_problems(config):
         raise UserError(problem)
@@ -112,7 +112,7 @@ def label(config: Config, out: Path, index: Path | None = None, stages: Stages |
 def _write_labels(
     config: Config, data: PreparedSet, out: Path, workers: Workers, encoder: Encoder, check: Callable[[], None]
 ) -> None:
-    """Find and score the candidates of each split. A file that is there is whole, and is skipped."""
+    """Find and score the candidates of each split. An existing file is complete, and is skipped."""
     for split, store in (("queries", data.queries), ("dev", data.dev)):
         path, is_dev = out / f"{split}.parquet", split == "dev"
         if store is not None and not path.is_file():
@@ -122,7 +122,7 @@ def _write_labels(
 
 
 def label_origin(config: Config, data: PreparedSet, lm: str, encoder: Encoder) -> LabelOrigin:
-    """Return what the labels of a configuration are made from; `lm` is the LM's identity."""
+    """Return the origin of a configuration's labels; `lm` is the LM's identity."""
     label = config.label
     return LabelOrigin(
         lm=lm,
@@ -141,7 +141,7 @@ def label_origin(config: Config, data: PreparedSet, lm: str, encoder: Encoder) -
 
 
 def retriever_identity(encoder: Encoder) -> str:
-    """Return what tells encoders apart: equal identities give equal similarities."""
+    """Return the identity of an encoder: equal identities give equal similarities."""
     with tempfile.TemporaryDirectory() as folder:
         encoder.save(Path(folder))
         reading = reading_identity(encoder.pooling, encoder.prompt("query"), encoder.prompt("document"))
@@ -154,7 +154,7 @@ def retriever_identity(encoder: Encoder) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Holds documents [N, K] of N texts, which search gave each, and at which rank from 1."""
+    """Holds the candidates [N, K] of N texts, the search that gave each, and its rank there from 1."""
 
     doc_rows: np.ndarray
     found_by: np.ndarray
@@ -171,11 +171,11 @@ def mix_candidates(
     allowed: Allowed,
     spare: np.ndarray | None = None,
 ) -> Candidates | None:
-    """Return the candidates of every text, by what searches gave, best first: [N, dense], the others [N, any number].
+    """Return the candidates of every text from ranked search results: `dense` [N, dense], `bm25` [N, any number].
 
-    BM25 gives -1 where no more documents share a word with a text; the nearest of `spare` [N, dense + bm25] then stand
-    in. Returns None where a deeper search of BM25 may give what is missing. Raises UserError where the corpus has too
-    few documents that a text may have.
+    BM25 gives -1 where no more documents share a word with a text; the nearest of `spare` [N, dense + bm25] replace
+    them. Returns None where a deeper search of BM25 may give the missing documents. Raises UserError where the corpus
+    has too few allowed documents for a text.
     """
     total = wanted.dense + wanted.bm25 + wanted.random
     texts = []
@@ -203,9 +203,9 @@ def _choose(
     row: int,
     allowed: Allowed,
 ) -> int:
-    """Choose the first `count` documents that are new and that a text may have; returns how many are missing.
+    """Choose the first `count` new and allowed documents; returns the number still missing.
 
-    They have the search that gave them and their rank there; random ones are in the order of their choice.
+    Each is stored with its search and its rank there; random documents are ranked in the order of choice.
     """
     rank = 0
     for docs in offered if count else ():
@@ -220,12 +220,12 @@ def _choose(
 
 
 def any_document(row: int, doc_rows: np.ndarray) -> np.ndarray:
-    """Allow all."""
+    """Allow every document."""
     return np.ones(len(doc_rows), bool)
 
 
 def other_sources(sources_of: Callable[[np.ndarray], list[str]], exclude: Sequence[str | None]) -> Allowed:
-    """Allow what is not of the text's own source."""
+    """Allow documents from other sources than the text's own."""
 
     def allowed(row: int, doc_rows: np.ndarray) -> np.ndarray:
         return np.array([source != exclude[row] for source in sources_of(doc_rows)], bool)
@@ -247,11 +247,11 @@ def find_candidates(
 ) -> tuple[Candidates, np.ndarray]:
     """Return the candidates of all texts and their similarities [N, K] float32 to `encoder`'s queries.
 
-    Index version 0 is that of `encoder`. BM25 is searched deeper until every text has enough.
+    Index version 0 belongs to `encoder`. BM25 searches deeper until every text has enough candidates.
     """
     label, corpus, examples = config.label, data.corpus, store.examples()
     if len(corpus) < (total := label.dense + label.bm25 + label.random):
-        raise UserError(f"label: {total} candidates of a text are wanted, but the corpus has {len(corpus)}")
+        raise UserError(f"label: {total} candidates a text are requested, but the corpus has {len(corpus)} documents")
     exclude = [example.source for example in examples] if config.retrieve.exclude_own_source else None
     queries = [example.query for example in examples]
     vectors = _in_parts(len(queries), lambda part: encoder.encode_query(queries[part]).numpy())
@@ -335,7 +335,7 @@ def hits_of(label: LabelConfig, corpus: CorpusStore, examples: Sequence[Example]
 
 
 def similarities(queries: np.ndarray, doc_rows: np.ndarray, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Return inner products [N, K] float32 of query vectors [N, D] and the stored ones of their documents."""
+    """Return inner products [N, K] float32 of query vectors [N, D] and the stored vectors of their documents."""
 
     def products(part: slice) -> np.ndarray:
         documents = take(doc_rows[part]).astype(np.float64)
@@ -360,7 +360,7 @@ def label_rows(
     """Let the LM score texts after their candidates, and yield a row of the labels for each text, in order.
 
     With `with_tokens`, rows also hold the log-probs of tokens, with each document and without one.
-    `check` is called while waiting, to raise what ends it.
+    `check` is called while waiting; it may raise to end the wait.
     """
     alone: list[str | None] = [None] if with_tokens else []
 
@@ -386,7 +386,7 @@ def label_rows(
 
 
 def _score_columns(corpus: CorpusStore, text: str, doc_rows: np.ndarray, scores: Scores) -> dict[str, Any]:
-    """Return the columns of one text's scores, which begin with the one without a document if there is one."""
+    """Return the columns of one text's scores; the score without a document, if any, comes first."""
     ids = [document.id for document in corpus.documents(doc_rows)]
     sums = scores if isinstance(scores, np.ndarray) else sums_of(scores)
     _require_comparable(text, ids, sums)
@@ -398,7 +398,7 @@ def _score_columns(corpus: CorpusStore, text: str, doc_rows: np.ndarray, scores:
 
 
 def _require_comparable(text: str, documents: Sequence[str], sums: np.ndarray) -> None:
-    """Raise RunError for a score that is not a number, or is of other tokens than the text's other scores."""
+    """Raise RunError for a score that is not finite, or for different numbers of tokens within a text."""
     places = ["without a document"] * (len(sums) - len(documents))
     places += [f"after document {document}" for document in documents]
     for place, (total, num_tokens) in zip(places, sums.tolist(), strict=True):
@@ -411,7 +411,7 @@ def _require_comparable(text: str, documents: Sequence[str], sums: np.ndarray) -
             )
 
 
-# What other trainers read ------------------------------------------------------------------------------------------
+# Export for other trainers -----------------------------------------------------------------------------------------
 
 
 def distill_kl_rows(
@@ -431,7 +431,7 @@ def distill_kl_rows(
     def rows() -> Iterator[dict[str, Any]]:
         for row, of in zip(labels.rows("queries"), scores, strict=True):
             texts = corpus.texts(np.array(row["doc_rows"]))
-            query = row.get("query") or row["context"]  # what documents were retrieved for
+            query = row.get("query") or row["context"]  # the query of the retrieval
             yield {"query": query, **dict(zip(passages, texts, strict=True)), "label": of}
 
     texts = [(name, pa.string()) for name in ("query", *passages)]

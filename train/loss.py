@@ -11,8 +11,8 @@ A contrastive term may stand beside the divergence (`loss.contrastive`, off by d
     loss of a query = KL + contrastive * C
     C = -log softmax over its documents, and others', of s / gamma, at the document of the highest Q     (InfoNCE)
 
-Only P_R carries a gradient. The distributions are handled as logarithms throughout. To add a loss: a function and its
-line in `LOSSES`, and its name in `configs.choices.Direction`; likewise `LM_SCORES` and `configs.choices.LMScore`.
+Only P_R carries a gradient. The distributions are handled as logarithms throughout. To add a loss, write a function,
+add it to `LOSSES`, and name it in `config.choices.Direction`; likewise `LM_SCORES` and `config.choices.LMScore`.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-# From the summed and the mean log-probs of the continuation, [B, K] each.
+# Name -> z from the summed and the mean log-probs of the continuation, [B, K] each.
 LM_SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean_logprob": lambda sums, means: means,
     "inverse_perplexity": lambda sums, means: means.exp(),
@@ -44,7 +44,7 @@ def log_likelihood(scores: Tensor, temperature: float) -> Tensor:
 
 
 def kl_lm_retriever(log_q: Tensor, log_p: Tensor) -> Tensor:
-    """Return KL(Q || P_R) of each query, nats [B]: the retriever covers what the LM finds likely."""
+    """Return KL(Q || P_R) of each query, nats [B]: the retriever covers the documents that the LM prefers."""
     return (log_q.exp() * (log_q - log_p)).sum(-1)
 
 
@@ -53,7 +53,7 @@ def kl_retriever_lm(log_q: Tensor, log_p: Tensor) -> Tensor:
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
-# Of log Q and log P_R [B, K], a loss for each query [B].
+# Name -> loss of each query [B] from log Q and log P_R [B, K].
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "kl_lm_retriever": kl_lm_retriever,
     "kl_retriever_lm": kl_retriever_lm,
@@ -68,8 +68,8 @@ def text_losses(log_q: Tensor, log_p: Tensor, direction: str) -> Tensor:
 def contrastive_losses(scores: Tensor, log_q: Tensor, others: Tensor | None = None) -> Tensor:
     """Return InfoNCE on the LM's best document of each query, nats [B].
 
-    `scores` are s / gamma [B, K]. `others` [B, M] are those of documents that are not the query's own candidates, which
-    the LM has not scored: minus infinity where there is none. Of documents that the LM ties the first counts.
+    `scores` are s / gamma [B, K]. `others` [B, M] are s / gamma of further documents, which the LM has not scored;
+    minus infinity marks the query's own candidates. The first of tied documents counts as the best.
     """
     every = scores if others is None else torch.cat([scores, others], dim=-1)
     return -log_softmax(every, dim=-1).gather(-1, log_q.argmax(-1, keepdim=True)).squeeze(-1)

@@ -1,8 +1,8 @@
-"""README.md of a tuned retriever: what it is, how it is used, how it was made, and what it is worth.
+"""README.md of a tuned retriever: description, usage, training and results.
 
-Hubs read its front matter (huggingface_hub's `ModelCardData`), people the rest. Its figures are those of the run's
-`results.json`, with their intervals. No checksum is kept of it: people fill in what a run does not know, and no vector
-depends on it. It names no path of the machine of the training.
+Hubs read its front matter (huggingface_hub's `ModelCardData`), people the rest. Its figures come from the run's
+`results.json`, with their intervals. It has no checksum: people complete it by hand, and no vector depends on it. It
+names no path of the training machine.
 """
 
 import json
@@ -50,8 +50,8 @@ MEASURED = {LANGUAGE_MODELLING: "text-generation", RETRIEVAL: "information-retri
 METHODS = ("lsr", "lsr/posterior")  # of the tuned retriever
 SIDES = {
     TrainedSide.both: "Tuned for queries and documents.",
-    TrainedSide.query: "Tuned for queries alone: documents are embedded by the retriever as it was.",
-    TrainedSide.documents: "Tuned for documents alone: queries are embedded by the retriever as it was.",
+    TrainedSide.query: "Tuned for queries alone: the untuned retriever embeds documents.",
+    TrainedSide.documents: "Tuned for documents alone: the untuned retriever embeds queries.",
 }
 TEXTS = '["The Loire flows through Nantes.", "The Rhine flows through Basel."]'
 QUERY = '["Which river flows through Basel?"]'
@@ -68,8 +68,8 @@ def write_model_card(
 ) -> None:
     """Write the card beside an encoder's files.
 
-    `weights` says of which step they are; `results` are the run's, once it has ended. `name` is what the model is
-    loaded by: OWNER/NAME on the hub, by default its folder in the working directory.
+    `weights` names their step; `results` are the results of a finished run. `name` is the name for loading the model:
+    OWNER/NAME on the hub, by default its folder in the working directory.
     """
     name, retriever = name or f"./{folder.name}", config.retriever
     values = {
@@ -100,14 +100,14 @@ def write_model_card(
 
 
 def _data_lines(config: Config) -> list[str]:
-    """Say where texts and documents came from."""
+    """Return a line that names the sources of texts and documents."""
     given = {key: getattr(config.data, key) for key in DATA_KEYS}
     sources = ", ".join(f"{key} {plain_line(public_name(value))}" for key, value in given.items() if value)
     return [f"data: {sources}"] if sources else []
 
 
 def _settings_at_work(config: Config) -> dict[str, str]:
-    """Return the settings with their values, without those that are off or that labels and epochs replace."""
+    """Return the settings in use with their values; labels and epochs replace some keys."""
     known = flatten(config)
     replaced = {"train.max_steps": known["train.epochs"], "refresh.every_steps": known["train.labels"]}
     shown = [key for key in SETTINGS if (known[key] or key == "seed") and not replaced.get(key)]
@@ -151,7 +151,7 @@ def _hub_name(path: str) -> str | None:
 
 
 def _local_name(path: str) -> str:
-    """Return a folder of this machine as seen from the one above it, of a run its retriever."""
+    """Return the public name of a local folder as a relative path; of a run directory, its retriever."""
     folder, given = Path(resolve_encoder_path(path)), Path(path).expanduser()
     return f"./{Path(public_name(path)) / (folder.relative_to(given) if folder.is_relative_to(given) else '')}"
 
@@ -166,8 +166,8 @@ def _file_of(path: str, name: str) -> Path | None:
 def card_metadata(config: Config, name: str, results: Mapping[str, Any]) -> ModelCardData:
     """Return the card's front matter; unknown fields are left out.
 
-    The base model and a dataset are named where they are names on the hub and no files of this machine. Licence and
-    language are the base's own, where its folder or the hub's cache holds its card.
+    The base model and a dataset are named if they are names on the hub and not local files. Licence and language come
+    from the base's card, if its folder or the hub's cache holds it.
     """
     known = {"license": UNKNOWN} | _of_the_base(config.retriever.path)
     of_the_base: dict[str, Any] = {key: known.get(key) for key in OF_THE_BASE}
@@ -215,5 +215,5 @@ def _of_the_base(path: str) -> dict[str, Any]:
     try:
         return metadata_load(card) or {}
     except (ValueError, yaml.YAMLError):
-        log.warning(f"{card} has a front matter that is no YAML: its licence and language are not taken over")
+        log.warning(f"the front matter of {card} is not valid YAML; its licence and language are left out")
         return {}

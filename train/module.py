@@ -1,8 +1,7 @@
 """The Lightning module: the trainable encoder and one LSR step.
 
-Both the query and its documents are encoded with gradient (DESIGN: only the retriever learns); the
-LM's scores arrive as numbers. Lightning hands over a position: the step's number and a part of its batch. The source of
-batches knows the rest.
+Queries, and documents unless `frozen` gives them, are encoded with gradient; the LM scores arrive as numbers. Lightning
+passes a position: the step's number and a part of its batch. The source of batches knows the rest.
 """
 
 import math
@@ -28,7 +27,7 @@ from replug.train.trained_weights import FrozenDocuments, bring_back_untrained, 
 
 
 class Batches(Protocol):
-    """Gives a rank what it trains on."""
+    """Gives a rank its scored batches."""
 
     def take(self, step: int) -> ScoredBatch:
         """Return the whole batch of a step."""
@@ -36,7 +35,7 @@ class Batches(Protocol):
 
 
 class Queries(Protocol):
-    """Gives training examples by row: what documents are searched by, and ids for errors."""
+    """Gives training examples by row: the queries of the searches, and ids for errors."""
 
     def examples(self, rows: np.ndarray) -> Sequence[Example] | Sequence[Item]:
         """Return examples in the requested order."""
@@ -44,10 +43,9 @@ class Queries(Protocol):
 
 
 class LSRModule(pl.LightningModule):
-    """Trains an encoder that `prepare_encoder` made ready on what `batches` delivers.
+    """Trains an encoder from `prepare_encoder` on scored `batches`.
 
-    `frozen` gives vectors of documents if they stay as they are. If the retriever is a pair, `encoder` holds both
-    encoders.
+    `frozen` gives vectors of documents that do not learn. If the retriever is a pair, `encoder` holds both encoders.
     """
 
     def __init__(
@@ -63,7 +61,7 @@ class LSRModule(pl.LightningModule):
         self.encoder, self.batches, self.frozen = encoder, batches, frozen
         self._queries, self._corpus = queries, corpus
         self._loss, self._train, self._seed = config.loss, config.train, config.seed
-        # Prefixes of the vectors that the loss is averaged over, None is all: by default what the index searches.
+        # Prefixes of the vectors in the mean of the loss (None: whole vectors), by default the prefix in the index.
         self._dims: Sequence[int | None] = sorted(config.retriever.dims, reverse=True)
         self._dims = self._dims or [config.index.dims or encoder.dims]
         self.batch: ScoredBatch | None = None  # of the step that is under way
@@ -79,7 +77,7 @@ class LSRModule(pl.LightningModule):
         """Return the mean loss over this rank's part of the batch; DDP and Lightning average over ranks and parts.
 
         The backbone may run under autocast. Similarities and loss are computed in float32. Nothing here waits for the
-        device: it would stand idle until the backward pass is launched.
+        device, which would then idle until the backward pass is launched.
         """
         if position.is_first:
             self.batch, self._metrics, self._losses = self.batches.take(position.step), [], []
@@ -106,12 +104,12 @@ class LSRModule(pl.LightningModule):
         return loss
 
     def on_after_backward(self) -> None:
-        """Fetch metrics from the device: the backward pass is launched, and nothing waits behind it."""
+        """Fetch metrics from the device, now that the backward pass is launched."""
         if not self._is_last:
             return
         assert self.batch is not None
         metrics = self._mean_metrics()
-        # All ranks have the same means, so all end here where the loss is no number, before the gradient is used.
+        # All ranks have the same means, so all stop here at a loss that is not finite, before using the gradient.
         if not math.isfinite(metrics["train/loss"]):
             losses = torch.cat(self._losses)
             if self._num_ranks > 1:
@@ -126,7 +124,7 @@ class LSRModule(pl.LightningModule):
         bring_back_untrained(self.encoder, checkpoint)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Require a finite gradient. It is that of all ranks, so all end here; weights are as they were.
+        """Require a finite gradient. All ranks share it, so all stop here, with unchanged weights.
 
         Log its norm before clipping, and the learning rate.
         """
@@ -144,18 +142,18 @@ class LSRModule(pl.LightningModule):
         return self.trainer.world_size if self._trainer is not None else 1
 
     def _mean_metrics(self) -> dict[str, Tensor]:
-        """Return means over the parts of the step and over the ranks, which have equally many texts."""
+        """Return means over the parts of the step and over the ranks, which have the same number of texts."""
         means = torch.stack([torch.stack([*part.values()]) for part in self._metrics]).mean(0)
         if self._num_ranks > 1:
             means = self.trainer.strategy.reduce(means, reduce_op="mean")
         return dict(zip(self._metrics[0], means.cpu(), strict=True))  # in one fetch from the device
 
     def similarities(self, batch: RetrievedBatch) -> list[tuple[Tensor, Tensor | None]]:
-        """Return s(d, x) [B, K] at each prefix, the longest first; with `in_batch` those of others [B, U] too.
+        """Return s(d, x) [B, K] at each prefix, the longest first; with `in_batch` also s of all U documents [B, U].
 
         They are float32 with gradient. The loss is the mean over prefixes of the vectors (Matryoshka Representation
-        Learning, Kusupati et al. 2022). With cosine similarity a prefix has the length 1 again. A query's own documents
-        are minus infinity among others.
+        Learning, Kusupati et al. 2022). For cosine similarity each prefix is normalized again. In [B, U], a query's
+        own documents are minus infinity.
         """
         queries, documents, places = self._encoded(batch)
         found: list[tuple[Tensor, Tensor | None]] = []
@@ -169,7 +167,7 @@ class LSRModule(pl.LightningModule):
         return found
 
     def _encoded(self, batch: RetrievedBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Return vectors of queries [B, D] and of U documents [U, D], and which documents each query has [B, K]."""
+        """Return vectors of queries [B, D] and of U documents [U, D], and each query's places in these [B, K]."""
         queries = [example.query for example in self._queries.examples(batch.query_rows)]
         unique, place = np.unique(batch.doc_rows, return_inverse=True)
         query_vectors = self.encoder.encode_with_gradient(self.encoder.token_ids(queries, "query"), task="query")
@@ -181,7 +179,7 @@ class LSRModule(pl.LightningModule):
         return query_vectors, doc_vectors, places
 
     def _terms(self, similarities: Tensor, others: Tensor | None, log_q: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return each text's loss and its contrastive term [B]; None where that is not asked for."""
+        """Return each text's loss and its contrastive term [B], or None if that is off."""
         settings = self._loss
         kl = text_losses(log_q, log_likelihood(similarities, settings.gamma), settings.direction.value)
         if not settings.contrastive:
@@ -203,7 +201,7 @@ class LSRModule(pl.LightningModule):
 
 
 def share_of(batch: ScoredBatch, rank: int, ranks: int, position: Position) -> ScoredBatch:
-    """Return what one rank trains on at once: its micro-batch of this part. All are of one size."""
+    """Return one rank's micro-batch of this part. All micro-batches have the same size."""
     size = len(batch.num_tokens) // (ranks * position.parts)
     begin = (rank * position.parts + position.part) * size
     return batch.take(slice(begin, begin + size))
@@ -239,7 +237,7 @@ def _metrics(loss: Tensor, log_q: Tensor, log_p: Tensor) -> dict[str, Tensor]:
 
 
 def _batch_metrics(scored: ScoredBatch) -> dict[str, float]:
-    """Return what the whole batch says of the LM, and of the index if it is not of labels."""
+    """Return LM metrics of the whole batch, and index metrics unless the batch comes from labels."""
     batch, means = scored.retrieved, scored.sum_logprobs / scored.num_tokens[:, None]
     if means.shape[1] == 1:
         return {}
@@ -279,7 +277,7 @@ def require_finite_losses(losses: np.ndarray, batch: RetrievedBatch, queries: Qu
 
 
 def require_finite_weights(parameters: Iterable[Tensor], step: int) -> None:
-    """Raise NotFiniteError for weights that must not be written."""
+    """Raise NotFiniteError for weights that are not finite, before they are written."""
     if not _are_finite([weight.detach() for weight in parameters]):
         raise NotFiniteError(f"the weights after {step} steps are not finite, and are not saved; {CAUSES}")
 

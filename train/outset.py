@@ -1,6 +1,6 @@
-"""The outset of a run: refuse what does not fit together before anything heavy starts, and say what is to be done.
+"""Checks before a run starts: refuse inputs that do not fit together, and log the planned stages.
 
-A set of a paper's size has tens of millions of texts. So lengths that preparing has bounded are not counted again.
+A set of a paper's size has tens of millions of texts, so lengths that preparing has bounded are not counted again.
 Bytes are known without reading a text and no token is shorter than a byte, so they are compared first; only longer
 texts are tokenized, in batches.
 """
@@ -44,7 +44,7 @@ def check_data(config: Config, data: PreparedSet, source: LMSource) -> None:
     """Raise UserError if corpus, texts and LM do not fit together."""
     check_texts(config, data)
     if source.max_tokens is not None and (tokenizer := source.tokenizer()) is not None:
-        _check_lengths(config, data, tokenizer, source.max_tokens)  # a server refuses what it cannot hold
+        _check_lengths(config, data, tokenizer, source.max_tokens)  # a server checks the lengths itself
 
 
 def check_texts(config: Config, data: PreparedSet) -> None:
@@ -61,7 +61,7 @@ def check_texts(config: Config, data: PreparedSet) -> None:
             "some of them several times"
         )
     named = {doc: text for store in data.texts for doc, text in store.gold().items()}
-    # Without gold documents no id of the corpus need be read, which for 36M documents are gigabytes.
+    # Without gold documents, do not read the ids of the corpus: gigabytes for 36M documents.
     missing = set(named) - set(data.corpus.rows_of(named)) if named else None
     if missing:
         doc = min(missing)
@@ -76,7 +76,7 @@ def check_texts(config: Config, data: PreparedSet) -> None:
 
 
 def _check_lengths(config: Config, data: PreparedSet, tokenizer: PreTrainedTokenizerBase, limit: int) -> None:
-    """Require that the LM holds a document with the longest text after it; if texts are cut, a continuation alone.
+    """Require that the LM can read any document before the longest text; if texts are cut, any continuation alone.
 
     Raises UserError for a text or document that is too long.
     """
@@ -100,7 +100,7 @@ def _check_lengths(config: Config, data: PreparedSet, tokenizer: PreTrainedToken
                         )
         return
     corpus = data.corpus
-    if corpus.url is not None:  # the LM itself refuses a document of a store that it cannot hold
+    if corpus.url is not None:  # the LM itself refuses a document of a store that is too long
         return
     rest, longest = _longest_text(data, tokenizer)
     rest += between
@@ -115,7 +115,7 @@ def _check_lengths(config: Config, data: PreparedSet, tokenizer: PreTrainedToken
 
 
 def _longest_text(data: PreparedSet, tokenizer: PreTrainedTokenizerBase) -> tuple[int, str]:
-    """Return the most tokens of a context with its continuation, and whose they are; the longest by bytes first."""
+    """Return the most tokens of a context with its continuation, and the id of that text; longest by bytes first."""
     most, name = 0, ""
     for store in data.texts:
         num_bytes = store.num_bytes()
@@ -137,7 +137,7 @@ def _batches(rows: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def require_trainable(config: Config, data: PreparedSet, encoder: Encoder) -> None:
-    """Raise UserError where retriever and set cannot be trained as asked, before the LM scores anything."""
+    """Raise UserError if retriever and set cannot be trained as configured, before the LM scores anything."""
     if chooses_by_dev(config):
         data.require_dev()
     index_kind(config, encoder.dim, len(data.corpus))
@@ -145,14 +145,14 @@ def require_trainable(config: Config, data: PreparedSet, encoder: Encoder) -> No
     require_known(encoder, data.corpus, query_sample(data), str(config.retriever.path))
     if data.corpus.url and config.retriever.train is not TrainedSide.query:
         raise UserError(
-            f"retriever.train is {config.retriever.train.value}; expected query, since data.corpus is a store, whose "
-            "vectors stay as they are"
+            f"retriever.train is {config.retriever.train.value}; expected query, since data.corpus is a store with "
+            "fixed vectors"
         )
     check_training(config, encoder)
 
 
 def plan_stages(stages: Stages, config: Config, run: RunDirectory, data: PreparedSet) -> None:
-    """Say what is tuned to what, and plan and say the stages of the run, unless they are planned."""
+    """Plan the stages of the run and log them with its models, unless they are planned already."""
     if stages.are_planned:
         return
     dev = len(data.dev) if data.dev is not None else 0
@@ -165,7 +165,7 @@ def plan_stages(stages: Stages, config: Config, run: RunDirectory, data: Prepare
         what += f" on questions about {len(data.corpus):,} documents"
     else:
         what += (
-            f" to {lm}, which stays as it is, on {len(data.queries):,} training, {dev:,} development and "
+            f" to {lm}, which is frozen, on {len(data.queries):,} training, {dev:,} development and "
             f"{len(data.heldout):,} held-out texts with {len(data.corpus):,} documents"
         )
     log.info(f"{what}\n{len(left)} stages, at most {sum(stage.pairs for stage in left):,} LM calls:")
@@ -183,7 +183,7 @@ def _usual_work(config: Config, stage: Stage) -> dict[str, int]:
 
 
 def stages_left(config: Config, run: RunDirectory, stages: list[Stage], max_steps: int) -> list[Stage]:
-    """Return the stages without those that are done, and without the steps of the training that are done."""
+    """Return the unfinished stages; the training counts only its remaining steps."""
     last = next(place for place, stage in enumerate(stages) if stage.name == TRAINING)
     training, marks = stages[last], run.checkpoint_marks()
     left = 0.0 if run.fitted.is_file() else 1 - marks[-1].step / max_steps if marks else 1.0

@@ -1,8 +1,8 @@
 """Batches retrieved and scored ahead of the step that trains on them.
 
 At the boundary before step t the queries of step t + depth are encoded with the weights as they are. Then, while
-step t trains, a thread searches the index that was live at that boundary, and hands the documents to the LM. So
-what a batch saw follows from its step and the depth, never from timing. Depth 0 is the strictly sequential method.
+step t trains, a thread searches the index that was live at that boundary, and hands the documents to the LM. So the
+index and weights behind a batch depend on its step and the depth, never on timing. Depth 0 is strictly sequential.
 
 `score_in_calls` scores a whole set of examples, for labels and development texts.
 """
@@ -29,7 +29,7 @@ from replug.train.step_metrics import StepClock
 log = logging.getLogger(__name__)
 
 
-# For searches that are under way when a run is to end: a signal leaves half a minute for all.
+# For searches under way at the end of a run: after a signal, the whole process has half a minute.
 SEARCH_SECONDS_AT_THE_END = 8.0
 
 EXAMPLES_PER_CALL = 16
@@ -43,10 +43,10 @@ _InFlight = tuple[Future[RetrievedBatch], Future[Scores]]  # the documents of a 
 
 
 class BatchPipeline:
-    """Keeps `depth` batches in flight, and no more: so the LM's pool never has more than that to do.
+    """Keeps `depth` batches in flight, which bounds the work of the LM's pool.
 
     `encode` maps texts to vectors [B, D] by the live weights, `executor` runs `search` for documents of each, and
-    `score` takes examples and the texts before each. `check` is called while a step waits, to raise what should end the
+    `score` takes examples and the texts before each. `check` is called while a step waits; it may raise to end the
     wait.
     """
 
@@ -72,7 +72,7 @@ class BatchPipeline:
         self._last_search: Future[RetrievedBatch] | None = None
 
     def advance(self, step: int, index: IndexState) -> None:
-        """Put into flight all batches that should be at the boundary before `step`."""
+        """Start all batches that are due at the boundary before `step`."""
         with self._clock.measure("retrieve"):
             for ahead in range(step, min(step + self._train.pipeline_depth + 1, self._train.max_steps)):
                 if ahead not in self._in_flight:
@@ -100,23 +100,23 @@ class BatchPipeline:
         return ScoredBatch(retrieved, sums, counts)
 
     def settle(self) -> None:
-        """Wait until the searches under way have ended; the index may free their version after.
+        """Wait until the searches under way have ended, so that the index may free their version.
 
-        One that failed ends the run when its batch is taken. What ends the run ends the wait.
+        A failed search raises when its batch is taken. An error of `check` ends the wait.
         """
         while self._searching(LOOK_SECONDS):
             self._check_run()
 
     def state(self) -> list[RetrievedBatch]:
-        """Return what a resumed run cannot compute again: documents found by weights that are gone.
+        """Return the retrieved batches in flight, which a resumed run cannot retrieve again without the old weights.
 
-        A batch whose search failed, or does not end in a run that ends, has none. The resumed run searches for it with
-        the weights it resumes with, and its `query_step` says so.
+        A batch is left out if its search failed, or hangs while the run ends. The resumed run searches for it with
+        newer weights, as its `query_step` shows.
         """
         try:
             self.settle()
-        except RuntimeError:  # whatever ends the run is raised at its next boundary too
-            self._searching(SEARCH_SECONDS_AT_THE_END)  # a searcher that hangs holds it up for a moment only
+        except RuntimeError:  # the next boundary raises the same error
+            self._searching(SEARCH_SECONDS_AT_THE_END)  # bounded: a searcher may hang
         found = []
         for step, (search, _) in sorted(self._in_flight.items()):
             why = search.exception() if search.done() else "the searchers do not answer"
@@ -134,7 +134,7 @@ class BatchPipeline:
             self._in_flight[batch.step] = self._submitted(found)
 
     def _searching(self, seconds: float) -> bool:
-        """Return whether a search is still under way after so many seconds at most."""
+        """Return whether a search is still under way after at most `seconds`."""
         return bool(wait([search for search, _ in self._in_flight.values()], timeout=seconds).not_done)
 
     def _begin(self, step: int, query_step: int, index: IndexState) -> _InFlight:
@@ -175,13 +175,13 @@ def score_in_calls(
     calls_in_flight: int,
     check: Callable[[], None],
 ) -> Iterator[tuple[range, list[Any]]]:
-    """Yield rows of examples and the scores of their pairs, an example's after one another.
+    """Yield rows of examples and the scores of their pairs, grouped by example.
 
-    Calls are counted from the first example, so what is scored together follows from the examples and the documents
-    alone, also after kill -9: the cache has what was computed, and no pair is computed twice.
+    Calls are counted from the first example, so scoring batches depend on the examples and the documents alone, also
+    after kill -9: the cache has the finished scores, and no pair is computed twice.
 
-    `load` gives the examples of some rows and the texts before each. `check` is called while waiting, to raise what
-    ends it.
+    `load` gives the examples of some rows and the texts before each. `check` is called while waiting; it may raise to
+    end the wait.
     """
     waiting: deque[tuple[range, Future[Any]]] = deque()
     for start in range(0, num_examples, EXAMPLES_PER_CALL):

@@ -1,13 +1,13 @@
-"""Questions about a run's documents: they judge its retriever beside continuations of texts, and may train it.
+"""Questions about a run's documents: they judge its retriever together with text continuations, and may train it.
 
 RUN_DIR/questions/train.jsonl     of data.train, and made by a rule, for train.examples=questions
 RUN_DIR/questions/dev.jsonl       choose weights
 RUN_DIR/questions/heldout.jsonl   judge at the end, and nothing else
 RUN_DIR/questions/inputs.json, manifest.json
 
-Rows have question, answers, gold (ids of documents) and source, so they are read as any questions are. Splits share no
-source. With `data.questions=lm` the LM writes those that judge: a retriever that learned from questions made by a rule
-finds the sources of others made so, while it gets worse at what people ask (docs/experiments.md).
+Rows have question, answers, gold (ids of documents) and source, like every file of questions. Splits share no source.
+With `data.questions=lm` the LM writes the development and held-out questions: training on questions made by a rule
+helps with more of the same kind, while people's questions get worse results (docs/experiments.md).
 """
 
 import json
@@ -46,22 +46,22 @@ from replug.train.development import Chooser, DevResult, Watch
 from replug.train.trained_weights import FrozenDocuments, embedded
 
 SPLITS = ("train", "dev", "heldout")
-SHARE = 10  # one in so many sources has development questions, one held-out ones
-MOST_JUDGED = {RULE: 200, BY_LM: 80}  # development questions, and as many held-out ones; the LM's cost tokens
-WRITTEN_FOR_ONE = {"dev": 4, "heldout": 2}  # that the LM writes: of four it keeps one, and dev chooses the weights
+SHARE = 10  # one of ten sources has development questions, one held-out questions
+MOST_JUDGED = {RULE: 200, BY_LM: 80}  # questions of the development and of the held-out split; the LM's cost tokens
+WRITTEN_FOR_ONE = {"dev": 4, "heldout": 2}  # drafts of the LM; the filters keep one in four, and dev chooses weights
 PER_DOCUMENT, MOST_PER_DOCUMENT = 2, 8  # training questions; and questions of any split where documents are few
-FEW_SOURCES, SAMPLED = 10 * SHARE, 5000  # in as many documents: below it, these are dealt to the splits one by one
-OWN_BOTH = 60  # questions of the user's: with as many, every second one develops
+FEW_SOURCES, SAMPLED = 10 * SHARE, 5000  # sources of a sample; below it, documents are dealt to the splits one by one
+OWN_BOTH = 60  # from this number of the user's questions on, every second one is for development
 ROWS_AT_A_TIME = 512
 SHARES = (1.0, 0.75, 0.5, 0.25)  # of the way from the untuned weights
 LARGE_SHARE = 0.35  # of a document; at 0.37 MiniLM gained nothing in German, at 0.21 it did (docs/questions.md)
-NUM_LOOKS = 3  # at development questions while training, each at all `SHARES`
+NUM_LOOKS = 3  # measurements of development questions while training, each at all `SHARES`
 SURE = NormalDist().inv_cdf(1 - 0.05 / 2 / NUM_LOOKS)  # standard errors below a gain where its interval begins
 # Nothing is left to gain from this mean reciprocal rank of development questions on, or up to this in-batch loss of
 # the training questions in nats: at 0.03 training harmed, at 0.15 a low rate gained, from 1 on a high one did
 # (docs/experiments.md).
 CEILING, LEAST_LOSS, WHOLE_RATE_LOSS, LOSS_BATCHES = 0.95, 0.05, 1.0, 4
-# Documents that BM25 searches, and finds for a question; as few as the last are all taken.
+# Documents in the search of BM25, and its results for a question; a corpus up to the last number is taken whole.
 SEARCHED, NEAREST, SMALL = 20_000, 10, 2_000
 
 log = logging.getLogger(__name__)
@@ -91,9 +91,9 @@ def make_questions(
     lm: str = "",
     write: Write | None = None,
 ) -> Questions:
-    """Make the questions of a run, or open those that are there; `training` ones are made.
+    """Make the questions of a run, or open existing ones; `training` questions are given.
 
-    `write` has the LM of the identity `lm` word at most N questions of documents; the texts beside are other documents.
+    `write` lets the LM of the identity `lm` word at most N questions about documents; its texts are other documents.
     Raises UserError where the documents give too few.
     """
     kind, folder = str(config.data.questions), questions_folder(path)
@@ -117,11 +117,11 @@ def make_questions(
                 problem = _none_made(data.corpus, few)
                 if training:
                     raise UserError(problem)
-                log.warning(f"{problem}. This run is judged by its texts alone")
+                log.warning(f"{problem}. The texts alone judge this run")
             else:
                 splits |= made
         elif missing:
-            log.warning("data.questions: documents that stay in a store give no questions; the texts judge alone")
+            log.warning("data.questions: documents in a store give no questions; the texts alone judge this run")
         if training:
             splits["train"] = [*training]
         for split, questions in splits.items():
@@ -139,7 +139,7 @@ def make_questions(
 
 
 def training_questions(config: Config, data: PreparedSet) -> list[OpenQuestion]:
-    """Return questions to train on, each with its document: the run's own, and as many by the rule as it has steps for.
+    """Return training questions with their documents: the run's own, then rule-made ones for the remaining steps.
 
     Raises UserError where there are none.
     """
@@ -147,9 +147,9 @@ def training_questions(config: Config, data: PreparedSet) -> list[OpenQuestion]:
     asked = _own_rows(config, config.data.train, data.queries)
     own = _with_documents(asked, data.corpus)
     if asked:
-        log.info(f"{len(own):,} of {len(asked):,} training questions have a document, which they are trained to find")
+        log.info(f"{len(own):,} of {len(asked):,} training questions have a document; the others are left out")
     elif config.data.train:
-        log.info(f"{config.data.train} has no questions; a rule makes those to train on")
+        log.info(f"{config.data.train} has no questions; a rule makes the training questions")
     made = _from_documents(config, data.corpus, {"train": num - len(own)})["train"] if len(own) < num else []
     if not own and not made:
         raise UserError(_none_made(data.corpus, "train"))
@@ -157,7 +157,7 @@ def training_questions(config: Config, data: PreparedSet) -> list[OpenQuestion]:
 
 
 def _own_rows(config: Config, path: str | None, texts: ExampleStore) -> list[OpenQuestion]:
-    """Return the questions among texts of the set; their rows at `path` have all answers, the set the first alone."""
+    """Return the questions among the set's texts, with all answers from `path`; the set has only the first answer."""
     asked = [of for of in texts.examples() if of.context in (ASKED, question_prompt(of.query))]
     rows = [row for _, row in question_rows(path, config.data.fields) if "question" in row] if asked and path else []
     answers = {row["question"]: tuple(row["answers"]) for row in rows if row.get("answers")}
@@ -184,23 +184,23 @@ def _with_documents(questions: Sequence[OpenQuestion], corpus: CorpusStore) -> l
 
 
 def _own(path: str, wanted: Mapping[str, int], training: Sequence[OpenQuestion]) -> dict[str, list[OpenQuestion]]:
-    """Return the user's questions; of many, every second one develops."""
+    """Return the user's questions; from `OWN_BOTH` on, every second one is for development."""
     rows = read_questions(path, needs_answers=False)
     trained = {one_line(of.example.query).lower() for of in training}
     for row in rows:
         if not (row.answers or row.example.gold):
             raise UserError(
                 f"data.questions: question {row.example.id} of {path} has neither answers nor gold documents; expected "
-                "answers, which some passage holds, or ids of documents as gold"
+                "answers that some passage holds, or ids of documents as gold"
             )
         if one_line(row.example.query).lower() in trained:
             raise UserError(
                 f"data.questions: question {row.example.id} of {path} is trained on too (data.train), so it would "
-                "judge what was learned by heart; remove it from one of the two"
+                "test memorization; remove it from one of the two"
             )
     if "dev" in wanted and len(rows) >= OWN_BOTH:
         return {"dev": rows[1::2], "heldout": rows[::2]}
-    log.info(f"{path}: all {len(rows)} questions judge at the end; of {OWN_BOTH} or more, half choose weights")
+    log.info(f"{path}: all {len(rows)} questions are held out; of {OWN_BOTH} or more, half would choose the weights")
     return {"heldout": rows}
 
 
@@ -211,9 +211,9 @@ def _from_documents(
     write: Write | None = None,
     taken: Collection[str] = (),
 ) -> dict[str, list[OpenQuestion]]:
-    """Make questions of random documents until there are as many as each split needs, or no more documents.
+    """Make questions of random documents until every split has enough, or documents run out.
 
-    None is made of the documents `taken`, or of their sources.
+    Documents in `taken`, and their sources, are skipped.
     """
     most = {split: count * (WRITTEN_FOR_ONE[split] if write else 1) for split, count in wanted.items()}
     made: dict[str, list[tuple[OpenQuestion, Document]]] = {split: [] for split in wanted}
@@ -261,7 +261,7 @@ def _write_rows(path: Path, questions: Sequence[OpenQuestion]) -> None:
 
 
 class TrainingQuestions:
-    """The training questions by row, each with the row of the document that it was made from."""
+    """The training questions by row, each with the row of its document."""
 
     def __init__(self, questions: Sequence[OpenQuestion], corpus: CorpusStore) -> None:
         self._questions, self._corpus = [question.example for question in questions], corpus
@@ -276,7 +276,7 @@ class TrainingQuestions:
         return [self._questions[row] for row in rows]
 
     def share_of_documents(self) -> float:
-        """Return the median share of a document's characters that its question has, of the first questions."""
+        """Return the median ratio of a question's characters to its document's, over the first questions."""
         texts = self._corpus.texts(self.doc_rows[:ROWS_AT_A_TIME, 0])
         queries = [question.query for question in self._questions[: len(texts)]]
         return float(np.median([len(query) / max(1, len(text)) for query, text in zip(queries, texts, strict=True)]))
@@ -296,17 +296,17 @@ class TrainingQuestions:
 def rate_for(config: Config, loss: float) -> Config:
     """Return the configuration with a peak rate in proportion to the untuned in-batch loss, at most `train.lr`.
 
-    An encoder that tells the documents apart already is near its best weights, and a rate that suits a new one leads
-    it away from them.
+    An encoder that already tells the documents apart is near its best weights, and the rate of a new encoder would
+    lead it away from them.
     """
     share = min(1.0, loss / WHOLE_RATE_LOSS)
     return replace(config, train=replace(config.train, lr=share * config.train.lr))
 
 
 def say_how_far(config: Config, loss: float, share: float) -> None:
-    """Say what the untuned in-batch loss means: the rate, or that there is nothing to gain.
+    """Log the rate that follows from the untuned in-batch loss, or that there is nothing to gain.
 
-    Questions that have a large `share` of their documents are found by their words, and teach little else.
+    Questions with a large `share` of their document's characters are found by words alone, and teach little else.
     """
     if share > LARGE_SHARE:
         log.warning(
@@ -315,8 +315,8 @@ def say_how_far(config: Config, loss: float, share: float) -> None:
         )
     if loss <= LEAST_LOSS:
         log.info(
-            f"nothing to gain: the untuned retriever has a loss of {loss:.3f} nats on training questions, so it is "
-            "not trained and stays as it is"
+            f"nothing to gain: the untuned retriever has a loss of {loss:.3f} nats on training questions, so it "
+            "needs no training and stays unchanged"
         )
     else:
         rate = rate_for(config, loss).train.lr
@@ -324,7 +324,7 @@ def say_how_far(config: Config, loss: float, share: float) -> None:
 
 
 class DevQuestions:
-    """Development questions among a few thousand documents: their own, and those that BM25 takes for them."""
+    """Development questions among a few thousand documents: their own, and BM25's results for them."""
 
     def __init__(self, questions: Sequence[OpenQuestion], corpus: CorpusStore, seed: int) -> None:
         self._corpus, self._queries = corpus, [question.example.query for question in questions]
@@ -355,13 +355,13 @@ class DevQuestions:
 
 
 def texts_of(corpus: CorpusStore, rows: np.ndarray) -> Iterator[str]:
-    """Yield the texts of rows, some at a time in memory."""
+    """Yield the texts of rows, with one block at a time in memory."""
     for start in range(0, len(rows), ROWS_AT_A_TIME):
         yield from corpus.texts(rows[start : start + ROWS_AT_A_TIME])
 
 
 class Untuned:
-    """The weights that training begins with, from which an encoder moves by a share of the way."""
+    """The weights before training, for interpolation with the tuned weights."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
@@ -386,10 +386,10 @@ class Untuned:
 
 
 class QuestionChooser(Chooser):
-    """Chooses weights by development questions: those of each look, and those a part of the way from the untuned ones.
+    """Chooses by development questions among the weights of each measurement and interpolations with untuned weights.
 
-    The untuned weights are among them, and stay where no others are shown to find more: chosen is the gain in mean
-    reciprocal rank whose interval begins highest, of 95% after Bonferroni's correction for the looks.
+    The untuned weights stay unless others have a shown gain in mean reciprocal rank. The highest lower end of the
+    gain's 95% interval wins, after Bonferroni's correction for the measurements.
     """
 
     def __init__(
@@ -401,7 +401,7 @@ class QuestionChooser(Chooser):
         watch: Watch,
         loss: float = math.inf,
     ) -> None:
-        """Choose for an encoder whose in-batch `loss` on training questions was measured before its first step."""
+        """Take the untuned encoder, and its in-batch `loss` on training questions."""
         max_steps = config.train.max_steps
         super().__init__(watch, max(1, math.ceil(max_steps / NUM_LOOKS)), max_steps)
         self._dev, self._encoder, self._frozen, self._loss = dev, encoder, frozen, loss
@@ -409,7 +409,7 @@ class QuestionChooser(Chooser):
         self._before = np.zeros(len(dev))  # reciprocal ranks by the untuned weights
 
     def start(self) -> None:
-        """Measure the untuned weights, and end the training before its first step where they leave nothing to gain."""
+        """Measure the untuned weights, and end the training before its first step if there is nothing to gain."""
         with self._untuned.interpolated(0.0):
             self._before = self._dev.reciprocal_ranks(self._encoder, self._frozen)
             untuned = self._result(0, 1.0, self._before)
@@ -418,7 +418,7 @@ class QuestionChooser(Chooser):
         if untuned.mrr is not None and untuned.mrr >= CEILING:
             log.info(
                 f"nothing to gain: the untuned retriever has a mean reciprocal rank of {untuned.mrr:.3f} on "
-                f"{len(self._dev)} development questions, so it is not trained and stays as it is"
+                f"{len(self._dev)} development questions, so it needs no training and stays unchanged"
             )
             self._watch.nothing_to_gain = True
         self._watch.nothing_to_gain |= self._loss <= LEAST_LOSS
@@ -438,7 +438,7 @@ class QuestionChooser(Chooser):
 
     def _result(self, step: int, share: float, now: np.ndarray) -> DevResult:
         gains = now - self._before
-        least = 0.0  # so few show nothing
+        least = 0.0  # too few questions show no gain
         if len(gains) >= FEWEST_CLUSTERS:
             least = float(gains.mean() - SURE * gains.std() / math.sqrt(len(gains) - 1))
         right = float((now == 1).mean())

@@ -1,11 +1,11 @@
 """The trainer's other ranks: Ray actors that run the same fit, joined by Lightning's DDP.
 
 Rank 0 is the process that was started; it alone retrieves, scores, refreshes and writes. The others are on whichever
-node has room, so one command trains on one machine or many. Each rank counts as a node of its own for Lightning,
-which then need not know how many there are on which machine.
+node has room, so one command trains on one machine or many. Lightning sees each rank as a separate node, so it need not
+know the number of ranks on each machine.
 
-A rank that died breaks its connections, and Ray reports it. A rank that hangs is found by the time-out that gloo and
-NCCL have for the gradient's collective (`COLLECTIVE_PATIENCE`), as is one whose death a GPU does not notice.
+A dead rank breaks its connections, and Ray reports it. The time-out of gloo and NCCL for the gradient's collective
+(`COLLECTIVE_PATIENCE`) finds a rank that hangs, and a death that a GPU does not notice.
 """
 
 import socket
@@ -33,23 +33,23 @@ from replug.config.errors import RunError
 from replug.data.records import ScoredBatch
 from replug.train.module import Batches
 
-# All waits between ranks but that for a batch: to meet at the start, for the gradient, while rank 0 copies a
-# checkpoint's state. All ranks do the same work between them, but for compiling and for loading from a slow disk.
+# For all waits between ranks except for a batch: to meet at the start, for the gradient, while rank 0 copies a
+# checkpoint's state. All ranks do the same work between them, except for compiling and for loading from a slow disk.
 COLLECTIVE_PATIENCE = timedelta(minutes=10)
-# Other ranks wait for a batch as long as rank 0 waits for the LM or for a refresh, which have time limits of their own.
+# Other ranks wait for a batch while rank 0 waits for the LM or for a refresh, which have separate time limits.
 BATCH_PATIENCE = timedelta(days=30)
 LOOK_SECONDS, EXPLAIN_SECONDS = 1.0, 10.0
 FINISH_SECONDS = 120.0  # for the others to end after rank 0 did
 
 
 class RankEnvironment(LightningEnvironment):
-    """Tells Lightning which rank this process is; `device` is its GPU among those that it sees."""
+    """Tells Lightning the rank of this process; `device` is its GPU among the visible ones."""
 
     def __init__(self, rank: int, ranks: int, address: str, port: int, device: int = 0) -> None:
         super().__init__()
         self.set_world_size(ranks)
         self.rank, self._address, self._port, self.device = rank, address, port, device
-        self.store: TCPStore | None = None  # where this process opened it
+        self.store: TCPStore | None = None  # in the process that opened it
 
     def join(self, backend: str, timeout: timedelta, device: torch.device | None = None) -> None:
         """Become a member of the process group, through rank 0's store."""
@@ -71,9 +71,9 @@ class RankEnvironment(LightningEnvironment):
 
 
 class OwnStoreDDP(DDPStrategy):
-    """DDP whose ranks meet in the store of rank 0, which listens on one address only.
+    """DDP through the store of rank 0, which listens on one address only.
 
-    A user's callbacks are on rank 0 alone, so the ranks that they ask together are that one.
+    A user's callbacks run on rank 0 alone, so their collectives involve only that rank.
     """
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
@@ -124,7 +124,7 @@ class OtherRanks:
         self._watcher.start()
 
     def check(self) -> None:
-        """Raise RuntimeError where one has ended by an error: the newest checkpoint is what counts."""
+        """Raise RuntimeError if a rank has ended by an error; the newest checkpoint then counts."""
         if problem := self._problem():
             raise RuntimeError(problem)
 
@@ -142,17 +142,17 @@ class OtherRanks:
         self.environment.store = None
 
     def explain(self, error: RuntimeError) -> RuntimeError:
-        """Return why a connection broke, given a moment to show; a collective has a time limit too."""
+        """Return the cause of a broken connection or collective, after a moment for Ray to report it."""
         problem, end = self._problem(), time.monotonic() + EXPLAIN_SECONDS
         while self._fits and not problem and time.monotonic() < end:
             time.sleep(0.2)
             problem = self._problem()
         if not problem and self._fits and (isinstance(error, dist.DistError) or "gloo" in str(error)):
-            problem = f"the trainer's ranks do not reach each other: {str(error).splitlines()[0]}"
-        return RunError(f"{problem}; the same command goes on from the newest checkpoint") if problem else error
+            problem = f"the trainer's ranks cannot reach each other: {str(error).splitlines()[0]}"
+        return RunError(f"{problem}; the same command resumes from the newest checkpoint") if problem else error
 
     def _wait(self, seconds: float) -> tuple[list[Any], list[Any]]:
-        """Return the fits that have ended and those that have not, after so many seconds at most."""
+        """Return the fits that have ended and the running ones, after at most `seconds`."""
         fits = list(self._fits)
         return ray.wait(fits, num_returns=len(fits), timeout=seconds) if fits else ([], [])
 
@@ -179,14 +179,14 @@ class OtherRanks:
 
 @contextmanager
 def other_ranks(fit: Callable[[RankEnvironment], None], ranks: int, gpus: float, threads: int) -> Iterator[OtherRanks]:
-    """Start ranks 1 to `ranks` - 1 on `fit`; raises RunError naming the rank whose death ended the block."""
+    """Start ranks 1 to `ranks` - 1 on `fit`; raises RunError with the number of a rank that died."""
     others = OtherRanks(fit, ranks, gpus, threads)
     try:
         yield others
         others.finish()
     except RunError:
         raise
-    except RuntimeError as error:  # what torch says of a lost connection, or `check`
+    except RuntimeError as error:  # from torch for a lost connection, or from `check`
         raise others.explain(error) from error
     finally:
         others.close()
@@ -202,9 +202,9 @@ def open_store(address: str) -> TCPStore:
 
 
 class BatchChannel(pl.Callback):
-    """Carries what `source` gives on rank 0 to all ranks, and that it has ended; the others have no source.
+    """Carries the batches of rank 0's `source`, and its end, to all ranks; the others have no source.
 
-    Over gloo: a broadcast that waits must not keep a GPU busy. Opened where the ranks have just met: rank 0 may then
+    Uses gloo, since a waiting broadcast must not keep a GPU busy. Opens when the ranks have just met: rank 0 may then
     take hours to its first batch.
     """
 
@@ -212,7 +212,7 @@ class BatchChannel(pl.Callback):
         self._source, self._group = source, None
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Open the group, which all ranks do at once."""
+        """Open the group on all ranks at once."""
         self._group = dist.new_group(backend="gloo", timeout=BATCH_PATIENCE)
         self._share_end(trainer)
 
@@ -223,7 +223,7 @@ class BatchChannel(pl.Callback):
         self._share_end(trainer)
 
     def _share_end(self, trainer: pl.Trainer) -> None:
-        """End all ranks where rank 0 ends: its other callbacks, which are called before, ask for it."""
+        """End all ranks with rank 0: its other callbacks, called earlier, set `should_stop`."""
         messages = [trainer.should_stop]
         dist.broadcast_object_list(messages, src=0, group=self._group)
         trainer.should_stop = messages[0]

@@ -1,8 +1,8 @@
 """Re-embed the corpus and switch to the new index, at step boundaries only.
 
-`config.refresh_policy` decides what happens at which step; this module does it. After a failed refresh the live index
-serves on, up to three times `refresh.every_steps`. A version that could not be measured on development texts serves
-nevertheless. A run that resumes with an index that is too old waits for a new one before its first step.
+`config.refresh_policy` chooses the steps; this module acts on them. After a failed refresh the live index keeps
+serving, up to three times `refresh.every_steps`. A version serves even if its measurement on development texts failed.
+A run that resumes with an index that is too old waits for a new one before its first step.
 """
 
 import logging
@@ -37,12 +37,12 @@ class _Pending:
         return [self.ready, self.dev]
 
 
-# Measures a version on development texts when it is built, beside the training. None: there are no such texts.
+# Measures a new version on development texts beside the training. The result is None without such texts.
 MeasureIndex = Callable[[IndexState, "Future[Refreshed]"], "Future[DevResult | None]"]
 
 
 class RefreshController:
-    """Owns which index version is live. `publish(version, step)` snapshots the weights and plans the build.
+    """Controls which index version is live. `publish(index)` snapshots the weights and plans the build.
 
     `before_switch` is called when a version is about to be freed; `check` while a boundary waits for a refresh.
     """
@@ -62,7 +62,7 @@ class RefreshController:
         self._before_switch, self._check_run = before_switch, check
         self.live = IndexState(version=0, step=0)
         self.dev: DevResult | None = None  # with the live version
-        self.adopted_step = 0  # at whose boundary the live version took over
+        self.adopted_step = 0  # the boundary at which the live version took over
         self._pending: _Pending | None = None
         self._last_error: BaseException | None = None
         self._is_resumed = False
@@ -71,14 +71,14 @@ class RefreshController:
         self.num_failed = 0
 
     def at_boundary(self, step: int) -> bool:
-        """Adopt what is due, start what is due, and refuse to go on with an index that is too old.
+        """Adopt and start the refreshes that are due; returns whether another version is live now.
 
-        Returns whether another version is live now.
+        Raises RunError if the live index is too old.
         """
         is_resumed, self._is_resumed = self._is_resumed, False
         is_old = self._last_error is not None and self._policy.is_too_old(step, self.live.step)
         is_adopted = (is_resumed and is_old and self._serve_now(step)) or self._adopt(step)
-        # A run that is resumed at a boundary has begun its refresh, or adopted it, before.
+        # A run resumed at a boundary has already started or adopted its refresh.
         if self._policy.starts_at(step) and self._pending is None and step != self.live.step:
             self._start(IndexState(self.live.version + 1, step))
         if self._policy.lag_steps == 0:
@@ -91,7 +91,7 @@ class RefreshController:
         return is_adopted
 
     def start(self) -> None:
-        """Serve version 0, and measure it: what a lossy kind finds is not what exact search would."""
+        """Serve version 0, and measure it: a lossy kind retrieves other documents than an exact search."""
         pending = self._begin(IndexState(0, 0), self._service.store.plan(0))
         self.last = wait_for(pending.ready, self._check_run)
         while wait([pending.dev], timeout=LOOK_SECONDS).not_done:
@@ -99,7 +99,7 @@ class RefreshController:
         self.dev = _result_of(pending)
 
     def renew(self, step: int) -> None:
-        """Serve an index of the weights as they are at this boundary, and wait for it. Raises RunError."""
+        """Build an index of the current weights, and serve it. Raises RunError if it cannot be built."""
         if self.live.step == step:
             return
         if not self._serve_now(step):
@@ -123,14 +123,14 @@ class RefreshController:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Serve the checkpoint's version again and go on with the refresh that was under way."""
+        """Serve the checkpoint's version again and resume the refresh under way."""
         self.live = IndexState(int(state["live_version"] or 0), int(state["live_step"] or 0))
         self.last = Refreshed(**{**state["last"], "measures": Measures(**state["last"]["measures"])})
         self.dev, self.adopted_step = DevResult(**state["dev"]) if state["dev"] else None, state["adopted_step"]
         self.num_failed = state["num_failed"]
         self._last_error = None if state["last_error"] is None else RunError(state["last_error"])
         self._is_resumed = True
-        self._service.build(self._service.store.pending_plan(self.live.version)).result()  # a file that is gone
+        self._service.build(self._service.store.pending_plan(self.live.version)).result()  # rebuilds missing files
         self._service.prepare(self.live.version)
         if state["pending_version"] is not None and state["pending_step"] is not None:
             pending = IndexState(state["pending_version"], state["pending_step"])
@@ -146,7 +146,7 @@ class RefreshController:
         wait(self._pending.futures if self._pending else [])
 
     def versions_in_use(self) -> set[int]:
-        """Return versions to keep on disk: the live one, the one before, and that of the refresh under way."""
+        """Return versions to keep on disk: the live one, the previous one, and that of the refresh under way."""
         pending = {self._pending.index.version} if self._pending else set()
         return {self.live.version, max(0, self.live.version - 1)} | pending
 
@@ -194,18 +194,18 @@ class RefreshController:
     def _fail(self, step: int, index: IndexState, error: BaseException) -> None:
         self._last_error = error
         self.num_failed += 1
-        log.warning(f"step {step}: refresh v{index.version} failed, going on with v{self.live.version}: {error}")
+        log.warning(f"step {step}: refresh v{index.version} failed, v{self.live.version} stays live: {error}")
 
 
 def _result_of(pending: _Pending) -> DevResult | None:
-    """Return the development result of a version. None means that it failed, which is logged. Raises Interrupted.
+    """Return the development result of a version, or None after logging a failure. Raises Interrupted.
 
-    An LM that cannot go on ends the run by the next batch.
+    A lasting failure of the LM ends the run by the next batch.
     """
     try:
         return pending.dev.result()
     except Interrupted:
         raise
-    except Exception as error:  # noqa: BLE001 - a measurement beside the training, whatever stopped it
+    except Exception as error:  # noqa: BLE001 - a failed measurement must not end the training
         log.warning(f"index v{pending.index.version} could not be measured on development texts: {error}")
         return None

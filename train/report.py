@@ -1,17 +1,16 @@
 """The report of a training run: the table on the terminal, and `report.html`, one self-contained page.
 
 Both begin with the verdict in plain words: did the tuned retriever help? On held-out texts it compares the ensembles of
-the tuned and the untuned retriever in bits per byte (lsr − replug, with the paper's weights), on held-out questions at
-which rank they find what answers them. Each is tested alone at 5%, and a verdict is what its 95% interval over six
-sources or more says: a retriever may predict texts better and find answers worse. Weights that follow the text are a
-further sentence, corrected as in the table.
+the tuned and the untuned retriever in bits per byte (lsr − replug, with the paper's weights), on held-out questions the
+ranks of the first right document. Each is tested alone at 5%, and its verdict follows from the 95% interval over six
+sources or more: a retriever may predict texts better and find answers worse. Weights that follow the text have a
+separate sentence, corrected as in the table.
 
-results.json has the evaluations of the held-out texts (`evals/results.py`), and beside
-them
+results.json has the evaluations of the held-out texts (`evals/results.py`), and beside them
 
 verdict   whether tuning helped, in words (`verdict_of`)
-weights   of the tuned retriever: their step of how many steps, the first and the best development result, and
-          bits per byte of labelled ones without documents
+weights   the tuned retriever's: their step and the number of steps, the first and the best development result, and
+          bits per byte of labelled texts without documents
 """
 
 import shlex
@@ -46,8 +45,8 @@ UNIT = "bits per byte"
 MRR = "MRR@20"
 FEW_QUESTIONS = 50
 AFTER_HARM = (
-    "Keep the retriever as it was. Try a smaller train.lr or fewer steps, more to train on, or more questions or texts "
-    "that choose the weights (data.questions, data.num_dev)."
+    "Keep the untuned retriever. Try a smaller train.lr or fewer steps, more training data, or more questions or texts "
+    "for the choice of the weights (data.questions, data.num_dev)."
 )
 AFTER_NOTHING = (
     "Try more training texts or steps (data.num_queries, train.max_steps, train.epochs) for a larger difference, more "
@@ -57,29 +56,29 @@ AFTER_NOTHING_ASKED = (
     "Try more steps (train.max_steps) or training questions (data.train) for a larger difference, more questions of "
     "your own (data.questions, data.heldout) for a narrower interval."
 )
-AS_IT_WAS = "The development split chose the weights of step 0: the tuned retriever is the one as it was."
+AS_IT_WAS = "The development split chose the weights of step 0: the tuned retriever equals the untuned one."
 
 Rows = Sequence[Mapping[str, Any]]
 METHODS_LINE = (
-    "none: the LM alone; replug: with documents of the retriever as it was; lsr: with those of the tuned one; "
-    "/posterior: the same documents by weights that follow the text."
+    "none: the LM alone; replug: with the untuned retriever's documents; lsr: with the tuned retriever's documents; "
+    "/posterior: the same documents with weights that follow the text."
 )
 QUESTIONS_LINE = (
     "Success@k: the share of questions with a right document among the first k; MRR@20: the mean of 1 / the rank of "
-    "the first right one. Right are a question's gold documents, or where it names none those that hold an answer."
+    "the first right document. Gold documents are right, or for a question without any, documents that hold an answer."
 )
 ANSWERS_LINE = "Answers: the bits that the LM needs for a byte of a question's first answer, after its documents."
 TEXTS_MARKED = "The marked continuation is what the LM must predict; neither retriever sees it."
 ANSWERS_MARKED = "The marked answer is right; neither retriever sees it."
 SYMBOLS = (
     "bpb, bits per byte: how many bits the LM needs on average for a byte of a held-out text; lower is better.",
-    "a − b: bits per byte of a minus those of b on the same texts; below 0 a is better.",
+    "a − b: bits per byte of a minus bits per byte of b on the same texts; below 0, a is better.",
     "95% interval: the values between which 19 of 20 random draws of the same number of sources lie. A difference is "
     "shown where its interval is without 0.",
     "Holm's correction: many comparisons find differences by luck, so each must be clearer the more there are. lsr − "
     "replug, the question of the run, is tested alone.",
-    "Headroom: what the same documents would give if the LM's own scores weighed them, or the best one were known "
-    "beforehand; what can be predicted of it: the scores of each half of a text weigh them for the other half.",
+    "Headroom: bits per byte of the same documents if the LM's own scores weighed them, or if the best document were "
+    "known beforehand. Its predictable part: scores of each half of a text weigh the documents for the other half.",
 )
 FAR = 0.5  # of the untuned retriever's scored share: below it, most retrieved documents have no label
 SMOOTH_STEPS = 8
@@ -106,10 +105,10 @@ CURVES = (
 
 
 def write_report(run: RunDirectory) -> dict[str, Any]:
-    """Write the page of a finished run, which loads nothing from elsewhere; returns what `results.json` holds."""
+    """Write the self-contained page of a finished run; returns the content of `results.json`."""
     run.folder.require()
     results: dict[str, Any] = read_json(run.results, MEND)
-    # How documents' weights follow one text, and what each retriever finds (`train.evaluation`).
+    # The document weights along one text, and each retriever's documents (`train.evaluation`).
     weights, examples, questions = (
         read_json(path, MEND) if path.is_file() else []
         for path in (run.document_weights, run.examples, run.question_examples)
@@ -126,7 +125,7 @@ def write_report(run: RunDirectory) -> dict[str, Any]:
         "How weights follow a text": _picture_blocks(weights) if weights else [],
         "Gold documents": result_blocks(results[RETRIEVAL], RETRIEVAL) if RETRIEVAL in results else [],
         "Training": _training_blocks(metrics, is_online=any("index/live_version" in row for row in metrics)),
-        "What each retriever finds first": _example_blocks(examples),
+        "First documents of each retriever": _example_blocks(examples),
         "How this was made": run.provenance(),
         "Configuration": [config.format(run.config.read_text())],
     }
@@ -140,7 +139,7 @@ def print_results(results: Mapping[str, Any]) -> None:
 
 
 def print_summary(run: RunDirectory, results: Mapping[str, Any]) -> None:
-    """Print the verdict, the table, where things are, and what to do next."""
+    """Print the verdict, the tables, the paths of retriever and report, and the next command."""
     print_results(results)
     print(f"tuned retriever: {run.retriever}")
     print(f"report: {run.report}")
@@ -152,7 +151,7 @@ def print_summary(run: RunDirectory, results: Mapping[str, Any]) -> None:
 
 
 def run_blocks(results: Mapping[str, Any]) -> list[Block]:
-    """Return what results.json says: the verdict, which weights the retriever has, and the table of each evaluation."""
+    """Return the blocks of results.json: the verdict, the chosen weights, and the table of each evaluation."""
     verdict = verdict_of(results)
     blocks: list[Block] = [verdict["sentence"], " ".join(verdict["more"])] if verdict else []
     blocks += weights_lines(results)
@@ -165,7 +164,7 @@ def run_blocks(results: Mapping[str, Any]) -> list[Block]:
 
 
 def _verdict_blocks(results: Mapping[str, Any]) -> list[Block]:
-    """Show the verdict, which is the first thing that a reader of the page sees."""
+    """Return the section with the verdict, the first on the page."""
     verdict = verdict_of(results)
     if verdict is None:
         return []
@@ -195,12 +194,12 @@ def _question_blocks(results: Mapping[str, Any]) -> list[Block]:
 
 
 def verdict_of(results: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the verdict on what results.json holds; None where nothing was measured by both retrievers.
+    """Return the verdict of results.json; None if no evaluation measured both retrievers.
 
     `verdict` is HELPED, HARMED or NO DIFFERENCE SHOWN: harm by texts or by questions is harm, help by either is help.
-    `texts` and `questions` are the verdicts by each, None where it was not measured. `sentence` says it with the
-    intervals, `more` has further sentences: posterior weights, few sources, and what to try. `value` and `interval` are
-    lsr − replug in bits per byte, below 0 where tuning helped; without texts, in mean reciprocal ranks, above 0.
+    `texts` and `questions` are the verdicts by each, None if it was not measured. `sentence` states them with the
+    intervals, `more` has further sentences: posterior weights, few sources, and suggestions. `value` and `interval` are
+    lsr − replug in bits per byte, below 0 if tuning helped; without texts, in mean reciprocal ranks, above 0.
     """
     before, after = QUESTION
     by_texts = results.get(LANGUAGE_MODELLING, {}).get(after, {}).get(f"bpb - {before}")
@@ -225,7 +224,7 @@ def verdict_of(results: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _outcome(entry: Entry | None, better: int) -> str | None:
-    """Return what an interval says, where values of the sign `better` are gains; None without one."""
+    """Return the outcome that an interval shows, with gains of the sign `better`; None without an interval."""
     if entry is None:
         return None
     low, high = entry["interval"]
@@ -239,7 +238,7 @@ def _sentence(outcome: str | None, text: str) -> str:
 
 
 def _question_sentence(outcome: str | None, results: Mapping[str, Mapping[str, Entry]]) -> str:
-    """Say how the tuned retriever answers questions, and what so few of them could show."""
+    """Return the sentence on questions, with the smallest difference that a few of them could show."""
     before, after = QUESTION
     entry, (old, new) = results[after][f"{MRR} - {before}"], (results[name]["Success@1"] for name in QUESTION)
     low, high = entry["interval"]
@@ -249,7 +248,7 @@ def _question_sentence(outcome: str | None, results: Mapping[str, Mapping[str, E
         str(outcome), "By questions no difference is shown"
     )
     is_few = outcome == NOT_SHOWN and entry["n"] < FEW_QUESTIONS
-    few = f" So few show only differences above {(high - low) / 2:.2f}." if is_few else ""
+    few = f" So few questions show only differences above {(high - low) / 2:.2f}." if is_few else ""
     return (
         f"{said}: of {entry['n']} questions a right document is first for {new['value']:.1%} "
         f"({old['value']:.1%} before), mean reciprocal rank {entry['value']:+.3f} (95% interval {low:+.3f} to "
@@ -269,11 +268,11 @@ def _posterior_sentence(heldout: Mapping[str, Mapping[str, Entry]]) -> list[str]
 
 
 def _caveats(results: Mapping[str, Any], entry: Entry, outcome: str, by_texts: bool) -> list[str]:
-    """Say how little a few sources, or examples that stand alone, can show, and what to try."""
+    """Return warnings about few sources or independent examples, and suggestions."""
     num, what = num_clusters(entry), "sources" if "clusters" in entry else "texts" if by_texts else "questions"
-    lines = [f"There are {num} {what} only, so the interval is too narrow."] if num < FEW_CLUSTERS else []
+    lines = [f"There are only {num} {what}, so the interval is too narrow."] if num < FEW_CLUSTERS else []
     if num < FEWEST_CLUSTERS:
-        lines = [f"There are {num} {what} only; fewer than {FEWEST_CLUSTERS} show no difference."]
+        lines = [f"There are only {num} {what}; fewer than {FEWEST_CLUSTERS} show no difference."]
     if (results.get("weights") or {}).get("step") == 0:
         return [*lines, AS_IT_WAS]
     nothing = AFTER_NOTHING if by_texts else AFTER_NOTHING_ASKED
@@ -307,7 +306,7 @@ def difference_words(entry: Entry, than: str = "") -> str:
 
 
 def weights_lines(results: Mapping[str, Any]) -> list[str]:
-    """Say which weights the tuned retriever has, and how it does on the development texts."""
+    """Return lines on the tuned retriever's weights and their results on the development split."""
     weights = results.get("weights")
     if not weights:
         return []
@@ -328,16 +327,16 @@ def weights_lines(results: Mapping[str, Any]) -> list[str]:
 
 
 def _drift_line(before: float, now: float) -> str:
-    """Say which share of the documents that the tuned retriever finds the LM has scored."""
+    """Return a line on the share of the tuned retriever's documents that the LM has scored."""
     text = (
-        f"the LM has scored {now:.0%} of the documents that are nearest to a development text now, and {before:.0%} of "
-        "those that were nearest before"
+        f"the LM has scored {now:.0%} of the tuned retriever's nearest documents to development texts, and "
+        f"{before:.0%} of the untuned retriever's"
     )
     if now >= FAR * before:
         return text
     return (
-        f"{text}: a search finds others, of which the next line knows nothing. Held-out texts say what they are worth; "
-        "label.random, loss.contrastive with loss.in_batch, a smaller train.lr or fewer epochs keep them away"
+        f"{text}: a search finds others, which the next line leaves out and held-out texts measure; label.random, "
+        "loss.contrastive with loss.in_batch, a smaller train.lr or fewer epochs make them rarer"
     )
 
 
@@ -353,7 +352,7 @@ def draw_curve(axes: Axes, metrics: Rows, title: str, names: Mapping[str, str]) 
     points: dict[str, list[tuple[float, float]]] = {}
     for key, name in names.items():
         own = [(row["step"], row[key]) for row in metrics if key in row]
-        if key.startswith("dev/"):  # which every step repeats until there is a newer one
+        if key.startswith("dev/"):  # every step repeats the newest result
             own = [point for place, point in enumerate(own) if place == 0 or point[1] != own[place - 1][1]]
         points[name] = own
         if key == "train/loss":
@@ -375,11 +374,11 @@ def _picture_blocks(document_weights: Mapping[str, Any]) -> list[Block]:
     shown, num = len(document_weights["tokens"]), document_weights["num_tokens"]
     fixed = document_weights["method"].removesuffix(f"/{POSTERIOR}")
     caption = (
-        f"{document_weights['method']} on text {document_weights['id']}, of all held-out texts the one that gains most "
-        f"per byte over {fixed} ({document_weights['gain_bits_per_byte']:.3f} bits)"
+        f"{document_weights['method']} on text {document_weights['id']}, the held-out text with the largest gain per "
+        f"byte over {fixed} ({document_weights['gain_bits_per_byte']:.3f} bits)"
         + (f"; the first {shown} of its {num} tokens. " if shown < num else ". ")
-        + "Above: the weight by which each document predicts a token, the most similar document first. Below: how many "
-        f"bits fewer the token takes than with the fixed weights of {fixed}. ␣ is a blank that stands alone."
+        + "Above: the weight of each document for a token, the most similar document first. Below: the bits that the "
+        f"token saves against the fixed weights of {fixed}. ␣ is a blank that stands alone."
     )
     draw = partial(draw_document_weights, picture=document_weights)
     return [figure(to_svg(draw, *_picture_size(document_weights)), caption, is_wide=True)]
@@ -414,7 +413,7 @@ def _example_blocks(examples: Sequence[dict], marked: str = TEXTS_MARKED) -> lis
     for example in examples:
         columns = [
             Html("<div><b>{}</b>{}</div>").format(label, Html().join(document.format(**one) for one in example[side]))
-            for side, label in (("before", "retriever as it was"), ("after", "tuned"))
+            for side, label in (("before", "untuned"), ("after", "tuned"))
         ]
         query = Html("<b>{}</b>\n").format(example["query"]) if "query" in example else ""
         text = Html("<pre>{}{}<mark>{}</mark></pre>").format(query, example["context"], example["continuation"])

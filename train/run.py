@@ -83,7 +83,7 @@ log = logging.getLogger(__name__)
 
 
 def train(config: Config, callbacks: Sequence[pl.Callback] = (), loggers: Sequence[Logger] = ()) -> dict:
-    """Run or resume a training run; returns what `results.json` holds.
+    """Run or resume a training run; returns the content of `results.json`.
 
     `callbacks` and `loggers` are a user's own.
     """
@@ -111,13 +111,13 @@ def train(config: Config, callbacks: Sequence[pl.Callback] = (), loggers: Sequen
 
 
 def _labels(config: Config, run: RunDirectory, stages: Stages) -> Labels | None:
-    """Return the labels that are named, or the run's own, which are made before it begins; None for a live run."""
+    """Return the configured labels, or the run's own, made before it begins; None for a live run."""
     if config.train.labels != OWN_LABELS:
         return Labels(Path(config.train.labels).expanduser()) if config.train.labels else None
     begun = run.begun_with()
     if begun is not None and begun.train.labels == OWN_LABELS:
         run.require_candidates(config, begun)
-        return Labels(run.labels)  # made again they could be others
+        return Labels(run.labels)  # new labels could differ
     run.require_config(config)
     with sole_writer(run.path):
         data = prepared_set(config, run.data)
@@ -127,7 +127,7 @@ def _labels(config: Config, run: RunDirectory, stages: Stages) -> Labels | None:
 
 
 def _require_same_files(config: Config, run: RunDirectory) -> None:
-    """Raise UserError where names that are those of the finished run stand for other files by now."""
+    """Raise UserError if the LM or the prepared set of the finished run has other content under the same name."""
     if config.lm.path is not None:  # a server may be gone by now
         run.require({LM: lm_source(config.lm, run.budget_file, run.scores).identity})
     if (data_folder(config, run.data) / "manifest.json").is_file():  # the set may have been removed to save space
@@ -135,7 +135,7 @@ def _require_same_files(config: Config, run: RunDirectory) -> None:
 
 
 class _Run:
-    """One unfinished run: its parts, which are checked before anything heavy starts, and its stages."""
+    """One unfinished run: its parts, checked before anything heavy starts, and its stages."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class _Run:
     ) -> None:
         self._config, self._run, self._labels, self._stages = config, run, labels, stages
         self._interruption, self._callbacks = interruption, callbacks
-        # Hash local weights to check that the labels came from them; a server is asked only if it must be.
+        # Hash local weights to check that the labels came from them; contact a server only if needed.
         needs_lm = is_live(config) or config.evaluate.heldout or config.lm.path is not None
         self._lm = lm_source(config.lm, run.budget_file, run.scores) if needs_lm else None
         self._lm_identity = self._lm.identity if self._lm else labels.origin.lm if labels else ""
@@ -201,7 +201,7 @@ class _Run:
         publish_results(self._loggers, self._run, results)
 
     def _make_questions(self) -> Questions:
-        """Make the run's questions; those that it trains on first, since an encoder may have nothing to gain."""
+        """Make the run's questions, first the training questions, since an encoder may have nothing to gain."""
         config, run, data = self._config, self._run, self._data
         is_made = questions_folder(run.questions).is_finished
         training: list[OpenQuestion] = []
@@ -229,7 +229,7 @@ class _Run:
     def _tune(self, config: Config, workers: Workers | None) -> dict[str, Any]:
         """Train, and export the weights that did best on the development texts, or the last ones if there are none.
 
-        Returns what `results.json` holds of them. Without `workers` all steps are on labels.
+        Returns the record of the weights in `results.json`. Without `workers` all steps are on labels.
         """
         run, data = self._run, self._data
         if run.fitted.is_file():
@@ -274,7 +274,7 @@ class _Run:
         return QuestionChooser(self._config, dev, fit.encoder, fit.frozen, fit.watch, self._loss)
 
     def _export(self, config: Config, fit: Fit) -> dict[str, Any]:
-        """Save the tuned retriever; of a pair, both encoders."""
+        """Save the tuned retriever, both encoders of a pair; returns the record of its weights."""
         run, best, first = self._run, fit.watch.chosen(), fit.watch.first
         if best is None:
             tuned = fit.encoder.cpu().eval()
@@ -293,7 +293,7 @@ class _Run:
     def _measure(
         self, config: Config, index: IndexService, step: int, workers: Workers | None = None
     ) -> dict[str, Any]:
-        """Compare the untuned retriever with the tuned one, whose weights are those of `step`.
+        """Compare the untuned retriever with the tuned one, which has the weights of `step`.
 
         Held-out questions need no LM. With the LM of `workers`, held-out texts and answers are measured too.
         """
@@ -322,7 +322,7 @@ class _Run:
         return results
 
     def _search_untuned(self, config: Config, index: IndexService, workers: Workers | None) -> None:
-        """Search held-out texts and questions by the untuned retriever, in index version 0."""
+        """Search held-out texts and questions with the untuned retriever, in index version 0."""
         run, encoder = self._run, measured_encoder(config)
         if workers is not None and not run.untuned_retrieval.exists():
             untuned = search_heldout(config, self._data, workers, encoder, IndexState(0, 0), "replug")
@@ -332,7 +332,7 @@ class _Run:
             self._search_questions(config, index, encoder, 0).save(run.questions_before)
 
     def _search_tuned(self, config: Config, index: IndexService, step: int, workers: Workers | None) -> None:
-        """Search them by the tuned retriever, in an index of its own. Weights of step 0 are untuned."""
+        """Search them with the tuned retriever, in a separate index. Weights of step 0 are untuned."""
         run, version = self._run, version_after(index.store, step) if step else 0
         tuned = load_encoder(config.retriever, run.retriever, config.index.dims)
         if workers is not None and not run.tuned_retrieval.exists():
@@ -341,7 +341,7 @@ class _Run:
             else:
                 retrieved = RetrievedDocuments.load(run.untuned_retrieval)
                 tuned.temperature = retrieved.temperature if config.ensemble.temperature is not None else None
-            if tuned.temperature is not None:  # fitted again, to what a search of the whole corpus finds
+            if tuned.temperature is not None:  # fitted again, to documents of the whole corpus
                 write_temperature(run.retriever, tuned.temperature)
             retrieved.save(run.tuned_retrieval)
         searched = searched_version(config, version)
@@ -378,7 +378,7 @@ def _question_shown(questions: Sequence[OpenQuestion], row: int) -> dict[str, st
 
 
 def evaluate(config: Config) -> dict:
-    """Measure the retriever as it is configured and the run's tuned one, if any, as `replug train` does at its end."""
+    """Measure held-out texts with the configured retriever and the run's tuned one, if any."""
     check_gpus()
     run = RunDirectory(Path(config.run_dir).expanduser())
     with own_globals(), sole_writer(run.path):
@@ -398,7 +398,7 @@ def _evaluate(config: Config, run: RunDirectory) -> dict:
     with start_workers(config, ("index",), lm, data, own, run.scores) as (laid_out, workers):
         retrieved = {
             name: search_heldout(laid_out, data, workers, measured_encoder(config, path), IndexState(number, 0), name)
-            for number, (name, path) in enumerate(paths.items())  # the first is the retriever as it was
+            for number, (name, path) in enumerate(paths.items())  # version 0 is the untuned retriever's
         }
         results: dict[str, Any] = {**evaluate_heldout(laid_out, data, workers, retrieved, run.evaluation)}
     if run.fitted.is_file():

@@ -1,23 +1,23 @@
-"""The run directory: what is in it, and how a run finds out what is already done.
+"""The run directory: its files, and the progress of a run that they record.
 
-inputs.json        what the run is made from: configuration, LM, prepared set and labels (`data.folder`)
-manifest.json      written when all is done: checksums of what is shown of the run
+inputs.json        origin of the run: configuration, LM, prepared set and labels (`data.folder`)
+manifest.json      written last: checksums of the files behind the report
 config.yaml        the resolved configuration
 environment.json   package versions, git commit, machine
-given/             rows and the encoder that a program gave as objects (replug/library.py)
+given/             rows and the encoder that a program passed as objects (replug/library.py)
 data/              the prepared set (unless `data.prepared` names another)
 index/             index versions
 checkpoints/       step-000100.ckpt with its mark step-000100.json, which holds its checksum; removed at the end
 best_weights/      the weights that do best on development texts, with their result; removed at the end
-questions/         about the documents, where data.questions asks for some (`train/questions.py`)
-labels/            of train.labels=auto, what `replug prepare --labels` writes
+questions/         about the documents, if data.questions requests them (`train/questions.py`)
+labels/            the output of `replug prepare --labels`, for train.labels=auto
 metrics.jsonl      one object for every logged step
 scores.sqlite      the cache of LM scores
-lm_spent.json      requests and tokens that a server was sent
+lm_spent.json      requests and tokens sent to a server
 fitted.json        training has ended: the first development result, and that of the tuned weights
-retriever/         the tuned encoder; a pair where queries and documents have their own (retriever.train)
-evaluation/        the outcome of every held-out text, in lm/ and retrieval/; what `replug evaluate` adds (index/)
-document_weights.json  how documents' weights follow one text; drawn as weights.png
+retriever/         the tuned encoder; a pair if queries and documents have different ones (retriever.train)
+evaluation/        outcomes in language_modelling/, retrieval/, questions/ and answers/; `replug evaluate` adds index/
+document_weights.json  the document weights along one text; drawn as weights.png
 results.json       the table; report.html beside it
 """
 
@@ -47,9 +47,9 @@ from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
 log = logging.getLogger(__name__)
 
 THIS_FILE = Path(__file__).resolve()  # git follows no link
-CHECKPOINT_FORMAT = 4  # of what the callbacks put into a checkpoint
+CHECKPOINT_FORMAT = 4  # of the callbacks' state in a checkpoint
 MEND = "bring it back, or run `replug train` in another run_dir"
-# What a run directory holds beside its finished files, and what other commands leave where a run is to begin.
+# Other contents of a run directory, including files that other commands leave before a run begins.
 OTHERS = (
     *("given", "data", "labels", "questions", "index", "checkpoints", "best_weights*", "evaluation", "retriever"),
     *("wandb*", "tensorboard", "mlflow*", "submitted", "logs", "*scores.sqlite*", "*lm_spent.json*"),
@@ -108,7 +108,7 @@ class RunDirectory:
         return self.folder.is_finished
 
     def require_config(self, config: Config) -> None:
-        """Raise UserError if the run was begun with another configuration, or this is not a run."""
+        """Raise UserError if the run began with another configuration, or this is not a run."""
         self.require(_inputs_of(config))
 
     def require(self, inputs: Mapping[str, Any]) -> None:
@@ -117,7 +117,7 @@ class RunDirectory:
         self.folder.check(inputs, are_all=False)
 
     def begin_anew_if_other(self, config: Config) -> None:
-        """Forget that the run was begun with other keys, if nothing was made with them."""
+        """Forget the other keys of the begun run, if it has no results from them."""
         if run_work(self.path) is None and self.folder.changed(_inputs_of(config), are_all=False):
             with sole_writer(self.path):
                 self._begin_anew_with(_inputs_of(config), are_all=False)
@@ -134,11 +134,11 @@ class RunDirectory:
             shutil.rmtree(folder, ignore_errors=True)
 
     def begun_with(self) -> Config | None:
-        """Return the configuration of the run that is here, finished or not."""
+        """Return the configuration of the run in this directory, finished or not."""
         return load_stored_config(self.config) if self.config.is_file() else None
 
     def require_candidates(self, config: Config, begun: Config) -> None:
-        """Raise UserError where keys ask for other candidates than those of the run's own labels, which are made."""
+        """Raise UserError if keys request other candidates than the run's finished labels have."""
         for name, made in asdict(begun.label).items():
             if (asked := getattr(config.label, name)) != made:
                 raise UserError(
@@ -147,7 +147,7 @@ class RunDirectory:
                 )
 
     def claim(self, config: Config, lm_identity: str, prepared: Path, labels: Path | None = None) -> None:
-        """Begin the run, or check that it was begun with the same configuration, LM, prepared set and labels."""
+        """Begin the run, or check that it began with the same configuration, LM, prepared set and labels."""
         made_from = {LM: lm_identity, SET: manifest_sha256(prepared)}
         made_from |= {LABELS: manifest_sha256(labels)} if labels is not None else {}
         inputs = {**_inputs_of(config), **made_from}
@@ -157,7 +157,7 @@ class RunDirectory:
         write_json(self.environment, describe_environment())
 
     def finish(self, results: dict) -> None:
-        """Write results.json and the manifest, which ends the run; remove what only an unfinished run needs."""
+        """Write results.json and the manifest, which ends the run; remove files that only an unfinished run needs."""
         write_json(self.results, results)
         files = [self.config, self.environment, self.fitted, self.metrics, self.results]
         shown = [self.examples, self.document_weights, self.question_examples]
@@ -170,7 +170,7 @@ class RunDirectory:
         return self.checkpoints / f"step-{step:06d}.ckpt"
 
     def mark(self, mark: CheckpointMark) -> None:
-        """Mark the checkpoint, which counts from now on."""
+        """Mark the checkpoint as complete."""
         content = {"format": CHECKPOINT_FORMAT, "versions": mark.versions, "sha256": mark.sha256}
         write_mark(mark.path.with_suffix(".json"), content)
 
@@ -178,14 +178,14 @@ class RunDirectory:
         self.checkpoint(step).with_suffix(".json").unlink(missing_ok=True)
 
     def checkpoint_marks(self) -> list[CheckpointMark]:
-        """Return checkpoints, oldest first; one without its mark was interrupted and does not count."""
+        """Return checkpoints, oldest first; a checkpoint without a mark was interrupted and does not count."""
         marks = []
         for path in sorted(self.checkpoints.glob("step-*.json")):
             checkpoint = path.with_suffix(".ckpt")
             step = int(path.stem.removeprefix("step-"))
             try:
                 content = read_mark(path, MEND)
-            except UserError:  # damaged: as if the checkpoint was torn
+            except UserError:  # damaged: treat the checkpoint as torn
                 marks.append(CheckpointMark(checkpoint, step, (), "unknown"))
                 continue
             if content["format"] != CHECKPOINT_FORMAT:
@@ -196,10 +196,10 @@ class RunDirectory:
         return marks
 
     def newest_checkpoint(self, with_index: bool = True) -> CheckpointMark | None:
-        """Return the newest checkpoint that is what its mark says, `with_index` one whose index versions are there too.
+        """Return the newest checkpoint that matches its mark; `with_index` also requires its index versions.
 
-        One that is not is passed over, and never looked at again. Raises RunError where there are checkpoints, but none
-        will do: beginning anew would hide the loss.
+        Skips other checkpoints for good. Raises RunError if there are checkpoints, but none is usable: beginning anew
+        would hide the loss.
         """
         marks = self.checkpoint_marks()
         for mark in reversed(marks):
@@ -223,7 +223,7 @@ class RunDirectory:
         return f"needs index version {gone[0]}, which is gone from {self.index}" if gone else None
 
     def forget_after(self, step: int) -> None:
-        """Remove the marks of later checkpoints, which are torn, and what was logged of steps that are done again."""
+        """Remove the marks of later checkpoints, which are torn, and the logged rows of steps to repeat."""
         for mark in self.checkpoint_marks():
             if mark.step > step:
                 self.unmark(mark.step)
@@ -244,7 +244,7 @@ class RunDirectory:
 
 
 def _inputs_of(config: Config) -> dict[str, Any]:
-    """Return the keys that a run is made from. Epochs take the place of steps, whose number follows from the labels."""
+    """Return the configuration keys of a run. Epochs replace the steps, whose number follows from the labels."""
     keys = inputs_of(config)
     if config.train.epochs is not None:
         del keys["train.max_steps"]
@@ -252,7 +252,7 @@ def _inputs_of(config: Config) -> dict[str, Any]:
 
 
 def manifest_sha256(folder: Path) -> str:
-    """Return what tells one finished folder from another: the hash of its manifest."""
+    """Return the identity of a finished folder: the hash of its manifest."""
     return file_sha256(folder / MANIFEST)
 
 
@@ -267,9 +267,9 @@ def _logged_step(line: str, torn: int) -> int:
 
 
 def describe_environment() -> dict[str, object]:
-    """Return versions, git commit and machine, for `environment.json`; a frozen copy knows its own.
+    """Return versions, git commit and machine, for `environment.json`; submitted code has a recorded commit.
 
-    The commit is None unless a repository tracks this file: a .venv may lie in a repository of the user's.
+    The commit is None unless a repository tracks this file: a .venv may lie in the user's repository.
     """
     frozen = Path(__file__).parents[2].with_name("version.json")  # beside submitted/JOB/code
     at_submission = json.loads(frozen.read_text()) if frozen.is_file() else {}
@@ -308,7 +308,7 @@ def provenance_lines(
 ) -> list[str]:
     """Return lines that say how a run was made: its models, command, commit and versions.
 
-    `is_public` leaves out what only this machine has: the command, the places of files, and a server's address.
+    `is_public` leaves out facts of this machine: the command, the places of files, and a server's address.
     """
     named = public_name if is_public else str
     server = config.lm.model if is_public else f"{config.lm.model} at {config.lm.url}"
@@ -327,5 +327,5 @@ def provenance_lines(
 def _sized(path: str, size_of: Callable[[str], ModelSize], named: Callable[[str], str]) -> str:
     try:
         return f"{named(path)} ({size_of(path).parameters / 1e6:,.1f}M parameters)"
-    except UserError:  # no table knows it; the plan asks the user, who need not know it here
+    except UserError:  # no known size; it is optional here
         return named(path)

@@ -41,22 +41,22 @@ log = logging.getLogger(__name__)
 
 
 class BatchSource:
-    """Gives rank 0 its batches, and has a `chooser` look at its weights.
+    """Gives rank 0 its batches, and lets a `chooser` measure the weights.
 
     A training calls `start` once, and for each step `advance` at the boundary before it, `take`, and `end`. By default
-    nothing is in a checkpoint, and no index version is needed.
+    a source adds nothing to a checkpoint, and needs no index version.
     """
 
     def __init__(self, chooser: Chooser | None = None) -> None:
         self._chooser = chooser
 
     def start(self, state: dict[str, Any] | None) -> None:
-        """Prepare the first step, or go on from the state in a checkpoint."""
+        """Prepare the first step, or resume from the state in a checkpoint."""
         if self._chooser is not None:
             self._chooser.start()
 
     def advance(self, step: int) -> None:
-        """Do what is due at the boundary before a step."""
+        """Prepare a step, at the boundary before it."""
 
     def take(self, step: int) -> ScoredBatch:
         """Return the whole batch of a step."""
@@ -79,13 +79,13 @@ class BatchSource:
         """Remove index versions from disk, except these."""
 
     def finish(self, step: int) -> None:
-        """Do what is left after the last step, which may come before `train.max_steps`."""
+        """Complete the source after the last step, which may come before `train.max_steps`."""
         if self._chooser is not None:
             self._chooser.finish(step)
 
 
 class LabelledBatches(BatchSource):
-    """Batches of labelled texts, in the order of texts that live batches have. Neither an index nor an LM is used."""
+    """Batches of labelled texts, in the order of live batches, without an index or an LM."""
 
     def __init__(
         self,
@@ -107,13 +107,13 @@ class LabelledBatches(BatchSource):
             frozen.remember(np.union1d(self._scores.retrieved.doc_rows, measured))
 
     def take(self, step: int) -> ScoredBatch:
-        """Return the batch of a step. Which texts it has follows from the step's number."""
+        """Return the batch of a step; its texts follow from the step's number."""
         batch = self._scores.take(self._sampler.rows(step))
         return replace(batch, retrieved=replace(batch.retrieved, step=step, query_step=step))
 
 
 class QuestionBatches(BatchSource):
-    """Batches of questions, each with the document that it was made from. Neither an index nor an LM is used.
+    """Batches of questions, each with its document, without an index or an LM.
 
     The contrastive loss has the batch's other documents as negatives.
     """
@@ -124,7 +124,7 @@ class QuestionBatches(BatchSource):
         self._sampler = QuerySampler(len(questions), config.train.batch_size, config.seed)
 
     def take(self, step: int) -> ScoredBatch:
-        """Return the batch of a step. Which questions it has follows from the step's number."""
+        """Return the batch of a step; its questions follow from the step's number."""
         rows = self._sampler.rows(step)
         doc_rows = self._questions.doc_rows[rows]
         batch = RetrievedBatch(step, step, NO_INDEX, 0, rows, doc_rows, np.zeros(doc_rows.shape, np.float32))
@@ -132,11 +132,12 @@ class QuestionBatches(BatchSource):
 
 
 class LiveBatches(BatchSource):
-    """Batches that the retriever finds in an index that is refreshed, and that the LM scores ahead of their steps.
+    """Batches retrieved from a refreshed index, and scored by the LM ahead of their steps.
 
-    The first `train.label_steps` come from `labelled`. At that boundary the corpus is embedded with the weights as they
-    are, and only later steps are measured on development texts, so that all results can be compared; with a `chooser`
-    none are. A context: its thread ends with the block, after an error with the searchers that Ray kills.
+    The first `train.label_steps` come from `labelled`. At that boundary the corpus is embedded with the current
+    weights, and only later steps are measured on development texts, so that all results are comparable; a `chooser`
+    replaces these measurements. A context manager: its thread ends with the block; after an error it ends when Ray
+    kills the searchers.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class LiveBatches(BatchSource):
         labelled: LabelledBatches | None = None,
         chooser: Chooser | None = None,
     ) -> None:
-        """`check` raises what ends the run."""
+        """Build the pipeline and the refresh; `check` raises the error that ends the run."""
         super().__init__(chooser)
         self._config, self._data, self._encoder, self._workers, self._watch = config, data, encoder, workers, watch
         self._frozen, self._labelled = frozen, labelled
@@ -189,7 +190,7 @@ class LiveBatches(BatchSource):
         self._executor.shutdown(wait=kind is None, cancel_futures=kind is not None)
 
     def start(self, state: dict[str, Any] | None) -> None:
-        """Serve version 0 of a new run, or what a checkpoint says. Minutes, in which other ranks wait for a batch."""
+        """Serve version 0, or the version of a checkpoint. Takes minutes, while other ranks wait for a batch."""
         if state is None:
             self._refresh.start()
         else:
@@ -203,7 +204,7 @@ class LiveBatches(BatchSource):
         if step < self._label_steps:
             return
         if self._frozen is not None:
-            self._frozen.forget()  # of labelled candidates alone
+            self._frozen.forget()  # only labelled candidates are remembered
         elif step == self._label_steps > 0:
             self._refresh.renew(step)
             self._adopted(step)
@@ -218,7 +219,7 @@ class LiveBatches(BatchSource):
         return self._pipeline.take(step)
 
     def end(self, step: int) -> dict[str, float]:
-        """Return what serves now, how it was made and what it is like, and the refreshes that failed.
+        """Return metrics of the live index, of its refreshes and of the LM.
 
         Logged at every step: Lightning would repeat a value that is logged now and then.
         """
@@ -251,7 +252,7 @@ class LiveBatches(BatchSource):
         self._workers.index.prune(keep)
 
     def finish(self, step: int) -> None:
-        """Wait until no version is being built; measure the weights after the last step in an index of their own."""
+        """Wait until no version is being built; measure the weights after the last step in a separate index."""
         self._refresh.finish()
         super().finish(step)
         config, version = self._config, 0
@@ -264,7 +265,7 @@ class LiveBatches(BatchSource):
         self._watch.record(self._dev.measure(self._encoder, version, step), self._encoder.save)
 
     def _encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Return vectors [B, D] by the weights as they are, without gradient or dropout."""
+        """Return vectors [B, D] by the current weights, without gradient or dropout."""
         self._encoder.eval()
         return self._encoder.encode_query(texts, autocast=uses_bf16(self._config.train.precision)).numpy()
 
@@ -280,7 +281,7 @@ class LiveBatches(BatchSource):
         live, measures, result = self._refresh.live, self._refresh.last.measures, self._refresh.dev
         log.info(
             f"step {step}: swapped to index v{live.version} (weights of step {live.step}); recall "
-            f"{measures.recall:.3f}, {measures.overlap:.0%} of the documents found stay, vectors moved by "
+            f"{measures.recall:.3f}, {measures.overlap:.0%} of the retrieved documents stay, vectors moved by "
             f"{measures.drift:.4f}" + ("" if result is None else f"; development texts {result.bpb:.4f} bits per byte")
         )
 

@@ -79,7 +79,7 @@ def require_loggers(config: Config) -> None:
 
 
 def has_wandb_key() -> bool:
-    """Return whether W&B finds a key, by a variable or by `wandb login`; else it would ask at the first step."""
+    """Return whether W&B finds a key, in a variable or from `wandb login`; else it would ask at the first step."""
     from requests.utils import get_netrc_auth  # W&B depends on it
 
     url = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
@@ -87,9 +87,9 @@ def has_wandb_key() -> bool:
 
 
 def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:
-    """Return the loggers of a run: metrics.jsonl always, W&B if `wandb.mode` is not off, and those of `loggers`.
+    """Return the loggers of a run: metrics.jsonl always, W&B if `wandb.mode` is not off, and the others in `loggers`.
 
-    A run directory has one run of each tracker, however often it is resumed; W&B's and MLflow's id is kept there.
+    A resumed run continues in the same run of each tracker: the directory keeps the ids of W&B and MLflow.
     """
     loggers: list[Logger] = [JsonLinesLogger(run.metrics)]
     if config.wandb.mode is not WandbMode.off:
@@ -119,7 +119,7 @@ def loggers_of(config: Config, run: RunDirectory) -> list[Logger]:
 
 
 def log_hyperparameters(logger: Logger, values: dict[str, Any]) -> None:
-    """Log values by the full path of their keys; MLflow refuses another value of one that a run has."""
+    """Log values by the full path of their keys; skip keys that MLflow has, since it refuses another value."""
     if isinstance(logger, MLFlowLogger):
         known = logger.experiment.get_run(logger.run_id).data.params
         values = {name: value for name, value in values.items() if name not in known}

@@ -1,4 +1,4 @@
-"""The sides and weights of the retriever that learn, in memory, in a checkpoint and in the tuned folder.
+"""The trainable sides and weights of the retriever, in memory, in a checkpoint and in the tuned folder.
 
 All weights learn, or adapters alone: LoRA (Hu et al. 2021) by peft. Two thin matrices beside some linear layers learn.
 
@@ -35,7 +35,7 @@ from replug.models.hardware import to_device
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-UNTRAINED = "untrained_sha256"  # in a checkpoint that holds the weights alone that learn
+UNTRAINED = "untrained_sha256"  # in a checkpoint of the trainable weights alone
 PREFIX = "encoder."  # of the retriever's weights in a module's state
 DOCUMENTS_PER_BLOCK = 1024  # between two lines of progress
 POOLER = r"pooler\..*"  # no vector depends on it
@@ -43,10 +43,10 @@ SCALE = 2  # alpha / rank
 
 
 class FrozenDocuments:
-    """Gives vectors of documents that training leaves as they are.
+    """Gives vectors of documents that do not learn.
 
-    A store has them. Otherwise `encoder` computes them, which is never trained: at each step, or once for rows that are
-    remembered.
+    A store has them. Otherwise the frozen document side of `encoder` computes them: at each step, or once for
+    remembered rows.
     """
 
     def __init__(self, corpus: CorpusStore, encoder: Encoder) -> None:
@@ -67,7 +67,7 @@ class FrozenDocuments:
         return to_device(known, self.encoder.device)
 
     def remember(self, rows: np.ndarray) -> None:
-        """Embed `rows` (ascending) once; vectors of other rows must not be asked for until `forget`."""
+        """Embed `rows` (ascending) once; vectors of other rows must not be requested until `forget`."""
         if isinstance(self._corpus, StoredCorpus):
             return
         progress, blocks = Progress("embedding candidates", len(rows)), []
@@ -88,7 +88,7 @@ def embedded(documents: Encoder, corpus: CorpusStore, rows: np.ndarray) -> Tenso
 
 
 def check_training(config: Config, encoder: Encoder) -> None:
-    """Raise UserError, before anything heavy starts, for what this encoder cannot be trained as."""
+    """Raise UserError, before anything heavy starts, if this encoder cannot be trained with the configured keys."""
     if (most := max(config.retriever.dims, default=0)) > encoder.width:
         raise UserError(f"retriever.dims: {most} is more than the {encoder.width} numbers of the retriever's vectors")
     if any(isinstance(side, StaticSide) for side in encoder.sides.values()):
@@ -128,7 +128,7 @@ def adapter_settings(backbone: PreTrainedModel, lora: LoRAConfig) -> "LoraConfig
 
 
 def add_adapters(backbone: PreTrainedModel, lora: LoRAConfig, seed: int) -> None:
-    """Put adapters beside the target layers; nothing else of the model learns then.
+    """Put adapters beside the target layers; the rest of the model is then frozen.
 
     The same seed draws the same A. Raises UserError as `adapter_settings` does.
     """
@@ -139,9 +139,9 @@ def add_adapters(backbone: PreTrainedModel, lora: LoRAConfig, seed: int) -> None
 
 
 def choose_trained_weights(config: Config, encoder: Encoder) -> None:
-    """Leave a gradient to what learns, of the sides that are trained.
+    """Add adapters to the trained sides if LoRA is on, and freeze all other weights.
 
-    The other weights are those that the retriever came with.
+    The encoder keeps the hash of the frozen weights.
     """
     if config.lora.rank is None:
         return
@@ -163,21 +163,21 @@ def leave_out_untrained(encoder: Encoder, checkpoint: dict[str, Any]) -> None:
 
 
 def bring_back_untrained(encoder: Encoder, checkpoint: dict[str, Any]) -> None:
-    """Complete a checkpoint that was read. Raises UserError where the retriever's own weights are others now."""
+    """Add the untrained weights to a loaded checkpoint. Raises UserError if the retriever's weights have changed."""
     if checkpoint.get(UNTRAINED) != encoder.untrained_sha256:
         raise UserError(
-            "retriever.path: its weights are not those that the run was begun with, and the checkpoint holds those "
-            "alone that learn: bring the first ones back, or give another run_dir"
+            "retriever.path: its weights differ from those at the start of the run, and the checkpoint holds only the "
+            "trainable weights: bring the first ones back, or give another run_dir"
         )
     if encoder.untrained_sha256 is None:
         return
     own, trained = encoder.state_dict(prefix=PREFIX), _trained_names(encoder)
     untrained = {name: value for name, value in own.items() if name not in trained}
-    checkpoint["state_dict"] = checkpoint["state_dict"] | untrained  # loading names what it lacks
+    checkpoint["state_dict"] = checkpoint["state_dict"] | untrained  # loading reports missing names
 
 
 def prepare_encoder(config: Config, encoder: Encoder, corpus: CorpusStore) -> FrozenDocuments | None:
-    """Make an encoder ready for its first step; returns the documents that stay as they are, None if they learn."""
+    """Make an encoder ready for its first step; returns the documents that do not learn, None if they learn."""
     side, train = config.retriever.train, config.train
     copied = freeze_sides(side, encoder)
     encoder.prepare_training(config.retriever.dropout, train.gradient_checkpointing, train.chunk_tokens)
@@ -186,7 +186,7 @@ def prepare_encoder(config: Config, encoder: Encoder, corpus: CorpusStore) -> Fr
 
 
 def encoder_of_checkpoint(config: Config, checkpoint: Mapping[str, Any]) -> Encoder:
-    """Return the retriever of a checkpoint, with adapters if they learn. Raises UserError as above."""
+    """Return the retriever of a checkpoint, with its adapters. Raises UserError as `bring_back_untrained` does."""
     encoder, whole = load_encoder(config.retriever), dict(checkpoint)
     freeze_sides(config.retriever.train, encoder)
     choose_trained_weights(config, encoder)
@@ -200,9 +200,9 @@ def _trained_names(encoder: Encoder) -> set[str]:
 
 
 def freeze_sides(side: TrainedSide, encoder: Encoder) -> Encoder | None:
-    """Freeze what is not trained of a pair; with documents alone an encoder is one.
+    """Freeze the untrained side of a pair; an encoder with tuned documents alone is a pair.
 
-    Returns a copy that encodes documents where one encoder has both sides and these stay as they are, else None.
+    Returns a frozen copy for documents if one encoder has both sides and its queries alone are tuned, else None.
     """
     if side is TrainedSide.documents:
         encoder.freeze("query")
@@ -223,9 +223,9 @@ def save_retriever(
 ) -> None:
     """Write the tuned retriever: one encoder, a pair, or queries alone with the name of their documents' encoder.
 
-    `documents` encodes documents, as it was, where one encoder had both sides and its queries alone were tuned.
-    `source` is the folder that `encoder` was read from, whose adapters are kept. Queries tuned alone are marked: an
-    index that was made before holds the documents' vectors as they are, and they search it.
+    `documents` is the untuned encoder for documents, if one encoder had both sides and its queries alone were tuned.
+    `source` is the folder of `encoder`, with adapters to keep. Queries tuned alone are marked: an older index holds the
+    vectors of the same documents, and they search it.
     """
     if documents is not None:
         is_here = Path(retriever.path).expanduser().exists()

@@ -1,10 +1,10 @@
-"""The two services that live beside the trainer: the LM behind its cache, and the index.
+"""The two services beside the trainer: the LM behind its cache, and the index.
 
-Where a run has many scorer replicas, their pool and its cache are in a process of their own, the feeder. Prompts, their
-hashes, the file, and calls to replicas take an interpreter 23 us a pair and 0.3 ms a replica, and tokens of prompts
-more (docs/planning.md), in which rank 0 cannot train. So rank 0 sends the texts of a step in one message, and gets its
-sums in one array. Calls begin in the order they are sent in, and their units follow from the texts, so scores are those
-of a pool in rank 0.
+With many scorer replicas, their pool and its cache are in a separate process, the feeder. Prompts, their hashes, the
+cache file, and calls to replicas take an interpreter 23 us a pair and 0.3 ms a replica, and tokens of prompts more
+(docs/planning.md); rank 0 could not train meanwhile. So rank 0 sends the texts of a step in one message, and receives
+the sums in one array. Calls begin in the order they are sent, and scoring batches follow from the texts, so scores
+equal the scores of a pool in rank 0.
 """
 
 import asyncio
@@ -47,12 +47,12 @@ log = logging.getLogger(__name__)
 MOST_FED_HERE = 4  # replicas; more, as on a node of eight GPUs, have a feeder
 CALLS_AT_ONCE = 256  # each waits in the feeder for replicas, which have a time-out
 
-Answer = tuple[Any, dict[str, float], dict[str, str]]  # and metrics, and new warnings by their places in the code
+Answer = tuple[Any, dict[str, float], dict[str, str]]  # result, metrics, and new warnings by their places in the code
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Holds the two services that live beside the trainer, and how texts are put to the LM."""
+    """Holds the two services beside the trainer, and the LM's prompt template."""
 
     lm: AsyncLM
     index: IndexService
@@ -90,8 +90,8 @@ def start_workers(
 ) -> Iterator[tuple[Config, Workers]]:
     """Start Ray for these roles and the LM's, the LM behind its cache, and the index service.
 
-    Yields the configuration with the resources that they have. All are stopped at the end. Raises UserError where a
-    node of the cluster does not see the files.
+    Yields the configuration with the assigned resources. All are stopped at the end. Raises UserError if a node of the
+    cluster does not see the files.
     """
     # The index first: scorers may wait for room, its actors may not.
     with start_index(config, (*roles, *source.roles), data, index_root, interruption) as (laid_out, index):  # noqa: SIM117
@@ -100,7 +100,7 @@ def start_workers(
 
 
 class Feeder:
-    """A plain class, made an actor by `FedLM`. Its methods are coroutines, which begin in the order of their calls."""
+    """Scores in an actor that `FedLM` starts. Its methods are coroutines, which begin in the order of their calls."""
 
     def __init__(self, lm: LMConfig, source: LocalSource, cache: Path, places: Places) -> None:
         take_places(places)
@@ -122,7 +122,7 @@ class Feeder:
 
 
 class FedLM(AsyncLM):
-    """A `CachingLM` over a pool of scorers, in another process of this node. One that dies is started again.
+    """A `CachingLM` over a pool of scorers, in another process of this node, which is restarted if it dies.
 
     `cache` is the default place of its file.
     """
@@ -141,11 +141,11 @@ class FedLM(AsyncLM):
     def submit_examples(
         self, template: PromptTemplate, examples: Sequence[Example], texts: Sequence[Sequence[str]]
     ) -> "Future[np.ndarray]":
-        """Have the feeder make the prompts, by its own copy of the template."""
+        """Let the feeder make the prompts, with its copy of the template."""
         return mapped(self._pool.submit("sums", examples, texts), lambda answer: self._note(answer).copy())
 
     def submit_call(self, call: Call) -> "Future[Any]":
-        """Have the feeder answer the call, which makes units of it."""
+        """Let the feeder split the call into scoring batches and answer it."""
         return mapped(self._pool.submit("call", call), self._note)
 
     def metrics(self) -> dict[str, float]:
@@ -164,7 +164,7 @@ class FedLM(AsyncLM):
 
 
 def started_lm(lm: LMConfig, source: LMSource, scores: Path) -> AbstractContextManager[AsyncLM]:
-    """Open the LM behind its cache, with many replicas in a process of their own."""
+    """Open the LM behind its cache, in a separate process for many replicas."""
     if isinstance(source, LocalSource) and scorers(lm)[0] > MOST_FED_HERE:
         return closing(FedLM(lm, source, scores))
     return opened_lm(lm, source, scores)

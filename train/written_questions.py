@@ -1,8 +1,8 @@
 """Questions that the run's own LM writes about documents, each filtered by rules, by BM25 and by the LM's likelihood.
 
 A rule takes the answer out of a sentence (`data.questions`), and the LM words the question (after Alberti et al. 2019,
-and InPars, Bonifacio et al. 2022). One is kept where it ends with a question mark and does not hold its answer, BM25
-finds its document among the first few, and its document makes the answer likelier.
+and InPars, Bonifacio et al. 2022). A question is kept if it ends with a question mark and does not hold its answer,
+BM25 finds its document among the first few, and its document makes the answer likelier.
 """
 
 import logging
@@ -23,7 +23,7 @@ from replug.models.generation import GenerationOptions
 
 log = logging.getLogger(__name__)
 
-# Passage, answer and question, as the LM is to write them; of no data set.
+# Passage, answer and question, as demonstrations for the LM; from no data set.
 SHOTS = (
     (
         "Eiffel Tower. The Eiffel Tower is a wrought-iron lattice tower on the Champ de Mars in Paris. It was designed "
@@ -47,7 +47,7 @@ SHOTS = (
 PASSAGE_CHARACTERS = 420
 OPTIONS = GenerationOptions(24, stop="\n", temperature=0.6)
 PROMPTS_PER_CALL = 16
-WORDS = range(3, 26)  # of a question, as they are searched by
+WORDS = range(3, 26)  # number of search words in a question
 FOUND_AMONG = 20  # documents that BM25 ranks first
 LEAST_GAIN = 0.5  # nats a token that the document adds to the answer
 
@@ -63,10 +63,10 @@ def write_questions(
     has_logprobs: bool,
     check: Callable[[], None],
 ) -> list[OpenQuestion]:
-    """Have the LM word the questions of documents, and return those that are kept, at most `most`.
+    """Let the LM word questions about documents, and return at most `most` that pass the filters.
 
-    `others` are texts among which BM25 looks for a question's document. `check` is called while waiting, to raise what
-    ends it. An LM that `has_logprobs` tells by them whether a document makes its answer likelier.
+    BM25 looks for a question's document among `others` too. `check` is called between calls of the LM; it may raise to
+    end the work. An LM that `has_logprobs` also measures whether a document makes its answer likelier.
     """
     kept: list[tuple[OpenQuestion, Document]] = []
     known: set[str] = set()
@@ -88,7 +88,7 @@ def write_questions(
 
 
 def _worded(lm: AsyncLM, pairs: Pairs, seed: int, check: Callable[[], None]) -> Iterator[str]:
-    """Yield what the LM writes for each answer and passage."""
+    """Yield the LM's text for each answer and passage."""
     opening = "".join(f"Passage: {of}\nAnswer: {answer}\nQuestion: {question}\n\n" for of, answer, question in SHOTS)
     options = replace(OPTIONS, seed=seed, opening=opening)
     prompts = [f"{opening}Passage: {_passage(*pair)}\nAnswer: {pair[0].answers[0]}\nQuestion:" for pair in pairs]
@@ -102,7 +102,7 @@ def _worded(lm: AsyncLM, pairs: Pairs, seed: int, check: Callable[[], None]) -> 
 
 
 def _passage(question: OpenQuestion, document: Document) -> str:
-    """Return as much of the document as the LM reads, with the answer in it."""
+    """Return an excerpt of the document, with the answer in it."""
     text = one_line(document.text)
     place = text.find(one_line(question.answers[0]))
     start = 0 if place < PASSAGE_CHARACTERS // 2 else place - PASSAGE_CHARACTERS // 2
@@ -121,7 +121,7 @@ def _found_by_bm25(pairs: Pairs, others: Sequence[str]) -> list[tuple[OpenQuesti
 
 
 def _helped_by_document(lm: AsyncLM, pairs: Pairs, check: Callable[[], None]) -> list[tuple[OpenQuestion, Document]]:
-    """Keep questions whose answer the document makes likelier, by `LEAST_GAIN` nats a token."""
+    """Keep questions with a document that makes the answer likelier, by `LEAST_GAIN` nats a token."""
     alone = [question_prompt(question.example.query) for question, _ in pairs]
     given = [f"{_passage(*pair)}\n{prompt}" for pair, prompt in zip(pairs, alone, strict=True)]
     answers = [f" {question.answers[0]}" for question, _ in pairs]

@@ -83,7 +83,7 @@ def test_a_run_that_ends_early_saves_its_steps_if_they_can_be_trusted(error, is_
     assert writer.newest_step == saved
     if saved == 7:
         assert pruned[-1] == {1, 2, 3}, "versions in use, and those of checkpoints"
-        assert "saved step 7: the same command goes on from there" in capsys.readouterr().err
+        assert "saved step 7: the same command resumes from there" in capsys.readouterr().err
 
 
 def test_weights_that_are_not_finite_do_not_replace_a_checkpoint():

@@ -237,7 +237,7 @@ def test_llama_index_takes_the_documents_of_an_index_and_embeds_none(
 def test_queries_tuned_alone_are_plain_and_name_their_documents(export: Export) -> None:
     documents, card = document_encoder(export.name), ModelCard.load(export.folder / "README.md")
     assert has_tuned_queries(str(export.folder)) is (export.config.retriever.train.value == "query")
-    assert ("an encoder each, the routes of a `Router`" in card.text) is export.is_pair
+    assert ("separate encoders, the routes of a `Router`" in card.text) is export.is_pair
     if documents is None:
         assert not export.tuned_alone and "encodes documents, unchanged" not in card.text
         return

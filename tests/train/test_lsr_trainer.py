@@ -191,7 +191,7 @@ def test_an_lm_that_cannot_be_sent_is_refused(tmp_path: Path, ray_session: None)
             "OnExceptionCheckpoint cannot work here: replug writes checkpoints",
         ),
         ({"callbacks": [print]}, "callbacks: .* is not a pytorch_lightning.Callback"),
-        ({"callbacks": [EarlyStopping("dev/bpb")]}, "EarlyStopping looks at dev/bpb, .* expected dev/mrr"),
+        ({"callbacks": [EarlyStopping("dev/bpb")]}, "EarlyStopping monitors dev/bpb, .* expected dev/mrr"),
         ({"retriever": 3}, "retriever is a int; expected a hub name, a folder or a SentenceTransformer"),
         ({"heldout": "nowhere.jsonl"}, "data.heldout: nowhere.jsonl does not exist"),
         ({"train": ["a text"]}, r"train\[0\] is a str; expected a dict with context and continuation"),

@@ -81,7 +81,7 @@ def test_two_ranks_that_are_interrupted_save_their_step_and_one_rank_resumes(two
     output = wait_for(process, status=75, seconds=200)
     assert time.monotonic() - began < 20 and not any(psutil.pid_exists(other.pid) for other in others)
     saved = len(metrics(run))
-    assert f"saved step {saved}: the same command goes on from there" in output
+    assert f"saved step {saved}: the same command resumes from there" in output
     assert f"resuming at step {saved}" in finish(run, ONE_IN_TWO_PARTS, *slow)
     assert what_must_be_equal(run) == what_must_be_equal(two_ranks)
 
@@ -131,9 +131,9 @@ def test_a_rank_that_hangs_or_fails_ends_a_collective(ray_session, tmp_path, han
         while True:
             dist.all_reduce(torch.ones(1), group=group)
 
-    expected = "the trainer's ranks do not reach each other" if hangs else "trainer rank 1 died: .*of its own"
+    expected = "the trainer's ranks cannot reach each other" if hangs else "trainer rank 1 died: .*of its own"
     with (
-        pytest.raises(RunError, match=rf"{expected}.*; the same command goes on from the newest checkpoint"),
+        pytest.raises(RunError, match=rf"{expected}.*; the same command resumes from the newest checkpoint"),
         other_ranks(partial(reduce_for_ever, tmp_path, not hangs), 2, 0.0, 1) as others,
     ):
         group = join(others.environment)
@@ -164,7 +164,7 @@ def test_sigterm_ends_a_run_within_30_seconds_though_an_actor_hangs(begin, tmp_p
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 75 and time.monotonic() - began < 30, output
     assert psutil.wait_procs(children, timeout=60)[1] == []
-    assert f"saved step {len(metrics(run))}: the same command goes on from there" in output
+    assert f"saved step {len(metrics(run))}: the same command resumes from there" in output
 
 
 # Addresses that a run listens on --------------------------------------------------------------------------------

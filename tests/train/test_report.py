@@ -94,7 +94,7 @@ def test_the_page_loads_nothing_begins_with_the_verdict_and_has_numbers_and_figu
         "bpb of replug − none: -0.2000 (-0.3000 to +0.1000: no difference shown)",
         "<th>Success@20</th>",
         "9 logged steps in 18 s (30.0 a minute), 25% of it waiting for LM scores; 2 hot swaps of the index",
-        "gains most per byte over lsr (0.250 bits); the first 4 of its 60 tokens.",
+        "the largest gain per byte over lsr (0.250 bits); the first 4 of its 60 tokens.",
         *(f">{token}</text>" for token in ("sky", "␣", "\\n\\n", "$a_b$␣&lt;␣c")),
         *(f"{text} &lt;script&gt;" for text in ("before", "after", "text", "id", "separator:")),  # escaped, not run
         "<td>a &amp; &lt;b&gt;</td>",
@@ -124,6 +124,6 @@ def test_a_training_on_labels_warns_where_a_search_finds_what_nobody_scored(shar
     [line] = [line for line in weights_lines({"weights": weights}) if "the LM has scored" in line]
     assert (
         f"the LM has scored {share:.0%} of" in line
-        and "and 91% of those" in line
+        and "and 91% of the untuned" in line
         and ("a search finds others" in line) is warns
     )

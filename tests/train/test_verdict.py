@@ -63,6 +63,6 @@ def test_posterior_weights_are_a_second_sentence_corrected_as_in_the_table(p_hol
     posterior = {"value": -0.00002, "interval": [-0.00003, -0.00001], "n": 12, "p_holm": p_holm}
     found["language_modelling"]["lsr/posterior"] = {"bpb - replug/posterior": posterior}
     told = verdict_of(found)
-    assert told is not None and "12 sources only" in told["more"][1]
+    assert told is not None and "only 12 sources" in told["more"][1]
     assert "0.00002 bits per byte lower (95% interval 0.00001 to 0.00003)" in told["more"][0]
     assert told["more"][0].endswith(": no difference shown.") is not is_shown

@@ -133,7 +133,7 @@ def test_a_training_of_adapters_resumes_exactly_from_small_checkpoints_and_keeps
     assert last.untrained_sha256 == state["untrained_sha256"]
     write_stand_in_encoder(tmp_path / "other", seed=1)
     other = replace(config, retriever=replace(config.retriever, path=str(tmp_path / "other")))
-    with pytest.raises(UserError, match=r"retriever.path: its weights are not those that the run was begun with"):
+    with pytest.raises(UserError, match=r"retriever.path: its weights differ from those at the start of the run"):
         encoder_of_checkpoint(other, state)
 
 
