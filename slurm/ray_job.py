@@ -241,13 +241,13 @@ def run_replug(
     if status == 128 + signal.SIGUSR1:
         return INTERRUPTED  # ended by the signal before it listened; its results are on disk
     if status == RAYS_OWN_STATUS and has_ended(nodes[0]):
-        say("Ray was killed on this node, as the system does where memory is short")
+        say("Ray was killed on this node, as the system does when memory is short")
         return INTERRUPTED if num_restarts < MOST_RESTARTS else status
     return status if status >= 0 else 128 - status
 
 
 def has_ended(node: JobNode) -> bool:
-    """Return whether Ray on a node ends by itself within a while."""
+    """Return whether Ray on a node ends by itself within SECONDS_TO_SEE."""
     end = time.monotonic() + SECONDS_TO_SEE
     while node.step.poll() is None and time.monotonic() < end:
         time.sleep(LOOK_SECONDS)
@@ -278,7 +278,7 @@ def requeue(job_id: int) -> int:
     """Requeue the job, unless SLURM is already ending or requeueing it."""
     state = output("squeue", "--noheader", f"--jobs={job_id}", "--format=%T")
     if state != "RUNNING":
-        say(f"interrupted; SLURM has this job as {state}, so it is left to SLURM")
+        say(f"interrupted; SLURM has this job as {state}, so SLURM decides")
         return INTERRUPTED
     say("interrupted; back into the queue, to resume with the same command")
     if subprocess.run(["scontrol", "requeue", str(job_id)], check=False).returncode != 0:

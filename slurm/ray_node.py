@@ -56,7 +56,7 @@ def main() -> int:
     is_first_here = not Path(folder).exists()  # else another process of the job made it, and removes it
     write_token(Path(folder), sys.stdin.readline().strip())
     command = ray_command(folder, address, "--head" in rest)
-    signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED)  # inherited by all that Ray starts, whatever handlers it sets
+    signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED)  # inherited by all Ray processes; blocks any handler
     ray, is_told = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0), threading.Event()
     threading.Thread(target=stop_at_end_of_input, args=(ray, is_told), daemon=True).start()
     status = ray.wait()
@@ -97,7 +97,7 @@ def ray_command(folder: str, address: str, is_head: bool) -> list[str]:
     else:
         options |= {"address": address}
     chosen = [f"--{name}={value}" for name, value in options.items()]
-    ray = Path(sys.executable).with_name("ray")  # of this environment, whatever PATH says
+    ray = Path(sys.executable).with_name("ray")  # of this environment, not from PATH
     head = ["--head"] if is_head else []
     return [str(ray), "start", "--block", "--disable-usage-stats", "--log-color=false", *head, *chosen]
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 MAX_FAILED_STARTS = 3
 # Times in a row that it may be killed while it starts: nodes leave, but a node without the memory kills each one.
 MAX_KILLED_STARTS = 20
-# In CUDA libraries' errors, which are plain RuntimeErrors; torch's own errors have a class.
+# Marks of CUDA libraries' errors, which are plain RuntimeErrors; torch's own errors have a class.
 DEVICE_FAULTS = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "CUSOLVER_STATUS", "CUSPARSE_STATUS", "NCCL error")
 # A failed allocation is not a fault: the device still works.
 OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED")

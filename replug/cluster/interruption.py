@@ -53,7 +53,7 @@ LOOK_SECONDS = 0.2  # between checks for a signal or another end of a wait
 # SIGUSR1 120 s before the end. Nothing kills after Ctrl-C, and a second Ctrl-C ends the wait.
 SECONDS_TO_END = {signal.SIGTERM: 25.0, signal.SIGUSR1: 110.0, signal.SIGHUP: 25.0, signal.SIGINT: 110.0}
 assert set(SECONDS_TO_END) == set(SIGNALS)
-SAVING = "replug: Ctrl-C: saving the step that is under way; again ends at once, without it"
+SAVING = "replug: Ctrl-C: saving the current step; a second Ctrl-C ends at once, without it"
 
 
 class Interruption:
@@ -68,7 +68,7 @@ class Interruption:
         self._describe: Callable[[], str] = str
         self._ended, self._is_timed = threading.Event(), False
         self._raises = False  # KeyboardInterrupt on Ctrl-C: in a user's program, not on the command line
-        self._wakeup: socket.socket | None = None  # Python writes the numbers of signals to it, whatever is running
+        self._wakeup: socket.socket | None = None  # Python writes signal numbers to it even while C code runs
 
     @contextmanager
     def installed(self) -> Iterator[None]:

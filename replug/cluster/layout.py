@@ -291,7 +291,7 @@ def _num_waiting(actors: Sequence[Actor], gpus: Sequence[PlannedGPU], nodes: Seq
 
 
 def _check_gpus(gpus: Sequence[PlannedGPU], is_exclusive: bool) -> None:
-    """Raise NoRoom where a GPU's memory does not hold its actors, UserError where it takes one process only."""
+    """Raise NoRoom if a GPU's memory does not hold its actors, UserError if it takes one process only."""
     fullest = max(gpus, key=lambda gpu: gpu.num_bytes / gpu.limit, default=None)
     if fullest is not None and fullest.num_bytes > fullest.limit:
         parts = " + ".join(f"{NAMES[actor.key]} {_gb(actor.bytes_per_gpu)}" for actor in fullest.actors)
@@ -309,7 +309,7 @@ def _check_gpus(gpus: Sequence[PlannedGPU], is_exclusive: bool) -> None:
 
 
 def _check_host_memory(sizes: Sizes, index: IndexActors, nodes: Sequence[Node], is_refreshed: bool) -> None:
-    """Raise NoRoom where the nodes' memory does not hold the versions of the index that stand during a swap."""
+    """Raise NoRoom if the nodes' memory does not hold the versions of the index during a swap."""
     needed = _host_bytes(sizes, index, len(nodes)) / (1 if is_refreshed else VERSIONS)
     memory = min((node.memory_bytes for node in nodes if node.memory_bytes is not None), default=math.inf)
     if needed > memory:
@@ -425,7 +425,7 @@ def _score_and_index(
 
 
 def _check(counts: dict[str, int], takers: Collection[str], num_gpus: int, replica: int) -> None:
-    """Raise UserError where the numbers of GPUs are none of the three layouts."""
+    """Raise UserError if the numbers of GPUs fit none of the three layouts."""
     train, score, index = (counts[role] for role in ROLES)
     if "score" in takers and 1 <= score < replica:
         raise UserError(

@@ -83,7 +83,7 @@ def require_seen_by_all(written: Path, read: Collection[Path]) -> None:
     finally:
         new.unlink()
     for answer in silent:
-        log.warning(f"node {requested[answer]} does not say within {LOOK_SECONDS:g} s whether it sees {written}")
+        log.warning(f"node {requested[answer]} does not answer within {LOOK_SECONDS:g} s whether it sees {written}")
     if problems:
         raise UserError(
             f"ray.address: {'; '.join(problems)}; put run_dir, data and models where all nodes see them by the same "
@@ -151,7 +151,7 @@ def _watch_raylet(is_over: threading.Event) -> None:
         ended.poll()
         os.close(descriptor)
         if not is_over.is_set():
-            reason = "Ray's raylet was killed, as the system does where memory is short; the same command resumes"
+            reason = "Ray's raylet was killed, as the system does when memory is short; the same command resumes"
             os.write(2, f"replug: {reason}\n".encode())
             nowhere = os.open(os.devnull, os.O_WRONLY)  # for Ray's own messages about it
             os.dup2(nowhere, 1)
@@ -269,7 +269,7 @@ def _init_patiently(**options: Any) -> None:
             kill(child for child in psutil.Process().children(recursive=True) if child not in others)
             reason = "Ray's processes did not start within half a minute: this machine has too few cores free"
             if is_last:
-                raise RunError(f"{reason}; run the same command again when it has") from error
+                raise RunError(f"{reason}; free some and run the same command again") from error
             log.warning(f"{reason}. They are started once more")
 
 

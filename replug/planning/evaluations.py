@@ -107,7 +107,7 @@ def _prompts_of_questions(config: EvaluationConfig, methods: Sequence[Method], n
         count, documents = (1, method.k) if method.is_concatenated or not method.k else (method.num_read, 1)
         prefix = query + documents * (WRITTEN_TOKENS if method.source == GENREAD else _document_tokens(config))
         if method.follows_text and reads:
-            yield Prompts(num * count, prefix, end_tokens=1)  # the tokens that move weights, in a call apart
+            yield Prompts(num * count, prefix, end_tokens=1)  # the tokens that move weights, in a separate call
         if config.evaluation == "mmlu":  # replug and replug/vote read the same letters
             letters[method.found_by, method.num_read, documents] = Prompts(num * count, prefix, LETTERS, end_tokens=1)
         else:
@@ -175,7 +175,7 @@ def count_examples(config: EvaluationConfig, given: int | None) -> int:
         counted = count_rows(path) if path and Path(path).expanduser().is_file() else None
     numbers = [number for number in (most, counted) if number is not None]
     if not numbers:
-        raise UserError(f"{key} is not set and no file is there to count; expected --examples N, such as 3610")
+        raise UserError(f"{key} is not set and there is no file to count; expected --examples N, such as 3610")
     return min(numbers)
 
 

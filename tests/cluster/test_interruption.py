@@ -114,7 +114,7 @@ def test_outside_the_steps_it_ends_at_once_though_the_main_thread_hangs(by, ends
     assert seconds < 20
 
 
-SAVING = "replug: Ctrl-C: saving the step that is under way; again ends at once, without it\n"
+SAVING = "replug: Ctrl-C: saving the current step; a second Ctrl-C ends at once, without it\n"
 
 
 @pytest.mark.parametrize("how", ["hangs", "runs"])

@@ -79,7 +79,7 @@ Scored = tuple[np.ndarray, tuple[str, ...]]
 
 
 def context_lengths(models: Any) -> dict[str, int | None]:
-    """Return the models that `GET /models` lists, with the tokens of each one's context where the server says.
+    """Return the models that `GET /models` lists, with their context lengths in tokens, or None.
 
     Servers differ in the form of the list; unknown entries are left out.
     """
@@ -160,7 +160,7 @@ def read_generated(body: Any, num_samples: int = 1) -> list[tuple[Generated, boo
             f"the server draws one answer after a prompt where n={num_samples} were requested; expected a server whose "
             "/v1/completions knows n, such as vLLM, or local weights"
         )
-    prompt_tokens = _usage(body, "prompt_tokens") or None  # a server that says 0 does not count
+    prompt_tokens = _usage(body, "prompt_tokens") or None  # 0: the server does not count
     return [well_formed(partial(_generated, one, prompt_tokens)) for one in _choices(body, num_samples)]
 
 

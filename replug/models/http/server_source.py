@@ -179,7 +179,7 @@ def find_shortcoming(
     if not agree(new, again):
         return (
             f"gives a prompt's tokens the wrong log-probs: {len(new)} tokens that it generated with {new.mean():.2f} "
-            f"nats each have {again.mean():.2f} when sent back: it is off by a position, as "
+            f"nats each have {again.mean():.2f} when sent back: it is off by a position, like "
             "llama-cpp-python, or lm.tokenizer is not the tokenizer of its model"
         )
     gain = float(short.mean() - max(other.mean() for other in others))
@@ -192,7 +192,7 @@ def find_shortcoming(
 
 
 def _alone(lm: HttpLM, prefixes: Sequence[str], continuations: Sequence[str]) -> list[np.ndarray]:
-    """Score one after the other, so that last bits, which depend on a server's load, are the same again."""
+    """Score inputs one by one, so that last bits, which depend on a server's load, are reproducible."""
     return [lm.score([p], [c])[0].token_logprobs for p, c in zip(prefixes, continuations, strict=True)]
 
 

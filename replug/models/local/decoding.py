@@ -150,7 +150,7 @@ class CachedPrompts:
         own = _left_padded([torch.ones(len(row), dtype=torch.long) for row in once])
         total = ids.shape[1]
         self._is_padded = not bool(own.all())
-        self._seen = own[:, :0].to(model.device)  # [K, T so far]: 1 where a token stands, 0 where padding does
+        self._seen = own[:, :0].to(model.device)  # [K, T so far]: 1 at tokens, 0 at padding
         width = max(1, tokens_per_pass // len(once))
         wanted = total - max(num_ends, default=0)  # the first column with wanted log-probs
         parts: list[Tensor] = []

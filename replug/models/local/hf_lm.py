@@ -88,7 +88,7 @@ from replug.models.pair_tokens import (
 log = logging.getLogger(__name__)
 
 KEPT_PREFIXES = 2  # for the two prefixes of an answer's factors
-PASSES_PER_GROUP = 4  # decoded together: more would hold more keys and values than the passes saved
+PASSES_PER_GROUP = 4  # decoded together: more would cost more memory than they save passes
 Rows = list[list[int]]  # of token ids
 T = TypeVar("T")
 Done = TypeVar("Done")

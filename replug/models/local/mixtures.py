@@ -21,7 +21,7 @@ from replug.models.generation import Generated, GenerationOptions, before_stop, 
 if TYPE_CHECKING:  # seconds to import
     from replug.models.local.decoding import GrowingPrompts
 
-# The nucleus is sought among this many likeliest tokens first: sorting all takes ten times as long.
+# The nucleus is searched among these likeliest tokens first: sorting all takes ten times the time.
 LIKELIEST_TOKENS = 512
 
 
@@ -41,7 +41,7 @@ def entropy(logprobs: Tensor) -> float:
 
 
 class TokenChooser:
-    """Chooses token after token as the options say; its draws follow from the seed and the distributions."""
+    """Chooser of tokens by the options; its draws depend on the seed and the distributions alone."""
 
     def __init__(self, options: GenerationOptions) -> None:
         self._options = options
