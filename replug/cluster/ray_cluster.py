@@ -140,7 +140,7 @@ def layout_on_cluster(config: Config, sizes: Sizes) -> Layout:
 def _watch_raylet(is_over: threading.Event) -> None:
     """End this process with a line and status 75 if Ray's raylet, which holds its shared memory, is killed.
 
-    The system does that first where memory is short. Ray itself would end this process at its next call, with status 1
+    The system kills it first when memory is short. Ray itself would end this process at its next call, with status 1
     and twenty lines of its state.
     """
     raylet = [child for child in psutil.Process().children() if child.name() == "raylet"][-1]

@@ -261,9 +261,7 @@ def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> Score
     same = all(shown in (real, BROKEN) for shown, real in zip(joined[:far], wanted[:far], strict=True))
     if not same or joined[far:] != wanted[far:]:
         if BROKEN not in joined and "" not in tokens:
-            raise IllFormed(
-                f"the answer's tokens are not the sent tokens: they make another text than input {pair.row}"
-            )
+            raise IllFormed(f"the answer's tokens are not the sent tokens: they differ from input {pair.row}")
         raise UnscorableText(f"input {pair.row}: the server's tokens do not join to the text; {USE_IDS}")
     if len(joined) < len(text):
         kind = IllFormed if joined else NoPromptLogprobs
