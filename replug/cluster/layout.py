@@ -409,7 +409,7 @@ def _takes_gpus(config: Config, role: str, nodes: Sequence[Node]) -> bool:
 def _score_and_index(
     takers: Collection[str], given: dict[str, int], left: int, num_gpus: int, replica: int
 ) -> dict[str, int]:
-    """Give the GPUs `left` by training to scoring and the index: all to both, or to one the rest of the other."""
+    """Return the GPUs of scoring and of the index, out of `left`: all for both, or the rest for the open one."""
     if "score" not in takers:
         return {"index": given.get("index", left)} if "index" in takers else {}
     if "index" not in takers:

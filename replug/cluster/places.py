@@ -67,7 +67,7 @@ def reserve(layout: Layout) -> None:
 
 
 def forget(cluster_stays: bool = False) -> None:
-    """Forget the places, which are gone with the connection; give them back to a cluster that this process keeps."""
+    """Forget the places, which end with the connection; release them if the process keeps its cluster."""
     for group in _groups if cluster_stays else ():
         remove_placement_group(group)
     for known in (_groups, _options, _memory, _index):

@@ -274,7 +274,7 @@ def _init_patiently(**options: Any) -> None:
 
 
 def quoted_python() -> dict[str, str] | None:
-    """Quote the workers' Python where its path needs it. Ray passes the path to a shell as it is."""
+    """Return the workers' Python, quoted if its path needs it: Ray passes the path to a shell."""
     quoted = shlex.quote(sys.executable)
     return {"py_executable": quoted} if quoted != sys.executable else None
 
@@ -291,7 +291,7 @@ def _join(config: Config, roles: Collection[str], sizes: Sizes) -> Layout:
 
 
 def _lay_out_on_nodes(config: Config, roles: Collection[str], sizes: Sizes) -> Layout:
-    """Lay a run out on the nodes of the cluster that this process is connected to."""
+    """Lay a run out on the nodes of the connected cluster."""
     here = ray.get_runtime_context().get_node_id()
     nodes = list(layout.nodes_of(ray.nodes(), here))
     states = places.gpu_states(nodes)

@@ -354,7 +354,7 @@ async def _all(work: Iterable[Coroutine[Any, Any, list[T]]]) -> list[T]:
 
 
 def server_tokenizer(lm: LMConfig) -> Any:
-    """Load the server's tokenizer; None where none is given."""
+    """Load the server's tokenizer; None if `lm.tokenizer` is not set."""
     from replug.models.model_files import load_tokenizer  # seconds to import, which a server without a tokenizer saves
 
     if not lm.tokenizer:

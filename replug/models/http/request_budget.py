@@ -71,7 +71,7 @@ class RequestBudget:
             return True
 
     def settle(self, reserved: int, actual: int) -> None:
-        """End a request for which `reserved` tokens were taken and which cost `actual`."""
+        """End a request with `reserved` tokens and an `actual` cost in tokens."""
         with self._alone():
             self._count(requests=0, tokens=actual - reserved, reserved=-reserved, in_flight=-1)
 

@@ -60,7 +60,7 @@ class Float32Head(nn.Module):
 
 
 def use_float32_head(model: PreTrainedModel) -> None:
-    """Give a half-precision model an output layer with float32 logits; models in float32 are left as they are."""
+    """Give a half-precision model an output layer with float32 logits; models in float32 stay unchanged."""
     head = model.get_output_embeddings()
     if head is None or head.weight.dtype not in (torch.bfloat16, torch.float16):
         return
