@@ -274,7 +274,7 @@ def _init_patiently(**options: Any) -> None:
 
 
 def quoted_python() -> dict[str, str] | None:
-    """Return the workers' Python, quoted if its path needs it: Ray passes the path to a shell."""
+    """Return runtime_env with a quoted Python, or None if no quotes are needed: Ray passes the path to a shell."""
     quoted = shlex.quote(sys.executable)
     return {"py_executable": quoted} if quoted != sys.executable else None
 
