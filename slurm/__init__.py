@@ -1,1 +1,1 @@
-"""SLURM job scripts, and what they run: a Ray cluster over the nodes of a job, and one `replug` command on it."""
+"""SLURM job scripts and their processes: a Ray cluster over the nodes of a job, and one `replug` command on it."""

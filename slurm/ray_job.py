@@ -25,15 +25,15 @@ from types import FrameType
 
 from replug.slurm.ray_node import write_token
 
-INTERRUPTED = 75  # replug's exit status: it saved its step, and the same command goes on
-RAYS_OWN_STATUS = 1  # of a process that Ray ends, since the raylet that it speaks with is gone
-MOST_RESTARTS = 10  # after which a job whose Ray is killed is not put back: it has too little memory
+INTERRUPTED = 75  # replug's exit status: it saved its step, and the same command resumes
+RAYS_OWN_STATUS = 1  # of a process that Ray ends because its raylet is gone
+MOST_RESTARTS = 10  # then a job with a killed Ray is not requeued: it has too little memory
 SECONDS_TO_SEE = 10  # for Ray's step to end behind its raylet
 JOIN_SECONDS = 120
 STOP_SECONDS = 30
 LOOK_SECONDS = 0.2
 TAIL_LINES = 30
-FIRST_PORT, NUM_PORTS = 20_000, 10_000  # above Ray's usual ports, below those that the kernel hands out
+FIRST_PORT, NUM_PORTS = 20_000, 10_000  # above Ray's usual ports, below the kernel's ephemeral ports
 # Variables that name another cluster, or keep Ray to loopback.
 FOREIGN = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_TMPDIR", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
 # Requests of the whole job. srun would repeat them for each step, of one node and one task: all GPUs of
@@ -45,7 +45,7 @@ OF_THE_JOB = (
 
 
 class JobError(Exception):
-    """The job cannot go on; exit status 1."""
+    """A failure that ends the job with exit status 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class JobAllocation:
 
 @dataclass(frozen=True, slots=True)
 class JobNode:
-    """Ray on one node: the step that runs it, and what it printed."""
+    """Ray on one node: its SLURM step and its log."""
 
     name: str
     step: subprocess.Popen
@@ -83,7 +83,7 @@ class JobNode:
 
 
 class StopRequest:
-    """The last signal that asked this job to stop; it is handed on to the step that runs `replug`."""
+    """The last signal that asked this job to stop, passed on to the step of `replug`."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -94,7 +94,7 @@ class StopRequest:
     def _hand_on(self, number: int, _: FrameType | None) -> None:
         self.number = number
         if self.step is not None:
-            self.step.send_signal(signal.SIGUSR1)  # of SIGTERM srun would make a kill
+            self.step.send_signal(signal.SIGUSR1)  # srun would turn SIGTERM into a kill
 
 
 def main() -> int:
@@ -127,7 +127,7 @@ def main() -> int:
 
 
 def run(allocation: JobAllocation, folder: Path, nodes: list[JobNode], request: StopRequest) -> int:
-    """Start Ray and then `replug`; `nodes` takes what was started. Returns `replug`'s exit status."""
+    """Start Ray, appending its nodes to `nodes`, and then `replug`. Returns `replug`'s exit status."""
     import ray.util
 
     host, port = ray.util.get_node_ip_address(), free_port(allocation.job_id)  # as other nodes reach this one
@@ -172,7 +172,7 @@ def is_free(port: int) -> bool:
 def start_node(
     allocation: JobAllocation, name: str, folder: Path, address: str, token: str, environment: dict[str, str]
 ) -> JobNode:
-    """Start Ray's step on one node, in a session of its own, so that signals to the job do not abort srun."""
+    """Start Ray's step on one node, in a new session, so that signals to the job do not abort srun."""
     head = ["--head"] if name == allocation.nodes[0] else []
     command = allocation.step(name, "-m", "replug.slurm.ray_node", str(folder), address, *head)
     log = folder / f"{name}.log"
@@ -187,7 +187,7 @@ def start_node(
             start_new_session=True,
         )
     assert step.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it ended at once, which is seen soon
+    with contextlib.suppress(BrokenPipeError):  # it ended at once, which `require_alive` reports
         step.stdin.write(f"{token}\n")
         step.stdin.flush()
     return JobNode(name, step, log)
@@ -210,7 +210,7 @@ def wait_for_nodes(nodes: list[JobNode], address: str, environment: dict[str, st
         probe.kill()
         probe.wait()
     if probe.returncode != 0:
-        raise JobError(f"Ray at {address} cannot be asked for its nodes\n{tails(nodes)}")
+        raise JobError(f"Ray at {address} does not list its nodes\n{tails(nodes)}")
     return True
 
 
@@ -239,15 +239,15 @@ def run_replug(
                 say(f"Ray on node {node.name} has ended with status {node.step.returncode}\n{tails([node])}")
         time.sleep(LOOK_SECONDS)
     if status == 128 + signal.SIGUSR1:
-        return INTERRUPTED  # ended by the signal before it listened; what counts is on disk
+        return INTERRUPTED  # ended by the signal before it listened; its results are on disk
     if status == RAYS_OWN_STATUS and has_ended(nodes[0]):
-        say("Ray was killed on this node, as the system does where memory is short")
+        say("Ray was killed on this node, as the system does when memory is short")
         return INTERRUPTED if num_restarts < MOST_RESTARTS else status
     return status if status >= 0 else 128 - status
 
 
 def has_ended(node: JobNode) -> bool:
-    """Return whether Ray on a node ends by itself within a while."""
+    """Return whether Ray on a node ends by itself within SECONDS_TO_SEE."""
     end = time.monotonic() + SECONDS_TO_SEE
     while node.step.poll() is None and time.monotonic() < end:
         time.sleep(LOOK_SECONDS)
@@ -278,11 +278,11 @@ def requeue(job_id: int) -> int:
     """Requeue the job, unless SLURM is already ending or requeueing it."""
     state = output("squeue", "--noheader", f"--jobs={job_id}", "--format=%T")
     if state != "RUNNING":
-        say(f"interrupted; SLURM has this job as {state}, so it is left to SLURM")
+        say(f"interrupted; SLURM has this job as {state}, so SLURM decides")
         return INTERRUPTED
-    say("interrupted; back into the queue, from where the same command goes on")
+    say("interrupted; back into the queue, to resume with the same command")
     if subprocess.run(["scontrol", "requeue", str(job_id)], check=False).returncode != 0:
-        say("SLURM does not take it back; submit it again, and it goes on")
+        say("SLURM does not requeue it; submit it again to resume")
         return INTERRUPTED
     return 0
 

@@ -32,7 +32,7 @@ def gpus_per_node(options: Mapping[str, str]) -> tuple[int, str | None]:
     """Return the GPUs of each node by sbatch's options, and their type where it is named.
 
     Options are `--gpus-per-node` (4, a100, a100:4) or `--gres` (gpu, gpu:4, gpu:a100:4, lustre:1,gpu:2). Raises
-    ValueError for options that do not tell them.
+    ValueError for options that do not determine them.
     """
     resources = [re.sub(r"^gres[:/]", "", part.strip()) for part in options.get("gres", "").split(",")]
     requested = [f"--gres={part}" for part in resources if part.partition(":")[0] in GPU_RESOURCES]
@@ -49,14 +49,14 @@ def gpus_per_node(options: Mapping[str, str]) -> tuple[int, str | None]:
 
 
 def main() -> int:
-    """Return the exit status of `ray start`, or 0 when it was told to end."""
+    """Return the exit status of `ray start`, or 0 if its input ended first."""
     if sys.argv[1] == "--wait":
         return wait_for_nodes(sys.argv[2], int(sys.argv[3]))
     folder, address, *rest = sys.argv[1:]
     is_first_here = not Path(folder).exists()  # else another process of the job made it, and removes it
     write_token(Path(folder), sys.stdin.readline().strip())
     command = ray_command(folder, address, "--head" in rest)
-    signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED)  # inherited by all that Ray starts, whatever handlers it sets
+    signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED)  # inherited by all Ray processes; blocks any handler
     ray, is_told = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0), threading.Event()
     threading.Thread(target=stop_at_end_of_input, args=(ray, is_told), daemon=True).start()
     status = ray.wait()
@@ -79,7 +79,7 @@ def write_token(folder: Path, token: str) -> None:
 
 
 def ray_command(folder: str, address: str, is_head: bool) -> list[str]:
-    """Return `ray start` with the CPUs and GPUs that SLURM gave of this node. Port 0 is any free one."""
+    """Return the `ray start` command, with SLURM's CPUs and GPUs on this node. Port 0 means any free port."""
     host, _, port = address.rpartition(":")
     cpus = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ["SLURM_CPUS_ON_NODE"]
     options = {
@@ -97,7 +97,7 @@ def ray_command(folder: str, address: str, is_head: bool) -> list[str]:
     else:
         options |= {"address": address}
     chosen = [f"--{name}={value}" for name, value in options.items()]
-    ray = Path(sys.executable).with_name("ray")  # of this environment, whatever PATH says
+    ray = Path(sys.executable).with_name("ray")  # of this environment, not from PATH
     head = ["--head"] if is_head else []
     return [str(ray), "start", "--block", "--disable-usage-stats", "--log-color=false", *head, *chosen]
 
@@ -114,7 +114,7 @@ def wait_for_nodes(address: str, wanted: int) -> int:
 
     Ask the port first: Ray itself tries for minutes where nothing listens yet.
     """
-    import ray  # only here: to start Ray on a node takes none of it
+    import ray  # only here: starting Ray on a node does not need it
 
     host, _, port = address.rpartition(":")
     while True:

@@ -1,11 +1,11 @@
-"""A pool of Ray actors that loses no work: least loaded first, bounded in flight, done again when an actor dies.
+"""A pool of Ray actors that loses no work: least loaded first, bounded in flight, calls repeated when an actor dies.
 
-Calls must be idempotent, since a call whose actor died may have been done. An error that the actor itself raises is not
-retried. A fault of its GPU counts as the actor's death: nothing that it computes afterwards can be trusted.
+Calls must be idempotent: an actor may die after it has done a call. Errors that the actor itself raises are not
+retried. A fault of its GPU counts as the actor's death, since no later result can be trusted.
 
 A replica starts in two stages. Its constructor is quick, and waits for room in the cluster without a limit: replicas
-join when a node joins. What takes long, such as loading a model, is done by `probe`, which has a deadline. A replica
-that cannot start, or whose probe is not accepted, is quarantined; calls fail when none is left.
+join when a node joins. Slow work, such as loading a model, belongs in `probe`, which has a deadline. A replica that
+cannot start, or fails its probe, is quarantined; calls fail when none is left.
 """
 
 import itertools
@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 MAX_FAILED_STARTS = 3
 # Times in a row that it may be killed while it starts: nodes leave, but a node without the memory kills each one.
 MAX_KILLED_STARTS = 20
-# Of a CUDA library's errors that come as plain RuntimeErrors; torch's own have a class.
+# Marks of CUDA libraries' errors, which are plain RuntimeErrors; torch's own errors have a class.
 DEVICE_FAULTS = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "CUSOLVER_STATUS", "CUSPARSE_STATUS", "NCCL error")
-# Memory that was not there is no fault: the device is as sound as before.
+# A failed allocation is not a fault: the device still works.
 OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED")
-LOOK_SECONDS = 0.5  # between two looks for what is overdue
+LOOK_SECONDS = 0.5  # between checks for overdue calls and starts
 
 
 class ActorPoolError(RunError):
-    """A call that could not be done, with what happened last."""
+    """A failed call, with its last error."""
 
 
 @dataclass
@@ -62,15 +62,15 @@ class _Replica:
     failed_starts: int = 0
     killed_starts: int = 0
     is_up: bool = False
-    start_deadline: float = float("inf")  # once it has its place in the cluster, until it is up
+    start_deadline: float = float("inf")  # from its placement until it is up
     in_flight: dict[int, _Call] = field(default_factory=dict)
 
 
 class ActorPool:
     """Up to `size` replicas made by `make_actor(number)`; `submit` returns a future at once.
 
-    `validate(number, result)` looks at what a new replica's `probe` method returns and says what is wrong with it.
-    A placed replica has `start_timeout_seconds` for its probe, and the cluster as long to find room for a first one.
+    `validate(number, result)` takes the result of a new replica's `probe` method and returns a problem, or None.
+    A placed replica has `start_timeout_seconds` for its probe, and the cluster the same time to place a first replica.
     One dispatcher thread owns all state; completions and new calls reach it through one queue. A call's future cannot
     be cancelled once a replica has it.
     """
@@ -87,7 +87,7 @@ class ActorPool:
         validate: Callable[[int, Any], str | None] | None = None,
     ) -> None:
         self.name = name
-        # Since the start; a call waits from `submit` until a replica is given it.
+        # Since the start; a call waits from `submit` until a replica gets it.
         self.num_calls = self.num_retries = self.num_respawns = 0
         self.waited_seconds = 0.0
         self._make_actor, self._validate = make_actor, validate
@@ -97,7 +97,7 @@ class ActorPool:
         self._waiting: deque[_Call] = deque()
         self._tickets = itertools.count()
         self._replicas: dict[int, _Replica] = {}
-        self.quarantined: dict[int, str] = {}  # replicas that are used no more, and why
+        self.quarantined: dict[int, str] = {}  # replicas out of use, with the reason
         self._last_launch = time.monotonic()
         self._end: ActorPoolError | None = None  # why no more calls are taken
         self._end_lock = threading.Lock()  # so that no call is put into the queue after it was emptied
@@ -107,7 +107,7 @@ class ActorPool:
         self._thread.start()
 
     def submit(self, method: str, *args: Any, times: int = 1) -> Future:
-        """Call a method of some replica, which may take so many times the timeout; the future is its result's."""
+        """Call a method of some replica and return the future of its result. The call may take `times` timeouts."""
         call = _Call(method, args, Future(), times)
         with self._end_lock:
             if self._end is None:
@@ -127,7 +127,7 @@ class ActorPool:
 
     @property
     def num_waiting(self) -> int:
-        """Calls that no replica has been given yet."""
+        """Calls that wait for a replica."""
         return len(self._waiting)
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class ActorPool:
     def _run(self) -> None:
         try:
             self._dispatch_until_closed()
-        except BaseException as error:  # whatever it is, nobody else would end the calls
+        except BaseException as error:  # callers would wait forever otherwise
             log.exception(f"{self.name}: the pool's dispatcher failed")
             end = ActorPoolError(f"{self.name}: the pool failed: {type(error).__name__}: {error}")
             end.__cause__ = error
@@ -166,7 +166,7 @@ class ActorPool:
             if time.monotonic() >= next_look:
                 self._end_overdue()
                 next_look = time.monotonic() + LOOK_SECONDS
-            if self._events.empty():  # once for many events: it looks at every replica
+            if self._events.empty():  # once for many events, since it visits every replica
                 self._dispatch()
 
     def _launch(self, number: int, failed_starts: int = 0, killed_starts: int = 0) -> None:
@@ -177,7 +177,7 @@ class ActorPool:
         self._when_done(handle.__ray_ready__.remote(), "placed", replica)
 
     def _probe(self, replica: _Replica, done: Future) -> None:
-        """It has its place; its probe, or just its being there, makes it take calls."""
+        """Probe a placed replica; without `validate` it takes calls at once."""
         if self._replicas.get(replica.number) is not replica:
             return None
         if self._validate is None or done.exception() is not None:
@@ -201,9 +201,9 @@ class ActorPool:
             replica.is_up, replica.failed_starts, replica.killed_starts = True, 0, 0
 
     def _start_again(self, replica: _Replica, error: BaseException) -> None:
-        """Replace a replica: a killed one many times, one whose own code fails or hangs a few times.
+        """Replace a replica that did not start: many times if it was killed, a few if its own code fails or hangs.
 
-        A UserError would come again, since a user has to mend what it names.
+        A UserError is not retried: only the user can remove its cause.
         """
         is_its_own = isinstance(error, RayTaskError | TimeoutError) or (
             isinstance(error, ActorDiedError) and error.actor_init_failed
@@ -239,7 +239,7 @@ class ActorPool:
 
     def _start(self, replica: _Replica, call: _Call) -> None:
         if call.attempts == 0 and not call.future.set_running_or_notify_cancel():
-            return None  # whoever asked does not want it any more
+            return None  # the caller cancelled it
         ticket = next(self._tickets)
         now = time.monotonic()
         if call.attempts == 0:
@@ -247,12 +247,12 @@ class ActorPool:
             self.waited_seconds += now - call.submitted
         self.num_retries += call.attempts > 0
         call.attempts += 1
-        # Calls of one replica queue up behind each other, so each waits for those before it too.
+        # Calls queue in a replica, so the deadline covers the calls before this one too.
         call.deadline = now + self._timeout * (call.times + sum(other.times for other in replica.in_flight.values()))
         replica.in_flight[ticket] = call
         try:
             reference = getattr(replica.handle, call.method).remote(*call.args)
-        except Exception as error:  # noqa: BLE001 - arguments that cannot travel are this call's error and no other's
+        except Exception as error:  # noqa: BLE001 - arguments that cannot be serialized fail this call only
             del replica.in_flight[ticket]
             return call.future.set_exception(error)
         return self._when_done(reference, "done", replica, ticket)
@@ -265,23 +265,23 @@ class ActorPool:
         if error is None:
             call.future.set_result(done.result())
         elif isinstance(error, RayTaskError) and not is_device_fault(error.cause):
-            # What a user is to read comes without Ray's traceback round it.
+            # Messages for the user come without Ray's traceback.
             is_message = isinstance(error.cause, UserError | RunError)
             call.future.set_exception(error.cause if is_message else error.as_instanceof_cause())
         elif isinstance(error, RayError):
             return self._replace(replica, error.cause if isinstance(error, RayTaskError) else error)
         else:
             call.future.set_exception(error)
-        del replica.in_flight[ticket]  # last: what fails before it is a call in hand
+        del replica.in_flight[ticket]  # last: `_shut_down` fails the call if a line above raises
         return None
 
     def _replace(self, replica: _Replica, error: BaseException) -> None:
-        """Start a new actor in a dead one's place and give its calls back to the queue, in order."""
+        """Replace a dead actor and put its calls back into the queue, in order."""
         log.warning(f"{self.name} {replica.number} died ({_in_brief(error)}); starting another")
         replica.is_up = False
         self.num_respawns += 1
         calls = [replica.in_flight[ticket] for ticket in sorted(replica.in_flight)]
-        replica.in_flight.clear()  # what the dead one still reports of them does not count
+        replica.in_flight.clear()  # late reports of the dead actor do not count
         for call in reversed(calls):
             if call.attempts >= self._max_attempts:
                 call.future.set_exception(
@@ -293,9 +293,9 @@ class ActorPool:
         self._launch(replica.number)
 
     def _room_deadline(self) -> float:
-        """When calls are given up while all replicas wait for room, counted from the first call or the last launch.
+        """Return when calls fail while all replicas wait for room, counted from the first call or the last launch.
 
-        One that has room ends the wait by itself: it comes up, or is quarantined.
+        A placed replica ends the wait by itself: it comes up, or is quarantined.
         """
         replicas = self._replicas.values()
         have_room = any(replica.is_up or replica.start_deadline < float("inf") for replica in replicas)
@@ -317,7 +317,7 @@ class ActorPool:
             )
 
     def _reasons(self) -> str:
-        """Why replicas are quarantined, in brackets; empty where none is."""
+        """Return the reasons of the quarantined replicas in brackets, or an empty string."""
         reasons = ", ".join(f"{number}: {reason}" for number, reason in sorted(self.quarantined.items()))
         return f" ({reasons})" if reasons else ""
 
@@ -326,7 +326,7 @@ class ActorPool:
             _fail(self._waiting.popleft(), ActorPoolError(f"{self.name}: {reason}"))
 
     def _shut_down(self, end: ActorPoolError) -> None:
-        """Fail what is open and what comes, then kill the actors."""
+        """Fail open and later calls, then kill the actors."""
         with self._end_lock:
             self._end = end
         replicas = list(self._replicas.values())
@@ -352,21 +352,21 @@ def is_device_fault(error: BaseException) -> bool:
 
 
 def _fail(call: _Call, error: BaseException) -> None:
-    """A call that waits may have been cancelled, one that a replica has may not; either may be done."""
+    """Fail a call unless it is done, or was cancelled while it waited."""
     future = call.future
     if not future.done() and (future.running() or future.set_running_or_notify_cancel()):
         future.set_exception(error)
 
 
 def _in_brief(error: BaseException) -> str:
-    """Ray's own errors say on one line of a thousand letters what their name says."""
+    """Return an error in brief: messages of Ray's own errors are long and add nothing to their names."""
     if isinstance(error, RayTaskError):
         return _in_brief(error.cause)
     return type(error).__name__ if isinstance(error, RayError) else f"{type(error).__name__}: {_telling_line(error)}"
 
 
 def _telling_line(error: BaseException) -> str:
-    """What a user can act on: Ray puts the remote traceback before it, CUDA general advice after it."""
+    """Return an error's line for the user: Ray puts a traceback before it, CUDA general advice after it."""
     if isinstance(error, RayTaskError) and not isinstance(error.cause, RayError):
         return _in_brief(error.cause)
     lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -374,5 +374,5 @@ def _telling_line(error: BaseException) -> str:
 
 
 def thread_env(threads: int) -> dict:
-    """Ray sets OMP_NUM_THREADS from num_cpus, which is a share and not a number of threads."""
+    """Return a runtime environment with `threads` threads; Ray would take num_cpus, which is a share."""
     return {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", **torch_environment()}}

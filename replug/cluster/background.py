@@ -1,6 +1,6 @@
 """Work beside the caller: futures that are filled in a thread, and threads that call Ray.
 
-Threads that call Ray are waited for before Ray ends: a call after that ends the process with status 1.
+Ray ends only after the threads that call it: a later call would end the process with status 1.
 """
 
 import threading
@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError, Executor, Future
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-SECONDS = 5.0  # for all of them; one that waits for what hangs is left behind
+SECONDS = 5.0  # for all threads together; hanging threads are left behind
 
 _threads: "WeakSet[threading.Thread]" = WeakSet()
 
@@ -23,12 +23,12 @@ def start_ray_thread(target: Callable[..., None], *args: Any, name: str) -> None
 
 
 def note_ray_thread() -> None:
-    """Note that this thread, which somebody else started, calls Ray."""
+    """Register the current thread, started elsewhere, as a caller of Ray."""
     _threads.add(threading.current_thread())
 
 
 def wait_for_ray_threads(seconds: float = SECONDS) -> None:
-    """Wait until all of them have ended, or the time is over."""
+    """Wait until all these threads have ended, at most `seconds`."""
     end = time.monotonic() + seconds
     for thread in list(_threads):
         thread.join(max(0.0, end - time.monotonic()))
@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 
 
 class InlineExecutor(Executor):
-    """Runs what is submitted before `submit` returns."""
+    """An executor that runs each call inside `submit`."""
 
     def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> "Future[Result]":
         done: Future[Result] = Future()
@@ -47,7 +47,7 @@ class InlineExecutor(Executor):
 
 
 def in_background(work: Callable[[], Result], name: str) -> "Future[Result]":
-    """Run work in a daemon thread of its own."""
+    """Run work in a separate daemon thread."""
     done: Future[Result] = Future()
     start_ray_thread(_settle, done, work, name=name)
     return done
@@ -57,21 +57,21 @@ def attempt(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the function's result, or the error it raised."""
     try:
         return function(*arguments)
-    except Exception as error:  # noqa: BLE001 - handed to whoever waits for the result
+    except Exception as error:  # noqa: BLE001 - returned to the caller
         return error
 
 
 def outcome(done: "Future[Result]") -> Result | BaseException:
-    """Return what a finished future holds: its result or its error."""
+    """Return the result or the error of a finished future."""
     if done.cancelled():
         return CancelledError()
     return done.exception() or done.result()
 
 
 def _settle(done: "Future[Result]", work: Callable[[], Result]) -> None:
-    if not done.set_running_or_notify_cancel():  # whoever asked for it does not want it any more
+    if not done.set_running_or_notify_cancel():  # the caller cancelled it
         return
     try:
         done.set_result(work())
-    except Exception as error:  # noqa: BLE001 - whatever stopped it is the caller's to see, by the future
+    except Exception as error:  # noqa: BLE001 - the future raises it for the caller
         done.set_exception(error)

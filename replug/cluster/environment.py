@@ -1,4 +1,4 @@
-"""Set what gloo and NCCL read from the environment, keep what only this user may read, and bound processes.
+"""Environment variables for torch, gloo and NCCL, a private folder, and limits of processes.
 
 gloo and NCCL look for the network interface by the host's name, which may resolve to loopback; Ray's address of the
 node does not.
@@ -18,8 +18,8 @@ import psutil
 from filelock import FileLock, Timeout
 
 PREFIX, LONGEST_PARENT = "replug-", 20  # of the private folder, and characters of the folder above it
-LOCK = ".replug-private"  # a name that marks a folder as ours, since one that was left is removed
-SECONDS_TO_LOCK = 60.0  # from when a private folder is made
+LOCK = ".replug-private"  # marks a folder as ours: abandoned folders are removed
+SECONDS_TO_LOCK = 60.0  # after a private folder is made
 # LM, builders and trainer share the cores. A thread that spins at a barrier keeps the thread that it waits for from
 # running; this is libgomp's own count for more threads than cores, which it cannot see across processes.
 SHARED_CORES = {"GOMP_SPINCOUNT": "1000"}
@@ -29,7 +29,7 @@ ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP
 
 
 def torch_environment() -> dict[str, str]:
-    """Return the variables that torch reads in every process of a run, but for those that the user has set."""
+    """Return torch's variables for every process of a run; a user's own allocator settings take precedence."""
     has_own = any(os.environ.get(name) not in (None, *ALLOCATOR.values()) for name in ALLOCATOR_NAMES)
     return SHARED_CORES if has_own else {**SHARED_CORES, **ALLOCATOR}
 
@@ -42,21 +42,21 @@ def private_folder() -> Path:
     """
     parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     parent = parent if len(parent) <= LONGEST_PARENT else "/tmp"
-    for lock in Path(parent).glob(f"{PREFIX}*/{LOCK}"):  # of processes that were killed: a live one holds its lock
+    for lock in Path(parent).glob(f"{PREFIX}*/{LOCK}"):  # of killed processes: a live process holds its lock
         with suppress(OSError, NotImplementedError, Timeout):
             if time.time() - lock.parent.stat().st_mtime > SECONDS_TO_LOCK:
                 with FileLock(lock, timeout=0, fallback_to_soft=False):
                     shutil.rmtree(lock.parent)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     held = FileLock(folder / LOCK, fallback_to_soft=False)
-    with suppress(OSError, NotImplementedError):  # no locks there, so nobody takes it for one that was left
+    with suppress(OSError, NotImplementedError):  # without locks nobody removes it as abandoned
         held.acquire()
     atexit.register(held.release)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)  # called before the release
     return folder
 
 
-# NCCL takes a bare name for the beginning of one.
+# NCCL takes a bare name for a prefix; `=` makes it exact.
 VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
 
 
@@ -73,10 +73,10 @@ def use_interface_of(address: str) -> None:
                 os.environ.setdefault(variable, form.format(name))
 
 
-# Processes that read what others wrote ------------------------------------------------------------------------------
+# Processes that read files of others --------------------------------------------------------------------------------
 
 
 def limit_process(memory_bytes: int) -> None:
-    """Limit this process's addresses, and let it leave no core file; beyond them it fails."""
+    """Limit this process's address space and disable core files; allocations beyond the limit fail."""
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

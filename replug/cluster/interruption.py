@@ -1,13 +1,13 @@
-"""Pre-emption: what SIGTERM, SIGUSR1, a closed terminal (SIGHUP) and Ctrl-C do to a run.
+"""Pre-emption: the effect of SIGTERM, SIGUSR1, a closed terminal (SIGHUP) and Ctrl-C on a run.
 
-Outside the training steps everything that counts is on disk, so the process ends at once. During them the signal is
-remembered; the next boundary, or the wait that is under way, raises, and the step is saved. A main thread that waits
-inside a library runs no Python. So a thread hears of the signal too, and ends the process when its time is over.
+Outside the training steps all results are on disk, so the process ends at once. During the steps the signal is
+remembered; the next boundary, or the current wait, raises, and the step is saved. A main thread that waits inside a
+library runs no Python, so a second thread receives the signal too, and ends the process when its time is over.
 
-In a program of the user's Ctrl-C ends no process: where it would, KeyboardInterrupt is raised, as Python does. Another
-thread than the main one hears of no signal at all.
+In a user's program Ctrl-C raises KeyboardInterrupt, as in Python, instead of ending the process. A run outside the main
+thread handles no signals.
 
-Ray's agents outlive a raylet that was killed by up to a minute, so this process kills those that it has made.
+Ray's agents outlive a killed raylet by up to a minute, so this process kills its own.
 """
 
 import os
@@ -27,7 +27,7 @@ from replug.config.errors import Interrupted
 
 
 def ray_children() -> list[psutil.Process]:
-    """Return the processes below this one that Ray has named: agents and workers of its clusters."""
+    """Return the descendants of this process that Ray has named: agents and workers of its clusters."""
     children = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -37,7 +37,7 @@ def ray_children() -> list[psutil.Process]:
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """Kill those that are still there."""
+    """Kill the processes that still run."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -45,19 +45,19 @@ def kill(processes: Iterable[psutil.Process]) -> None:
 
 Result = TypeVar("Result")
 
-EXIT_STATUS = 75  # EX_TEMPFAIL: the same command goes on
+EXIT_STATUS = 75  # EX_TEMPFAIL: the same command resumes
 CTRL_C_STATUS = 130  # as shells have it: 128 and the signal's number
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
-LOOK_SECONDS = 0.2  # between two looks at the signal, and at what else may end a wait
+LOOK_SECONDS = 0.2  # between checks for a signal or another end of a wait
 # From the signal until the process has ended. SLURM kills 30 s after SIGTERM by default; our job scripts ask it for
-# SIGUSR1 120 s before the end. After Ctrl-C nobody kills, and whoever does not want to wait presses it again.
+# SIGUSR1 120 s before the end. Nothing kills after Ctrl-C, and a second Ctrl-C ends the wait.
 SECONDS_TO_END = {signal.SIGTERM: 25.0, signal.SIGUSR1: 110.0, signal.SIGHUP: 25.0, signal.SIGINT: 110.0}
 assert set(SECONDS_TO_END) == set(SIGNALS)
-SAVING = "replug: Ctrl-C: saving the step that is under way; again ends at once, without it"
+SAVING = "replug: Ctrl-C: saving the current step; a second Ctrl-C ends at once, without it"
 
 
 class Interruption:
-    """One for a process. `check` raises Interrupted once a signal came while it was `deferred`."""
+    """Signal handling of a process. `check` raises Interrupted after a signal came while it was `deferred`."""
 
     def __init__(self) -> None:
         self._is_deferred = False
@@ -67,15 +67,15 @@ class Interruption:
         self._heard: list[int] = []
         self._describe: Callable[[], str] = str
         self._ended, self._is_timed = threading.Event(), False
-        self._raises = False  # KeyboardInterrupt, since Ctrl-C is Python's own: not on the command line
-        self._wakeup: socket.socket | None = None  # Python writes the numbers of signals to it, whatever is running
+        self._raises = False  # KeyboardInterrupt on Ctrl-C: in a user's program, not on the command line
+        self._wakeup: socket.socket | None = None  # Python writes signal numbers to it even while C code runs
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Take the place of whoever handles the signals; Ray's own handler raises where it may be swallowed.
+        """Replace the handlers of the signals; Ray's own handler raises where its error may be swallowed.
 
-        The process ends in time only while the outermost of these blocks runs. In another thread than the main one
-        nothing is installed, for Python sets handlers there alone.
+        The process ends in time only while the outermost of these blocks runs. Outside the main thread nothing is
+        installed, since Python does not allow it.
         """
         if self._wakeup is not None or threading.current_thread() is not threading.main_thread():
             self.install()
@@ -86,7 +86,7 @@ class Interruption:
         if before[signal.SIGHUP] is signal.SIG_IGN:  # by nohup
             del before[signal.SIGHUP]
         self._numbers = tuple(before)
-        self._of_terminal = [stream for stream in (0, 1, 2) if os.isatty(stream)]  # one that is closed does not say
+        self._of_terminal = [stream for stream in (0, 1, 2) if os.isatty(stream)]  # now: isatty denies a closed one
         own, self._wakeup = socket.socketpair()
         self._wakeup.setblocking(False)
         wakeup_before = signal.set_wakeup_fd(-1)
@@ -112,9 +112,9 @@ class Interruption:
 
     @contextmanager
     def deferred(self, describe: Callable[[], str] = str) -> Iterator[None]:
-        """While the block runs a signal waits for `check`.
+        """Let signals wait for `check` while the block runs.
 
-        `describe` says what is saved where the process has to be ended; it asks nobody who may not answer.
+        `describe` returns the saved state, for the message of a forced end; it must not wait for other processes.
         """
         self._is_deferred, self._describe = True, describe
         try:
@@ -124,17 +124,17 @@ class Interruption:
 
     def check(self) -> None:
         if self._signal is not None:
-            raise Interrupted(f"interrupted by {_called(self._signal)}; the same command goes on", self._signal)
+            raise Interrupted(f"interrupted by {_called(self._signal)}; the same command resumes", self._signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Hear of Ctrl-C in a user's program, whose second one is Python's own. `_listen` hears of all else."""
+        """Handle Ctrl-C in a user's program: defer it or raise KeyboardInterrupt. `_listen` handles all else."""
         if self._is_pythons(number):
             if self._ends_at_once(number):
                 raise KeyboardInterrupt
             self._ask(number)
 
     def _listen(self, own: socket.socket) -> None:
-        """Hear of signals in a thread: the main thread may be where it runs no handler."""
+        """Receive signals in a thread: the main thread may be inside a library, where it runs no handler."""
         while byte := own.recv(1):
             if byte[0] in SIGNALS and not self._is_pythons(byte[0]):
                 self._on_byte(byte[0])
@@ -143,21 +143,21 @@ class Interruption:
         if number == signal.SIGHUP:
             self._leave_terminal()
         if self._ends_at_once(number):
-            _say(f"replug: interrupted by {_called(number)}; what is finished is kept, run the same command again")
+            _say(f"replug: interrupted by {_called(number)}; finished work is kept, run the same command again")
             end_process(number)
         self._ask(number)
-        if not self._is_timed:  # in a thread of its own, since this one hears of a second Ctrl-C
+        if not self._is_timed:  # in another thread: this one receives a second Ctrl-C
             self._is_timed = True
             threading.Thread(target=self._end_in_time, args=(number,), daemon=True, name="interruption-time").start()
 
     def _ask(self, number: int) -> None:
-        """Have the next `check` raise. Further signals change nothing, but a second Ctrl-C ends at once."""
+        """Make the next `check` raise. Further signals change nothing, but a second Ctrl-C ends at once."""
         if number == signal.SIGINT:
             _say(SAVING)
         self._signal = self._signal or number
 
     def _leave_terminal(self) -> None:
-        """Write nowhere instead of to the terminal that is gone, where every line would raise an error."""
+        """Redirect output from the closed terminal to /dev/null: every line would raise an error there."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in self._of_terminal:
             os.dup2(nowhere, stream)
@@ -180,12 +180,12 @@ class Interruption:
                 frame = frame.f_back
             place = f"{frame.f_globals['__name__']}.{frame.f_code.co_name}" if frame else "its start"
             state = "; ".join(filter(None, [f"after {seconds:g} s it still waits in {place}", self._describe()]))
-            _say(f"replug: interrupted by {_called(number)}; {state}; the same command goes on")
+            _say(f"replug: interrupted by {_called(number)}; {state}; the same command resumes")
             end_process(number)
 
 
 def end_process(number: int) -> None:
-    """End this process at once, and of its children those that are stopped, and Ray's; others end by themselves."""
+    """End this process, its stopped children and Ray's processes at once; other children end by themselves."""
     kill(ray_children())
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -199,7 +199,7 @@ def _called(number: int) -> str:
 
 
 def _say(line: str) -> None:
-    """Not through a logger or a stream: the main thread may hold their locks."""
+    """Write a line without a logger or a stream: the main thread may hold their locks."""
     os.write(2, f"{line}\n".encode())
 
 
@@ -209,13 +209,13 @@ def exit_status(number: int) -> int:
 
 
 def ignore_signals() -> None:
-    """Ignore signals in a process that ends with another: only that one decides."""
+    """Ignore signals in a process that ends with another, which alone decides."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def wait_for(future: "Future[Result]", check: Callable[[], None]) -> Result:
-    """Return the future's result. Call `check` all the while; what it raises ends the wait."""
+    """Return the future's result. Call `check` while waiting; its exception ends the wait."""
     while not wait([future], timeout=LOOK_SECONDS).done:
         check()
     return future.result()

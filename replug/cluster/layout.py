@@ -1,12 +1,11 @@
 """Decide which part of a cluster trains, scores and indexes: a configuration and nodes in, places and notes out. Pure.
 
-The layout knows what the roles take of a GPU's memory (`Sizes`): exact vectors are searched on GPUs if two versions
-have room there, else in host memory. `replug plan` and a run both ask it. Ray chooses the nodes.
+The layout knows the GPU memory of each role (`Sizes`): exact vectors are searched on GPUs if two versions have room
+there, else in host memory. `replug plan` and a run both use it. Ray chooses the nodes.
 
-There are three layouts of GPUs. Each role has whole GPUs of its own; or scoring and the index are on the same GPUs; or
-all roles are on the only GPU. `resources` with `auto`: one GPU in eight trains, and all others score and index, since
-the index has little to do between refreshes. An LM that needs several GPUs has them for itself: one GPU in eight then
-indexes.
+There are three layouts of GPUs: each role has separate GPUs; scoring and the index share GPUs; or all roles are on the
+only GPU. `resources` with `auto`: one GPU in eight trains, and all others score and index, since the index has little
+to do between refreshes. An LM that needs several GPUs does not share them: one GPU in eight then indexes.
 """
 
 import math
@@ -21,29 +20,29 @@ TRAINER, SEARCHER, BUILDER, SCORER = "resources.train", "index.num_shards", "res
 NAMES = {TRAINER: "trainer rank", SEARCHER: "searcher", BUILDER: "builder", SCORER: "scorer"}
 
 USABLE = 0.92  # of a device's memory: the rest is the driver's, the allocator's gaps, one process's context
-CONTEXT_BYTES = 7.2e8  # that every other process on a GPU takes: CUDA's context and cuBLAS; 0.62 to 0.72 GB on an H200
+CONTEXT_BYTES = 7.2e8  # of each further process on a GPU: CUDA's context and cuBLAS; 0.62 to 0.72 GB on an H200
 
 ROLES = ("train", "score", "index")
-GPUS_PER_RANK = 8  # one in so many trains
+GPUS_PER_RANK = 8  # with `auto`, one of them trains
 SMALLER = {
     TRAINER: "train.chunk_tokens=8192, train.gradient_checkpointing=true, or more train.micro_batches",
     SEARCHER: "more index.num_shards",
     BUILDER: "resources.score and resources.index that share no GPU",
     SCORER: "a larger lm.gpus_per_replica, or a smaller lm.tokens_per_batch",
 }
-EXACT_KINDS = ("flat_fp16",)  # whose vectors any number of searchers may share
+EXACT_KINDS = ("flat_fp16",)  # any number of searchers can share their vectors
 VERSIONS = 2  # of the index that are held during a swap
 OBJECT_STORE_BYTES = 256 << 20  # shared memory of a cluster started here
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Resources of one machine. Bytes of None are not known and not checked."""
+    """Resources of one machine. None means unknown bytes, which are not checked."""
 
-    name: str  # no other node's
+    name: str  # unique
     cpus: float
     gpus: float
-    gpu_bytes: float | None = None  # that are free on each of its GPUs
+    gpu_bytes: float | None = None  # free on each of its GPUs
     memory_bytes: float | None = None  # of the machine
     is_driver: bool = False  # the command was started here
     address: str = ""
@@ -94,12 +93,12 @@ class PlannedGPU:
     def memory_bound(self, actor: Actor) -> float | None:
         """Return the bytes that torch may take: the actor's own, and a part of the rest in proportion to them.
 
-        None where the process has the GPU for itself, where only the index is, or where a size is not known.
+        None if the process is alone on the GPU, if only the index is there, or if a size is not known.
         """
         held = [one.num_bytes for one in self.actors]
         if self.gpu_bytes is None or None in held or len(held) < 2 or not self.has(TRAINER, SCORER):
             return None
-        free = self.gpu_bytes - CONTEXT_BYTES * (len(held) + 1)  # beside all contexts, and as much of the driver
+        free = self.gpu_bytes - CONTEXT_BYTES * (len(held) + 1)  # less all contexts, and one for the driver
         planned = sum(one.bytes_per_gpu for one in self.actors)
         return actor.bytes_per_gpu * max(1.0, free / planned)
 
@@ -108,7 +107,7 @@ class PlannedGPU:
         return " and ".join(f"{NAMES[actor.key]} {actor.number}" for actor in self.actors)
 
     def has(self, *keys: str) -> bool:
-        """Return whether an actor of one of those kinds is on it."""
+        """Return whether an actor of one of these kinds is on this GPU."""
         return any(actor.key in keys for actor in self.actors)
 
 
@@ -120,7 +119,7 @@ class Sizes:
     search: float = 0.0  # a searcher, beside its vectors
     embedding: float | None = None  # a builder: its encoder and one pass
     scoring: float | None = None  # an LM and one pass, over all its GPUs
-    training: Callable[[int], float] | None = None  # a rank of so many: weights, moments, its part of a batch
+    training: Callable[[int], float] | None = None  # of a rank, by the number of ranks
 
 
 UNKNOWN = Sizes()
@@ -146,10 +145,10 @@ class Layout:
 
     config: Config
     index: IndexActors
-    gpus: tuple[PlannedGPU, ...]  # those that actors are on
-    actors: tuple[Actor, ...]  # all, those without a place too
-    num_waiting: int  # scorers that find no room yet, and join when a node does
-    notes: tuple[str, ...]  # what a user may not expect
+    gpus: tuple[PlannedGPU, ...]  # with actors
+    actors: tuple[Actor, ...]  # on GPUs, on processors, and waiting
+    num_waiting: int  # scorers without room, which join when a node does
+    notes: tuple[str, ...]  # for the user
 
     @property
     def trains_on_gpu(self) -> bool:
@@ -157,21 +156,21 @@ class Layout:
 
     @property
     def reserved(self) -> tuple[PlannedGPU, ...]:
-        """GPUs that are held for their actors. Scorers alone take what is left, also on nodes that join."""
+        """Return the GPUs that are held for their actors. Scorers alone take free GPUs, also on nodes that join."""
         return tuple(gpu for gpu in self.gpus if gpu.has(TRAINER, SEARCHER, BUILDER))
 
     def describe(self) -> str:
-        """One line on who does what."""
+        """Return one line with the number of actors and GPUs of each role."""
         kinds = dict.fromkeys((actor.key, actor.gpus) for actor in self.actors)
         counts = {kind: sum((actor.key, actor.gpus) == kind for actor in self.actors) for kind in kinds}
         return ", ".join(f"{key} {n}" + (f" x {gpus:g} GPU" if gpus else "") for (key, gpus), n in counts.items())
 
 
 def lay_out(config: Config, nodes: Sequence[Node], sizes: Sizes = UNKNOWN, roles: Collection[str] = ROLES) -> Layout:
-    """Return places for the actors of those roles. Raises UserError, with numbers, where they find no room.
+    """Return places for the actors of `roles`. Raises UserError, with numbers, where they find no room.
 
-    One scorer is enough to begin with. Exact vectors are searched on GPUs where two versions fit beside what else is
-    there, and else in host memory, as lossy kinds are.
+    One scorer is enough to begin. Exact vectors are searched on GPUs if two versions fit beside the other actors, else
+    in host memory, like lossy kinds.
     """
     numbers, each = gpus_by_role(config, nodes, sizes, roles)
     config = _with_numbers(config, numbers, each, nodes, roles)
@@ -197,7 +196,7 @@ def num_ranks(config: Config) -> int:
 
 
 def scorers(lm: LMConfig) -> tuple[int, float]:
-    """Return replicas and GPUs of each; what is left open is one, on processors."""
+    """Return the replicas, and the GPUs of each. Defaults to one replica on processors."""
     return lm.num_replicas or 1, lm.gpus_per_replica or 0.0
 
 
@@ -212,7 +211,7 @@ def _with_numbers(
         if num_gpus and lm.num_replicas is None:
             count = max(1, min(num_gpus // each, sum(int(node.gpus) // each for node in nodes)))
         if count > num_gpus > 0 and set(numbers["score"]) & {*numbers["train"], *numbers["index"]}:
-            raise UserError(f"lm.num_replicas is {count}, but scoring shares {num_gpus} GPUs; expected as many")
+            raise UserError(f"lm.num_replicas is {count}, but scoring shares {num_gpus} GPUs; expected no more")
         lm = replace(lm, num_replicas=count, gpus_per_replica=float(each) if num_gpus else 0.0)
     return replace(config, resources=replace(config.resources, **counts), lm=lm)
 
@@ -225,7 +224,7 @@ def _processes(config: Config, role: str) -> int:
 def _index_actors(config: Config, gpus: range, nodes: Sequence[Node], search_on_gpu: bool) -> IndexActors:
     """Return a searcher for each GPU of the index, or for each node of a cluster with GPUs.
 
-    The files of a lossy kind have as many parts as there are shards, which must not follow from the machines at hand.
+    A lossy kind has one file part for each shard, so its default must not depend on the machines.
     """
     parts = len(gpus) if search_on_gpu else len(nodes) if any(node.gpus for node in nodes) else 1
     num_shards = config.index.num_shards or (parts if config.index.kind in EXACT_KINDS else 1)
@@ -292,7 +291,7 @@ def _num_waiting(actors: Sequence[Actor], gpus: Sequence[PlannedGPU], nodes: Seq
 
 
 def _check_gpus(gpus: Sequence[PlannedGPU], is_exclusive: bool) -> None:
-    """Raise NoRoom where a GPU's memory does not hold its actors, UserError where it takes one process only."""
+    """Raise NoRoom if a GPU's memory does not hold its actors, UserError if it takes one process only."""
     fullest = max(gpus, key=lambda gpu: gpu.num_bytes / gpu.limit, default=None)
     if fullest is not None and fullest.num_bytes > fullest.limit:
         parts = " + ".join(f"{NAMES[actor.key]} {_gb(actor.bytes_per_gpu)}" for actor in fullest.actors)
@@ -310,7 +309,7 @@ def _check_gpus(gpus: Sequence[PlannedGPU], is_exclusive: bool) -> None:
 
 
 def _check_host_memory(sizes: Sizes, index: IndexActors, nodes: Sequence[Node], is_refreshed: bool) -> None:
-    """Raise NoRoom where the nodes' memory does not hold the versions of the index that stand during a swap."""
+    """Raise NoRoom if the nodes' memory does not hold the versions of the index during a swap."""
     needed = _host_bytes(sizes, index, len(nodes)) / (1 if is_refreshed else VERSIONS)
     memory = min((node.memory_bytes for node in nodes if node.memory_bytes is not None), default=math.inf)
     if needed > memory:
@@ -337,16 +336,16 @@ def nodes_of(descriptions: Sequence[dict], driver: str) -> Iterator[Node]:
 
 
 def _notes_on(layout: Layout, nodes: Sequence[Node], sizes: Sizes) -> Iterator[str]:
-    """Yield what a user may not expect: idle GPUs, what was not checked, an index in host memory."""
+    """Yield notes for the user: idle GPUs, unchecked memory, an index in host memory."""
     num_gpus = sum(int(node.gpus) for node in nodes)
     if idle := num_gpus - sum(gpu.count for gpu in layout.gpus):
         yield f"{idle} of {num_gpus} GPUs stay idle"
     keys = {actor.key for gpu in layout.gpus for actor in gpu.actors if actor.num_bytes is None}
     if any(gpu.gpu_bytes is None for gpu in layout.gpus):
-        yield "the memory of the GPUs is not known, so whether it is enough was not checked"
+        yield "the memory of the GPUs is not known and was not checked"
     elif keys:
         unknown = " and a ".join(NAMES[key] for key in NAMES if key in keys)
-        yield f"what a {unknown} takes of GPU memory is not known and was not checked"
+        yield f"the GPU memory of a {unknown} is not known and was not checked"
     if num_gpus and sizes.vectors and any(actor.key == SEARCHER and not actor.gpus for actor in layout.actors):
         needed = _host_bytes(sizes, layout.index, len(nodes))
         yield f"the index is searched in host memory: two versions take {_gb(needed)} of each node"
@@ -364,7 +363,7 @@ def gpus_by_role(
 ) -> tuple[dict[str, range], int]:
     """Return the numbers of each role's GPUs (none: it is on processors), and the GPUs of one LM; resolve `auto`.
 
-    Raises UserError for counts that are none of the layouts.
+    Raises UserError for counts that fit none of the layouts.
     """
     num_gpus = sum(int(node.gpus) for node in nodes)
     takers = [role for role in ROLES if role in roles and _takes_gpus(config, role, nodes)]
@@ -372,7 +371,7 @@ def gpus_by_role(
     # Bytes that actors may take of the GPU with the least memory free.
     limit = USABLE * min((node.gpu_bytes for node in nodes if node.gpus and node.gpu_bytes), default=math.inf)
     replica = 1
-    if "score" in takers:  # the configured GPUs of one LM, else as many as hold it
+    if "score" in takers:  # the configured GPUs of one LM, else the fewest that hold it
         replica = int(config.lm.gpus_per_replica or max(1, math.ceil((sizes.scoring or 0.0) / limit)))
     counts = dict.fromkeys(ROLES, 0) | given
     if num_gpus == 1:
@@ -410,7 +409,7 @@ def _takes_gpus(config: Config, role: str, nodes: Sequence[Node]) -> bool:
 def _score_and_index(
     takers: Collection[str], given: dict[str, int], left: int, num_gpus: int, replica: int
 ) -> dict[str, int]:
-    """Return GPUs for scoring and the index of those that training leaves: all to both, or what the other leaves."""
+    """Return the GPUs of scoring and of the index, out of `left`: all for both, or the rest for the open one."""
     if "score" not in takers:
         return {"index": given.get("index", left)} if "index" in takers else {}
     if "index" not in takers:
@@ -426,7 +425,7 @@ def _score_and_index(
 
 
 def _check(counts: dict[str, int], takers: Collection[str], num_gpus: int, replica: int) -> None:
-    """Raise UserError where the numbers of GPUs are none of the three layouts."""
+    """Raise UserError if the numbers of GPUs fit none of the three layouts."""
     train, score, index = (counts[role] for role in ROLES)
     if "score" in takers and 1 <= score < replica:
         raise UserError(
@@ -439,8 +438,8 @@ def _check(counts: dict[str, int], takers: Collection[str], num_gpus: int, repli
         return
     resolved = ", ".join(f"resources.{role}={max(0, counts[role])}" for role in takers)
     raise UserError(
-        f"{resolved} do not fit the cluster's {num_gpus} GPUs; expected together at most as many, or the same number "
-        "for score and index, which then share GPUs"
+        f"{resolved} do not fit the cluster's {num_gpus} GPUs; expected a sum of at most {num_gpus}, or the same "
+        "number for score and index, which then share GPUs"
     )
 
 

@@ -1,9 +1,9 @@
-"""Places of actors on the cluster that this process is connected to: GPUs held for those that a layout puts there.
+"""Places of a layout's actors on the connected cluster, with their GPUs reserved.
 
-`reserve` holds them before any actor starts, a placement group for each GPU, so that actors of one GPU meet and rank 0
-finds its GPU on the command's own node. Ray chooses the nodes. It is one for each process, and so are its places.
+`reserve` makes a placement group for each GPU before any actor starts, so that actors of one GPU meet and rank 0 finds
+its GPU on the command's own node. Ray chooses the nodes. A process has one connection to Ray, and so one set of places.
 
-`nvidia-smi` says what is free of a GPU's memory and whether several processes may use it; it makes no context there.
+`nvidia-smi` tells a GPU's free memory and whether several processes may use it; it makes no context there.
 """
 
 import logging
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 MEMORY_BOUND = "REPLUG_GPU_MEMORY_BOUND"  # bytes of a process on a GPU that others compute on too
 SMI_SECONDS = 60.0  # for nvidia-smi, which wakes GPUs that sleep
 RESERVE_SECONDS = 60.0  # for GPUs that another job gives back
-ASK_SECONDS = 60.0  # for a node to say what GPUs it has: torch is imported there
+ASK_SECONDS = 60.0  # for a node to describe its GPUs: torch is imported there
 RANK_0_SECONDS = 600.0  # for rank 0's place to answer: a resumed run starts all its actors at that moment
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # of an actor without GPUs: else it would take the first of the node, uncounted
 
@@ -44,7 +44,7 @@ GPUState = tuple[float, bool]  # as of `gpu_state`
 
 
 def reserve(layout: Layout) -> None:
-    """Hold the layout's GPUs for its actors. Raises UserError where somebody else has them."""
+    """Hold the layout's GPUs for its actors. Raises UserError if another job has them."""
     _index[:] = [layout.index]
     for gpu in layout.gpus:
         for actor in gpu.actors:
@@ -56,7 +56,7 @@ def reserve(layout: Layout) -> None:
         if not group.wait(RESERVE_SECONDS):
             raise UserError(
                 f"ray.address: a GPU for {gpu.describe()} is not free within {RESERVE_SECONDS:g} s, though the cluster "
-                "has enough of them: does another job hold it? `ray status` says what is taken"
+                "has enough of them: does another job hold it? `ray status` shows the GPUs in use"
             )
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
         for actor in gpu.actors:
@@ -67,7 +67,7 @@ def reserve(layout: Layout) -> None:
 
 
 def forget(cluster_stays: bool = False) -> None:
-    """Forget the places, which are gone with the connection; give them back to a cluster that this process keeps."""
+    """Forget the places, which end with the connection; release them if the process keeps its cluster."""
     for group in _groups if cluster_stays else ():
         remove_placement_group(group)
     for known in (_groups, _options, _memory, _index):
@@ -96,7 +96,7 @@ def index_actors() -> IndexActors:
 def place(key: str, number: int, gpus: float, env: dict[str, str]) -> dict[str, Any]:
     """Return Ray's options of one actor: a logical CPU, its GPUs, where it is put, and its environment.
 
-    `gpus` are those of an actor for which the layout has no room yet.
+    `gpus` is the number for an actor that the layout has not placed yet.
     """
     options = {"num_gpus": gpus, "scheduling_strategy": "DEFAULT", **_options.get((key, number), {})}
     if bound := memory_bound(key, number):
@@ -114,21 +114,21 @@ def memory_bound(key: str, number: int) -> float | None:
 
 
 def gpu_of_rank_0(gpus: float) -> SeenGPU:
-    """Ask a process in its place. Raises RunError if none answers there."""
+    """Return the GPU that a process in rank 0's place sees. Raises RunError if none answers there."""
     ask = ray.remote(max_calls=1)(_seen)  # its process ends, and leaves nothing on the GPU
     try:
         seen: SeenGPU = ray.get(ask.options(**place(TRAINER, 0, gpus, {})).remote(), timeout=RANK_0_SECONDS)
     except RayError as error:
         why = f"no answer within {RANK_0_SECONDS:g} s" if isinstance(error, GetTimeoutError) else _last_line(error)
         raise RunError(
-            f"the GPU that is held for trainer rank 0 cannot be asked for: {why}; `ray status` says what the cluster "
-            "does, and the same command goes on"
+            f"the GPU that is held for trainer rank 0 does not answer: {why}; `ray status` shows the cluster's state, "
+            "and the same command resumes"
         ) from error
     return seen
 
 
 def device_of(gpu: SeenGPU) -> int:
-    """Return torch's number of a GPU among those that this process sees, whatever Ray's number of it is."""
+    """Return torch's number of a GPU in this process; Ray's own number of it may differ."""
     ray_id, uuid = gpu
     own = [_uuid(number) for number in range(torch.cuda.device_count())]
     if uuid is None or own.count(uuid) != 1:
@@ -160,7 +160,7 @@ def gpu_states(nodes: Sequence[Node]) -> dict[str, GPUState]:
         try:
             states[requested[answer].name] = ray.get(answer)
         except RayError as error:
-            log.warning(f"a node does not say what GPUs it has: {_last_line(error)}")
+            log.warning(f"a node does not describe its GPUs: {_last_line(error)}")
     return {name: state for name, state in states.items() if state is not None}
 
 
@@ -208,7 +208,7 @@ def gpu_state(count: int | None = None) -> tuple[float, bool] | None:
 
 
 def _smi_rows() -> dict[str, tuple[float, str]]:
-    """Return the free bytes and the compute mode of each GPU of the machine, by the name that torch has of it."""
+    """Return the free bytes and the compute mode of each GPU of the machine, by torch's name of it."""
     if (program := shutil.which("nvidia-smi")) is None:
         return {}
     query = [program, "--query-gpu=uuid,memory.free,compute_mode", "--format=csv,noheader,nounits"]
@@ -221,10 +221,10 @@ def _smi_rows() -> dict[str, tuple[float, str]]:
 
 
 def keep_to_memory_bound(num_bytes: float | None = None, device: int = 0) -> None:
-    """Let torch take no more of a GPU than this process's part, by default the one that it was started with.
+    """Limit torch to this process's part of a GPU's memory, by default the part that it was started with.
 
-    A cache that grows would take what is counted for another process. And a pass that memory does not hold is halved,
-    which changes last bits: it may follow from this process's work alone.
+    A growing cache would take memory of another process. And a pass that does not fit is halved, which changes last
+    bits: that must depend on this process's work alone.
     """
     num_bytes = num_bytes or float(os.environ.get(MEMORY_BOUND, 0.0))
     if num_bytes and torch.cuda.is_available():

@@ -1,7 +1,7 @@
 """Start Ray for one run, on loopback, join the cluster that `ray.address` names, or use the one of this process.
 
-`require_seen_by_all` tells before actors start whether every node of a joined cluster sees the run's files: without a
-shared file system an actor elsewhere fails where it first opens a file, hours into a run.
+`require_seen_by_all` checks before actors start that every node of a joined cluster sees the run's files: without a
+shared file system an actor on another node would fail at its first file, hours into a run.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ import ray
 import torch
 from ray._private import ray_constants
 from ray._private import worker as ray_worker
-from ray._private.services import find_gcs_addresses  # what ray.init itself looks for `auto` by
+from ray._private.services import find_gcs_addresses  # as ray.init resolves `auto`
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from ray._raylet import Config as RayConfig  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError, RayError
@@ -44,19 +44,19 @@ log = logging.getLogger(__name__)
 
 CODE = Path(__file__).parents[2]  # the folder that workers import `replug` from
 ANSWER_SECONDS = 10.0
-SECONDS_FOR_AGENTS, TOO_SLOW = 120, "timed out during startup"  # which Ray gives 15 s; what it says where they are late
-LOOK_SECONDS = 60.0  # for a node to start a process that looks
+SECONDS_FOR_AGENTS, TOO_SLOW = 120, "timed out during startup"  # Ray's default is 15 s; its message for late agents
+LOOK_SECONDS = 60.0  # for a node to start a process that checks files
 
 
 def require_seen_by_all(written: Path, read: Collection[Path]) -> None:
-    """Raise UserError naming each other node with room for actors, and what it does not see.
+    """Raise UserError naming each other node with room for actors that misses a file, and the file.
 
-    Each looks for a file put into the folder `written` now, and for the files and folders `read`. A node that does not
-    answer is warned of.
+    Each node looks for a new file in the folder `written`, and for the files and folders `read`. A node that does not
+    answer only causes a warning.
     """
     here = ray.get_runtime_context().get_node_id()
     others = (node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here)
-    nodes = [node for node in others if node["Resources"].get("CPU")]  # that actors may be placed on
+    nodes = [node for node in others if node["Resources"].get("CPU")]  # with room for actors
     if not nodes:
         return
 
@@ -64,7 +64,7 @@ def require_seen_by_all(written: Path, read: Collection[Path]) -> None:
         return [name for name in names if not os.path.exists(name)]  # noqa: PTH110
 
     written.mkdir(parents=True, exist_ok=True)
-    new = written / f"seen-{secrets.token_hex(8)}"  # file systems remember for a while what was not there
+    new = written / f"seen-{secrets.token_hex(8)}"  # new: file systems cache missing names for a while
     new.touch()
     try:
         names = [str(path.absolute()) for path in (new, *read)]
@@ -83,7 +83,7 @@ def require_seen_by_all(written: Path, read: Collection[Path]) -> None:
     finally:
         new.unlink()
     for answer in silent:
-        log.warning(f"node {requested[answer]} does not say within {LOOK_SECONDS:g} s whether it sees {written}")
+        log.warning(f"node {requested[answer]} does not answer within {LOOK_SECONDS:g} s whether it sees {written}")
     if problems:
         raise UserError(
             f"ray.address: {'; '.join(problems)}; put run_dir, data and models where all nodes see them by the same "
@@ -92,7 +92,7 @@ def require_seen_by_all(written: Path, read: Collection[Path]) -> None:
 
 
 def this_node() -> Node:
-    """Describe this machine, with logical CPUs for as many actors as there are."""
+    """Describe this machine, with logical CPUs for any number of actors."""
     memory_bytes = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     here = Node("this machine", math.inf, torch.cuda.device_count(), memory_bytes=memory_bytes, is_driver=True)
     return _with_state(here, places.gpu_state())
@@ -109,17 +109,17 @@ def ray_cluster(
     interruption: Interruption | None = None,
     sizes: Sizes = layout.UNKNOWN,
 ) -> Iterator[Config]:
-    """Ray while the block runs. A cluster started here ends with it; one that was joined goes on.
+    """Connect to Ray while the block runs. A cluster started here ends with the block; a joined cluster stays.
 
-    Where this process has a Ray already, that one is used, and stays. Yields the configuration as it is laid out on the
-    cluster, whose GPUs are held for the actors of the roles. A signal ends the process at once, unless the interruption
-    is deferred; the same command resumes.
+    A process that is connected already keeps its connection. Yields the configuration as it is laid out on the cluster,
+    with GPUs held for the actors of the roles. A signal ends the process at once, unless the interruption is deferred;
+    the same command resumes.
     """
     interruption, stays = interruption or Interruption(), ray.is_initialized()
     with interruption.installed(), nullcontext() if stays else own_ray(config.ray.address is None):
         try:
             laid_out = _connect(config, roles, sizes)
-            interruption.install()  # Ray's own handler raises wherever the process stands
+            interruption.install()  # Ray's own handler raises at any point of the code
             places.reserve(laid_out)
             for note in laid_out.notes:
                 log.info(note)
@@ -140,20 +140,20 @@ def layout_on_cluster(config: Config, sizes: Sizes) -> Layout:
 def _watch_raylet(is_over: threading.Event) -> None:
     """End this process with a line and status 75 if Ray's raylet, which holds its shared memory, is killed.
 
-    The system does that first where memory is short. Ray itself would end this process at its next call, with status 1
+    The system kills it first when memory is short. Ray itself would end this process at its next call, with status 1
     and twenty lines of its state.
     """
     raylet = [child for child in psutil.Process().children() if child.name() == "raylet"][-1]
-    ended, descriptor = select.poll(), os.pidfd_open(raylet.pid)  # which takes no copy of its status
+    ended, descriptor = select.poll(), os.pidfd_open(raylet.pid)  # leaves its exit status to Ray
     ended.register(descriptor, select.POLLIN)
 
     def wait() -> None:
         ended.poll()
         os.close(descriptor)
         if not is_over.is_set():
-            reason = "Ray's raylet was killed, as the system does where memory is short; the same command resumes"
+            reason = "Ray's raylet was killed, as the system does when memory is short; the same command resumes"
             os.write(2, f"replug: {reason}\n".encode())
-            nowhere = os.open(os.devnull, os.O_WRONLY)  # for what Ray has to say of it
+            nowhere = os.open(os.devnull, os.O_WRONLY)  # for Ray's own messages about it
             os.dup2(nowhere, 1)
             os.dup2(nowhere, 2)
             kill(psutil.Process().children(recursive=True))
@@ -164,29 +164,29 @@ def _watch_raylet(is_over: threading.Event) -> None:
 
 @contextmanager
 def own_ray(starts: bool) -> Iterator[None]:
-    """Have Ray ask for a token and, where the block `starts` it, listen on loopback only; end it with the block.
+    """Make Ray require a token and, if the block `starts` it, listen on loopback only; end it with the block.
 
-    Ray has read its environment when it was imported, which a user's program may have done long ago. RAY_AUTH_MODE is
-    the user's where it is set.
+    Ray reads its environment on import, which a user's program may have done long ago. A RAY_AUTH_MODE that the user
+    has set is kept.
     """
     environment = dict(os.environ)
-    others = ray_children()  # of clusters that this process made before and may still use
+    others = ray_children()  # of earlier clusters that this process may still use
     is_cluster, prints = ray_constants.ENABLE_RAY_CLUSTER, ray_worker.print_to_stdstream
-    # What Ray prints to stdout, where --json stands, is that a worker died; the pool says of which role, and goes on.
+    # Ray prints the death of a worker to stdout, beside --json; the pool logs it with its role and replaces the worker.
     ray_worker.print_to_stdstream = lambda *_, **__: None
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"
         if starts:
             os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(_token()))
-    if starts:  # Ray's own name for "keep to 127.0.0.1"; asking for that address in ray.init does not: it is replaced
+    if starts:  # Ray's own name for "keep to 127.0.0.1"; ray.init replaces that address
         os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
         ray_constants.ENABLE_RAY_CLUSTER = False
     _read_authentication()
     try:
         yield
     finally:
-        # Asked before the end: those of a raylet that is gone are nobody's children.
+        # Listed before the end: the children of a raylet that is gone are no longer this process's.
         started = [child for child in ray_children() if child not in others] if starts else []
         _is_over.set()
         ray.shutdown()
@@ -195,7 +195,7 @@ def own_ray(starts: bool) -> Iterator[None]:
         for name in [name for name in os.environ if name.startswith("RAY_") or name == "PYTHONBREAKPOINT"]:
             if name in environment:
                 os.environ[name] = environment[name]
-            else:  # of ours, or of Ray's
+            else:  # set by replug or Ray
                 del os.environ[name]
         _read_authentication()
 
@@ -208,7 +208,7 @@ def _token() -> Path:
 
 
 def _read_authentication() -> None:
-    """Have Ray read anew from the environment whether it asks for a token, and which."""
+    """Make Ray read its authentication mode and token from the environment again."""
     RayConfig.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 
@@ -228,18 +228,18 @@ def _connect(config: Config, roles: Collection[str], sizes: Sizes) -> Layout:
 
 
 def _start(config: Config, roles: Collection[str], sizes: Sizes) -> Layout:
-    """Logical CPUs are made for as many actors as there are; GPUs are those that torch sees."""
+    """Start Ray on this machine, with a logical CPU for each actor and the GPUs that torch sees."""
     here = this_node()
     laid_out = _lay_out("ray", config, [here], sizes, roles)
     _init_patiently(
-        address="local",  # None would join whatever cluster somebody has started on this machine
+        address="local",  # None would join any cluster that runs on this machine
         num_cpus=max(1, len(laid_out.actors)),
         num_gpus=int(here.gpus),
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
         object_store_memory=layout.OBJECT_STORE_BYTES,
-        _temp_dir=str(private_folder() / "r"),  # which Ray opens to everybody; the folder round it stays closed
+        _temp_dir=str(private_folder() / "r"),  # Ray opens it to everybody; its parent stays private
         runtime_env=quoted_python(),
         # Workers do all the work: at Ray's niceness of 15, any other program on the machine would starve them.
         _system_config={"agent_register_timeout_ms": 1000 * SECONDS_FOR_AGENTS, "worker_niceness": 0},
@@ -254,27 +254,27 @@ _is_over = threading.Event()  # the end of the cluster that this process has sta
 
 
 def _init_patiently(**options: Any) -> None:
-    """Start Ray, twice where its processes do not come up in time. Raises RunError if they do not either."""
+    """Start Ray, a second time if its processes are late. Raises RunError if they are late again."""
     for is_last in (False, True):
         others = psutil.Process().children(recursive=True)
         try:
-            # Ray puts the driver's folder first where its workers import from: that of a program, not of our command.
+            # Ray puts the driver's folder first on its workers' import path: right for programs, not for our command.
             with contextlib.chdir(CODE) if os.environ.get("PYTHONSAFEPATH") else nullcontext():
                 ray.init(**options)
             return
-        except Exception as error:  # Ray has no class of its own for this
+        except Exception as error:  # Ray has no specific class for this
             if TOO_SLOW not in str(error):
                 raise
             ray.shutdown()
             kill(child for child in psutil.Process().children(recursive=True) if child not in others)
             reason = "Ray's processes did not start within half a minute: this machine has too few cores free"
             if is_last:
-                raise RunError(f"{reason}; run the same command again when it has") from error
+                raise RunError(f"{reason}; free some and run the same command again") from error
             log.warning(f"{reason}. They are started once more")
 
 
 def quoted_python() -> dict[str, str] | None:
-    """Quote the workers' Python where its path needs it. Ray passes the path to a shell as it is."""
+    """Return runtime_env with a quoted Python, or None if no quotes are needed: Ray passes the path to a shell."""
     quoted = shlex.quote(sys.executable)
     return {"py_executable": quoted} if quoted != sys.executable else None
 
@@ -283,7 +283,7 @@ def _join(config: Config, roles: Collection[str], sizes: Sizes) -> Layout:
     address = str(config.ray.address)
     try:
         _require_answer(address)
-        with contextlib.chdir(CODE):  # Ray puts the driver's folder first where its workers import from
+        with contextlib.chdir(CODE):  # Ray puts the driver's folder first on its workers' import path
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=quoted_python())
     except (OSError, AuthenticationError) as error:
         raise UserError(_why_not(address, error)) from error
@@ -291,7 +291,7 @@ def _join(config: Config, roles: Collection[str], sizes: Sizes) -> Layout:
 
 
 def _lay_out_on_nodes(config: Config, roles: Collection[str], sizes: Sizes) -> Layout:
-    """Lay a run out on the nodes of the cluster that this process is connected to."""
+    """Lay a run out on the nodes of the connected cluster."""
     here = ray.get_runtime_context().get_node_id()
     nodes = list(layout.nodes_of(ray.nodes(), here))
     states = places.gpu_states(nodes)
@@ -309,7 +309,7 @@ def _lay_out(key: str, config: Config, nodes: Sequence[Node], sizes: Sizes, role
 
 
 def _require_same_gpus(laid_out: Layout, roles: Collection[str], visible: int) -> None:
-    """Rank 0 is this process: what Ray counts here, torch must see, and the other way round."""
+    """Raise UserError if only one of Ray and torch has GPUs on this machine: this process is rank 0."""
     if "train" not in roles or laid_out.trains_on_gpu == (visible > 0):
         return
     if visible:
@@ -325,7 +325,7 @@ def _require_same_gpus(laid_out: Layout, roles: Collection[str], visible: int) -
 
 
 def _why_not(address: str, error: Exception) -> str:
-    """One line: Ray says the same of a wrong token as of a cluster that is gone."""
+    """Return one line. Ray has the same message for a wrong token and for a cluster that is gone."""
     start = f"ray.address: cannot join a cluster at {address}: {str(error).splitlines()[0]}"
     if isinstance(error, AuthenticationError) or "Failed to connect" in str(error):
         mode, path = os.environ.get("RAY_AUTH_MODE"), os.environ.get("RAY_AUTH_TOKEN_PATH")
@@ -337,7 +337,7 @@ def _why_not(address: str, error: Exception) -> str:
 
 
 def _require_answer(address: str) -> None:
-    """Raise OSError where nothing listens, or nothing that speaks as Ray does: Ray itself tries for minutes."""
+    """Raise OSError if no Ray listens at the address: Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
         addresses = sorted(find_gcs_addresses())
@@ -350,4 +350,4 @@ def _require_answer(address: str) -> None:
         try:
             return grpc.channel_ready_future(channel).result(timeout=ANSWER_SECONDS)
         except grpc.FutureTimeoutError as error:
-            raise OSError(f"what listens there is no Ray ({ANSWER_SECONDS:g} s without an answer)") from error
+            raise OSError(f"the server there is not Ray ({ANSWER_SECONDS:g} s without an answer)") from error

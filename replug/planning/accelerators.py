@@ -1,6 +1,6 @@
 """Peak rates and memory of GPUs, the shares of the peaks that roles reach, and `--gpus 8xA100`.
 
-Peaks are those of NVIDIA's and AMD's data sheets, dense: half of the figures "with sparsity".
+Peaks are from NVIDIA's and AMD's data sheets, dense: half of the figures "with sparsity".
 """
 
 import difflib
@@ -17,11 +17,11 @@ from replug.config.errors import UserError
 
 GPUS_PER_NODE = 8
 # Shares of the dense peak, measured on one H200 (docs/gpu.md): GPT-2 XL scoring units of 8,192 tokens, BERT-base
-# embedding texts of 130 tokens, and BERT-base with gradient, whose passes wait for the host.
+# embedding texts of 130 tokens, and BERT-base with gradient, limited by the host.
 REACHED = {"score": 0.49, "embed": 0.36, "train": 0.25}
-THIS_MACHINE, REACHED_HERE = "this machine", 0.6  # of products of matrices, on processors
-BFLOAT16, FLAGS = 3.0, ("avx512_bf16", "amx_bf16")  # times as fast, on processors with one of these
-SIZE, MANY, MEASURED_SECONDS = 64, 64, 0.5  # matrices so small that one core multiplies them
+THIS_MACHINE, REACHED_HERE = "this machine", 0.6  # of matrix products, on processors
+BFLOAT16, FLAGS = 3.0, ("avx512_bf16", "amx_bf16")  # speed-up on processors with one of these
+SIZE, MANY, MEASURED_SECONDS = 64, 64, 0.5  # small matrices, multiplied by one core
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class DeviceModel:
 
 
 def resolve_dtype(name: str, has_bfloat16: bool) -> str:
-    """Return the precision that `auto` and `bf16_mixed` come to."""
+    """Return the precision of a name; resolves `auto` and `bf16_mixed`."""
     if name == "auto":
         return "bfloat16" if has_bfloat16 else "float32"
     return "bfloat16" if name == "bf16_mixed" else name
@@ -81,9 +81,9 @@ OTHER = re.compile(r"(?<![a-z])(ti|super|laptop|max|d|mig|\d+g\.\d+gb)(?![a-z])"
 
 
 def find_accelerator(name: str) -> DeviceModel | None:
-    """Return the type of a name such as `h100` or `NVIDIA A100-SXM4-40GB`; None for one that is not in the table.
+    """Return the type of a name such as `h100` or `NVIDIA A100-SXM4-40GB`; None for an unknown type.
 
-    The longest type whose words are all in the name, so that an A10G is no A10 and an H100 PCIe no other H100.
+    The longest type with all words in the name wins, so that an A10G is not an A10, nor an H100 PCIe another H100.
     """
     words = set() if OTHER.search(name.lower()) else _words(name)
     fitting = [known for known in ACCELERATORS if _words(known) <= words]
@@ -103,7 +103,7 @@ class Devices:
     """
 
     model: DeviceModel | None
-    has_bfloat16: bool  # what `auto` is
+    has_bfloat16: bool  # with `auto`
     count: int = 1
     nodes: int = 1
     core_rate: float = 0.0
@@ -112,7 +112,7 @@ class Devices:
         return f"{self.count}x{self.model.name}" if self.model else THIS_MACHINE
 
     def rate(self, dtype: str, role: str) -> float:
-        """Return the FLOP/s that one device reaches in a configured precision: of `score`, `embed` or `train`."""
+        """Return the FLOP/s that one device reaches in a precision, in the role `score`, `embed` or `train`."""
         if self.model is None:
             is_fast = self.has_bfloat16 and resolve_dtype(dtype, True) == "bfloat16"
             return REACHED_HERE * self.core_rate * (BFLOAT16 if is_fast else 1.0)
@@ -129,7 +129,7 @@ class Devices:
 def parse_devices(text: str | None, nodes: int | None = None) -> Devices:
     """Read `8xA100` over `nodes` (default: eight GPUs to a node); None is this machine.
 
-    Raises UserError, which names the flag.
+    Raises UserError naming the flag.
     """
     if text is None:
         if nodes is not None:
@@ -161,5 +161,5 @@ def _machine_rate() -> float:
 
 
 def _multiplies_bfloat16() -> bool:
-    about = Path("/proc/cpuinfo")  # Linux alone tells; elsewhere the plan is of float32
+    about = Path("/proc/cpuinfo")  # Linux only; elsewhere the plan assumes float32
     return about.is_file() and any(flag in about.read_text() for flag in FLAGS)

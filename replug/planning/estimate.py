@@ -38,18 +38,17 @@ from replug.planning.stages import (
     trains_documents,
 )
 
-# Measured on one H200 (docs/gpu.md): times as long as a training step takes with gradient checkpointing, and in chunks;
-# seconds of a GPU for a query's product with a vector and its part of the k best.
+# Measured on one H200 (docs/gpu.md): the slow-down of a training step by gradient checkpointing, and by chunks; seconds
+# of a GPU for a query's product with a vector and its part of the k best.
 RECOMPUTED, CHUNKED, PRODUCT = 1.9, 3.3, 2.1e-10
-# Of a builder for a document, whatever its encoder: to read ids, and to check, hash and write a vector of 128 numbers.
+# Seconds of a builder for a document, with any encoder: to read ids, and to check, hash and write 128 numbers.
 HANDLING = 2.4e-6
-# A process that prepares a set cuts so many bytes in a second, and compares, writes and proves so many documents
-# (docs/scale.md).
+# A preparing process: bytes cut in a second, and documents compared, written and verified (docs/scale.md).
 CUT_BYTES, KEPT_DOCUMENTS = 3.0e6, 1.1e4
-# Of one core in an exact search: seconds to read a stored number, and FLOP a second (docs/scale.md).
+# Rates of one core in an exact search: seconds to read a stored number, and FLOP a second (docs/scale.md).
 CORE_READS, CORE_FLOP = 7.5e-10, 1.24e11
 HOST_CORES = 64  # of a node that searches on its processors
-# Of the interpreter that feeds the scorers, for each pair and for each scorer (benchmarks/pool_overhead.py).
+# Seconds of the process that feeds the scorers, for each pair and for each scorer (benchmarks/pool_overhead.py).
 FED_PAIR, FED_SCORER = 1.6e-5, 4e-4
 RING_WITHIN, RING_BETWEEN = 1e11, 1e10  # bytes a second of gradients: within a node (NVLink), between nodes (100 Gbit)
 ROLES = {SCORER: "score", BUILDER: "embed", SEARCHER: "search", TRAINER: "train"}
@@ -58,7 +57,7 @@ ROLES = {SCORER: "score", BUILDER: "embed", SEARCHER: "search", TRAINER: "train"
 def plan_training(
     config: Config, gpus: str | None, nodes: int | None, num_documents: int | None, price: float | None
 ) -> dict[str, Any]:
-    """Plan a run on GPUs or on this machine. Raises UserError for what cannot be planned or does not fit."""
+    """Plan a run on GPUs or on this machine. Raises UserError for a run that cannot be planned or does not fit."""
     counts, is_exact = count_texts(config, num_documents)
     devices, retriever = parse_devices(gpus, nodes), retriever_size(config.retriever)
     lm = lm_size(config.lm.path) if config.lm.path else None
@@ -102,12 +101,12 @@ def plan_training(
 
 
 def pair_flop(lm: ModelSize, size: Lengths) -> float:
-    """Return the FLOP of scoring a pair: all its tokens, and the output layer at those of the continuation."""
+    """Return the FLOP of scoring a pair: all its tokens, and the output layer at the continuation's tokens."""
     return size.pair * lm.flop_per_token(size.pair) + size.continuation * lm.flop_per_prediction
 
 
 def _step_flop(config: Config, retriever: ModelSize) -> float:
-    """Return the FLOP of a step. Candidates of labels are encoded in it only where they learn."""
+    """Return the FLOP of a step. It encodes the candidates of labels only if documents are trained."""
     size, train = lengths(config), config.train
     query, document = (
         tokens * retriever.flop_per_token(tokens) for tokens in (size.encoded_query, size.encoded_document)
@@ -122,8 +121,8 @@ def _step_flop(config: Config, retriever: ModelSize) -> float:
 class Speeds:
     """Seconds of one device for a unit of each kind of work: its FLOP, divided by the rate that its role reaches.
 
-    `pair` is None for an LM of unknown speed. `step` is that of one rank which trains the whole batch, `exchange` what
-    its gradients take between several; `search` finds a batch, on a GPU or on the processors of a node.
+    `pair` is None for an LM of unknown speed. `step` is of one rank with the whole batch, `exchange` of the gradients
+    between several ranks; `search` is of one batch, on a GPU or on the processors of a node.
     """
 
     def __init__(
@@ -163,13 +162,13 @@ class Speeds:
         steps, policy, step = config.train.max_steps, refreshes(config), self._live_step(pair)
         build = counts.documents * self._document / devices["embed"]
         development = stage.pairs - steps * config.train.batch_size * config.retrieve.k
-        # On GPUs of its own a refresh runs beside the steps until it is due; on shared ones it takes their time.
+        # On separate GPUs a refresh runs beside the steps until it is due; on shared GPUs it delays them.
         is_alone = any(_roles_on(gpu) and _roles_on(gpu) <= {"embed", "search"} for gpu in self._layout.gpus)
         late = max(0.0, build - policy.lag_steps * step) if is_alone else build
         return steps * step + policy.num_starts * late + development * pair
 
     def _live_step(self, pair: float) -> float:
-        """Return the seconds of a live step: those of the busiest GPU, the search in host memory, or the feeder."""
+        """Return the seconds of a live step: the longest of the GPUs, the search in host memory and the feeder."""
         layout, pairs = self._layout, self._config.train.batch_size * self._config.retrieve.k
         work = {
             "score": pairs * pair,
@@ -185,7 +184,7 @@ class Speeds:
         return max(fed, *(sum(work[role] for role in roles) for roles in groups))
 
     def _search_seconds(self, dim: int) -> float:
-        """Return the seconds in which one GPU, or the processors of one node, find a batch. Lossy kinds take none."""
+        """Return the seconds of one GPU, or of one node's processors, to search a batch. Lossy kinds take none."""
         if self._config.index.kind != EXACT:
             return 0.0
         batch, documents = self._config.train.batch_size, self._counts.documents
@@ -224,11 +223,11 @@ def gpus_by_roles(layout: Layout) -> list[dict[str, Any]]:
 
 def _notes(config: Config, is_exact: bool, devices: Devices) -> Iterator[str]:
     if not is_exact and config.data.corpus:
-        yield "rows of datasets of the hub are not counted: their numbers are --documents and data.num_queries, ..."
+        yield "rows of hub datasets are not counted: give them by --documents, data.num_queries, ..."
     elif not is_exact:
         yield f"texts follow from the source's bytes, at {BYTES_PER_TOKEN:g} a token: `replug prepare` counts them"
     if devices.model is None:
-        yield "hours follow from products of matrices on this machine; a run times its own work"
+        yield "hours follow from matrix products on this machine; a run times its own work"
     source = "" if is_exact else config.data.source or ""
     if source and not OURS.fullmatch(source) and source_bytes(source, FieldMap.of(config.data.fields)) is None:
         yield f"no file or folder {source} is here: it is taken for a dataset of the hub"

@@ -1,6 +1,6 @@
 """Estimate an evaluation: tokens that LMs read and generate, GPU hours of LMs and embedding, dollars.
 
-Rates are those of a training plan. Generating a token takes at least the time to read the LM's weights. Lengths that no
+Rates are as in a training plan. Generating a token takes at least the time to read the LM's weights. Lengths that no
 key sets are assumed, and documents of different retrievers are assumed to differ.
 """
 
@@ -26,7 +26,7 @@ from replug.planning.stages import count_texts, encoded_tokens, template_tokens
 TEXTS = ("language_modelling", "token_gain")
 LETTERS, SUBJECTS = 4, 57  # of MMLU
 SAMPLES, SAMPLES_ALONE = 4, 50  # answers of a question from passages (answering/answerer.py)
-LABELS = {"fever": 3, "strategyqa": 2}  # answers that there are, where nothing is sampled
+LABELS = {"fever": 3, "strategyqa": 2}  # possible answers; nothing is sampled
 WRITTEN_TOKENS = 150  # of a document that the LM writes (evals/search.py)
 QUESTION_TOKENS = {"mmlu": 100, "popqa": 15}  # with choices; of other questions 20
 ANSWER_TOKENS, LONG_CONTEXT_TOKENS, PASSAGE_TOKENS = 5, 1024, 150
@@ -97,7 +97,7 @@ def _prompts_of_texts(config: EvaluationConfig, methods: Sequence[Method], num: 
 
 
 def _prompts_of_questions(config: EvaluationConfig, methods: Sequence[Method], num: int) -> Iterator[Prompts]:
-    """Yield the prompts of questions: letters of MMLU are scored, other answers are as long as they may be."""
+    """Yield the prompts of questions: letters of MMLU are scored, other answers have their longest length."""
     query = _query_tokens(config)
     if any(method.source == GENREAD for method in methods):
         yield Prompts(num, query, new_tokens=WRITTEN_TOKENS, calls=num)
@@ -107,7 +107,7 @@ def _prompts_of_questions(config: EvaluationConfig, methods: Sequence[Method], n
         count, documents = (1, method.k) if method.is_concatenated or not method.k else (method.num_read, 1)
         prefix = query + documents * (WRITTEN_TOKENS if method.source == GENREAD else _document_tokens(config))
         if method.follows_text and reads:
-            yield Prompts(num * count, prefix, end_tokens=1)  # the tokens that move weights, in a call apart
+            yield Prompts(num * count, prefix, end_tokens=1)  # the tokens that move weights, in a separate call
         if config.evaluation == "mmlu":  # replug and replug/vote read the same letters
             letters[method.found_by, method.num_read, documents] = Prompts(num * count, prefix, LETTERS, end_tokens=1)
         else:
@@ -157,7 +157,7 @@ def _document_tokens(config: EvaluationConfig) -> int:
 
 
 def _read_tokens(config: EvaluationConfig) -> int:
-    """Return the tokens of a document that the LM reads of a text's."""
+    """Return the number of tokens that the LM reads of a document."""
     return min(_document_tokens(config), config.texts.document_tokens or _document_tokens(config))
 
 
@@ -175,7 +175,7 @@ def count_examples(config: EvaluationConfig, given: int | None) -> int:
         counted = count_rows(path) if path and Path(path).expanduser().is_file() else None
     numbers = [number for number in (most, counted) if number is not None]
     if not numbers:
-        raise UserError(f"{key} is not set and no file is there to count; expected --examples N, such as 3610")
+        raise UserError(f"{key} is not set and there is no file to count; expected --examples N, such as 3610")
     return min(numbers)
 
 
@@ -186,7 +186,7 @@ def plan_evaluation(
     num_examples: int | None = None,
     price: float | None = None,
 ) -> dict[str, Any]:
-    """Plan an evaluation. Raises UserError for what cannot be planned, with the flag or key that fixes it."""
+    """Plan an evaluation. Raises UserError naming the flag or key that is missing or wrong."""
     devices = parse_devices(gpus)
     made_from = prepared_folder(Path(config.data.prepared).expanduser()).inputs if config.data.prepared else None
     if made_from and "data.context_tokens" in made_from:  # the lengths that the set was cut to
@@ -213,7 +213,7 @@ def plan_evaluation(
 
 
 def _lm_costs(config: EvaluationConfig, devices: Devices, num: int) -> Iterator[dict[str, Any]]:
-    """Yield the cost of each LM. Local ones are held together on as many GPUs as they take; a server's is not known."""
+    """Yield the cost of each LM. Local LMs share the GPUs that hold them all; a server's cost is not known."""
     prompts = prompts_of(config, num)
     for problem in lm_problems(config.lm) if config.evaluation != "retrieval" else ():
         raise UserError(problem)

@@ -23,10 +23,10 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ON_PROCESSORS = IndexActors()
 FLOAT32, FLOAT16 = 4, 2
 POSITIONS_PER_PRODUCT = 256  # given to the output layer at once (models/local/output_layer.py)
-# Of each token in a layer, for each unit of width, beside what the matrices read: norms, and sums in float32. A gated
-# layer keeps the inputs and outputs of its matrices; one with adapters does not need the inputs of frozen matrices.
+# Bytes of a token in a layer, for each unit of width, beside the inputs of matrices: norms, and sums in float32. Gated
+# layers keep the inputs and outputs of their matrices; layers with adapters need no inputs of frozen matrices.
 NORM_BYTES, GATED_NORM_BYTES, ADAPTED_SHARE = 16, 27, 0.7
-PASSING_BYTES = 20  # that a pass has in hand and does not keep, for each token and unit of width
+PASSING_BYTES = 20  # temporary in a pass, for each token and unit of width
 
 TEXT_BYTES_PER_TOKEN = 4.0  # of English prose; program code has about 3
 NAME_BYTES = 60.0  # a row's id, domain and source together
@@ -37,7 +37,7 @@ SCORE_BYTES = 45  # a row of the cache: key, sum and counts, in pages that rando
 
 
 def known(size_of: Callable[[Any], ModelSize], model: Any) -> ModelSize | None:
-    """Return the size of a model; None for one that no table and no file tells."""
+    """Return the size of a model; None if neither a table nor a file has it."""
     try:
         return size_of(model)
     except UserError:
@@ -45,7 +45,7 @@ def known(size_of: Callable[[Any], ModelSize], model: Any) -> ModelSize | None:
 
 
 def retriever_or_base(config: Config) -> ModelSize:
-    """Return the retriever's size, or that of BERT-base for one that is not known."""
+    """Return the retriever's size; BERT-base's if it is not known."""
     return known(retriever_size, config.retriever) or encoder_size(BERT_BASE)
 
 
@@ -61,7 +61,7 @@ def searched_width(config: Config, width: int) -> int:
 
 
 def run_sizes(config: Config, num_documents: int | None, has_bfloat16: bool) -> Sizes:
-    """Return what the actors of a run hold on GPUs. A size that no table and no file tells is None."""
+    """Return the bytes of a run's actors on GPUs. None means a model of unknown size."""
     lm = known(lm_size, config.lm.path) if config.lm.path else None
     retriever = known(retriever_size, config.retriever) if config.retriever.path else None
     scoring = scoring_bytes(config.lm, lm, has_bfloat16) if lm else None
@@ -101,7 +101,7 @@ def embedding_bytes(config: Config, retriever: ModelSize, has_bfloat16: bool) ->
 
 
 def trained_weights(config: Config, retriever: ModelSize) -> tuple[int, int]:
-    """Return the weights that a training rank holds, and those that learn: all, or adapters alone (`lora`)."""
+    """Return the weights that a training rank holds, and the trained weights: all, or adapters alone (`lora`)."""
     is_copied = config.retriever.train is TrainedSide.query and config.retriever.query_path is None
     held = retriever.parameters * (2 if is_copied else 1)
     if config.lora.rank is None:
@@ -111,15 +111,15 @@ def trained_weights(config: Config, retriever: ModelSize) -> tuple[int, int]:
 
 
 def state_bytes(config: Config, retriever: ModelSize) -> int:
-    """Return the bytes of weights, and of gradients and Adam's two moments of those that learn, in float32."""
+    """Return the bytes of weights, and of gradients and Adam's two moments of trained weights, in float32."""
     held, learning = trained_weights(config, retriever)
     return FLOAT32 * (held + 3 * learning)
 
 
 def train_bytes(config: Config, retriever: ModelSize, ranks: int, has_bfloat16: bool) -> float:
-    """Return what one rank holds at most in a step: it takes its share of the queries with their documents.
+    """Return the peak bytes of one rank in a step, for its share of the queries with their documents.
 
-    With `train.chunk_tokens` activations are of one chunk, a text at least; all vectors, which are kept too, are few.
+    With `train.chunk_tokens` activations are of one chunk, a text at least; the vectors of all texts are small.
     """
     train, size, learning = config.train, lengths(config), trained_weights(config, retriever)[1]
     dtype = resolve_dtype(train.precision.value, has_bfloat16)
@@ -140,9 +140,9 @@ def train_bytes(config: Config, retriever: ModelSize, ranks: int, has_bfloat16: 
 
 
 def layer_bytes(model: ModelSize, dtype: str, length: int, adapted: bool = False) -> float:
-    """Return what one layer keeps of a token, in texts of `length` tokens, for the backward pass.
+    """Return the bytes that one layer keeps of a token, in texts of `length` tokens, for the backward pass.
 
-    A matrix keeps as many numbers of a token as it has rows: its weights divided by the width.
+    A matrix keeps one number per row for each token: its weights divided by the width.
     """
     size, numbers = DTYPE_BYTES[dtype], model.layer_parameters / model.layers / model.hidden
     mask = size * length
@@ -158,7 +158,7 @@ def _tokens_with_gradient(config: Config, size: Lengths, queries: float) -> floa
 
 
 def _vector_bytes(config: Config, retriever: ModelSize, num_documents: int) -> float | None:
-    """Return the bytes of one version of the vectors as it is searched; None where only FAISS knows them.
+    """Return the bytes of one version of the vectors as it is searched; None if only FAISS knows them.
 
     A vector store holds its own.
     """
@@ -178,7 +178,7 @@ def host_bytes(
 ) -> float:
     """Return the bytes on a node of the trainer's weights, of LMs on processors and of vectors that no GPU holds.
 
-    `config` is laid out, with those actors of the index. Vectors are there in two versions while they are swapped.
+    `config` is laid out, with the actors `index`. Two versions of the vectors are in memory during a swap.
     """
     retriever, (num_scorers, gpus_per_scorer) = retriever_or_base(config), scorers(config.lm)
     lm = known(lm_size, config.lm.path) if config.lm.path and not gpus_per_scorer else None
@@ -196,9 +196,9 @@ def host_bytes(
 
 
 def disk_bytes(config: Config, counts: Counts) -> dict[str, float]:
-    """Return the most that a run directory holds, by part. A set that is prepared elsewhere takes nothing."""
+    """Return the largest bytes of a run directory by part; 0 for a set that is prepared elsewhere."""
     retriever = retriever_or_base(config)
-    versions = most_versions(config) + bool(counts.dev)  # the chosen weights may have an index of their own
+    versions = most_versions(config) + bool(counts.dev)  # the chosen weights may have another index
     return {
         "prepared_set": 0.0 if config.data.prepared else prepared_bytes(config, counts, retriever.vocabulary),
         "index_versions": versions * version_bytes(config, counts.documents, retriever),
@@ -232,10 +232,10 @@ def version_bytes(config: Config, num_documents: int, retriever: ModelSize) -> f
 
 
 def most_versions(config: Config) -> int:
-    """Return the most index versions that are on disk at once; versions go when a checkpoint is written.
+    """Return the most index versions on disk at once; old versions are deleted when a checkpoint is written.
 
-    There are the live one, the one before it and the one under way, and a further one for each refresh that begins in
-    the steps that the kept checkpoints and the lag span.
+    They are the live version, the previous, the version in progress, and one for each refresh that begins within the
+    steps of the kept checkpoints and the lag.
     """
     policy = refreshes(config)
     span = KEPT_CHECKPOINTS * config.checkpoint.every_steps + policy.lag_steps

@@ -1,6 +1,6 @@
 """Find the size of an encoder or LM by its config.json, or by its name for the models of the papers.
 
-The file is looked for in a folder and in the hub's cache; no hub is asked.
+The file is read from a folder or from the hub's cache, never from the hub.
 """
 
 import json
@@ -76,7 +76,7 @@ def static(rows: int, dim: int) -> ModelSize:
 
 
 _gpt2 = partial(transformer, vocabulary=50_257, positions=1024)
-_opt = partial(transformer, vocabulary=50_272, positions=2048)  # and two that no token has
+_opt = partial(transformer, vocabulary=50_272, positions=2048)  # and two unused positions
 _bloom = partial(transformer, vocabulary=250_880)
 _llama2 = partial(transformer, vocabulary=32_000, gated=True, tables=2)
 _BERT = transformer(12, 768, 30_522, positions=512)
@@ -96,7 +96,7 @@ LMS = {
     "gpt2-large": _gpt2(36, 1280),
     "gpt2-xl": _gpt2(48, 1600),
     "opt-125m": _opt(12, 768),
-    "opt-350m": _opt(24, 1024),  # its embeddings are of width 512: 7% less in truth
+    "opt-350m": _opt(24, 1024),  # its embeddings have width 512: really 7% less
     "opt-1.3b": _opt(24, 2048),
     "opt-2.7b": _opt(32, 2560),
     "opt-6.7b": _opt(32, 4096),
@@ -120,7 +120,7 @@ STAND_IN_LM = ModelSize("", 1, 1, 1, 1, 1000, 1000, 1)  # no weights: a nominal 
 
 
 def encoder_size(path: str) -> ModelSize:
-    """Return the size of the retriever at `retriever.path`. Raises UserError for one that is not known."""
+    """Return the size of the retriever at `retriever.path`. Raises UserError if it is not known."""
     if (folder := _folder(path)) is None:
         known = ENCODERS.get(path) or ENCODERS.get(_last_part(path))
         return replace(known or _read_from_cache("retriever.path", path), name=path)
@@ -139,7 +139,7 @@ def encoder_size(path: str) -> ModelSize:
 
 
 def retriever_size(retriever: RetrieverConfig) -> ModelSize:
-    """Return the size of a retriever. Its `parameters` are those of both encoders of a pair."""
+    """Return the size of a retriever. Its `parameters` count both encoders of a pair."""
     size, second = encoder_size(retriever.path), 0
     if retriever.query_path is not None:
         second = encoder_size(retriever.query_path).parameters
@@ -152,7 +152,7 @@ def retriever_size(retriever: RetrieverConfig) -> ModelSize:
 
 
 def lm_size(path: str) -> ModelSize:
-    """Return the size of `lm.path`. Raises UserError for one that is not known."""
+    """Return the size of `lm.path`. Raises UserError if it is not known."""
     if path.partition(":")[0] == "stand_in":
         return replace(STAND_IN_LM, name=path)
     if (folder := _folder(path)) is not None:
@@ -162,7 +162,7 @@ def lm_size(path: str) -> ModelSize:
 
 
 def _read_from_cache(key: str, path: str) -> ModelSize:
-    """Read the config.json that was fetched from the hub before. Raises UserError without one."""
+    """Read a config.json from the hub's cache. Raises UserError if there is none."""
     is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path)
     file = try_to_load_from_cache(path, "config.json") if is_name else None
     if not isinstance(file, str):
@@ -174,7 +174,7 @@ def _read_from_cache(key: str, path: str) -> ModelSize:
 
 
 def _read_size(key: str, file: Path) -> ModelSize:
-    """Read a config.json, whatever its family calls the fields. Raises UserError where one is missing."""
+    """Read a config.json with its family's names of the fields. Raises UserError if a field is missing."""
     found = _read_json(key, file, {})
 
     def optional(*names: str) -> int | None:
@@ -202,7 +202,7 @@ def _read_size(key: str, file: Path) -> ModelSize:
 
 
 def _read_table(folder: Path) -> ModelSize:
-    """Read the shape of a static encoder's table, by sentence-transformers' or model2vec's name of it."""
+    """Read the shape of a static encoder's table, by its name in sentence-transformers or model2vec."""
     file = folder / "model.safetensors"
     try:
         with safe_open(file, "np") as weights:
@@ -214,7 +214,7 @@ def _read_table(folder: Path) -> ModelSize:
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
-    """Return kind and folder of each module of an encoder; of a pair's Router, those of documents."""
+    """Return kind and folder of each module of an encoder; for a pair's Router, of the document encoder."""
     router = _read_json("retriever.path", folder / "router_config.json", None)
     if router is not None:
         return [(router["types"][name].rpartition(".")[2], folder / name) for name in router["structure"]["document"]]
@@ -223,7 +223,7 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
 
 
 def _num_modes(pooling: dict[str, Any]) -> int:
-    """Count the modes of a Pooling: named in newer files, a flag each in older ones."""
+    """Return the number of modes of a Pooling: names in newer files, flags in older files."""
     named = pooling.get("pooling_mode")
     if named:
         return 1 if isinstance(named, str) else len(named)

@@ -1,4 +1,4 @@
-"""Count the texts of a run, and list its stages with the most of each kind of work that they take."""
+"""Count the texts of a run, and list its stages with the most of each kind of work in them."""
 
 import json
 import math
@@ -25,12 +25,12 @@ from replug.models.ensemble import can_fit
 PREPARING = "prepared set"
 INDEX, LABELS, TRAINING, TUNED, HELDOUT = "index", "labels", "training", "tuned retriever's search", "held-out texts"
 QUESTIONS_MADE = "questions"
-ROW_SPLITS = {"queries": "train", "heldout": "heldout", "dev": "dev"}  # with the keys of `data` that name their rows
+ROW_SPLITS = {"queries": "train", "heldout": "heldout", "dev": "dev"}  # split -> key of `data`
 WRITING_CALLS = 320 + 160 + 4 * 160  # at most: development and held-out questions are written, and scored twice
 BYTES_PER_TOKEN = 4.0  # of English prose; program code has about 3
-SPECIAL_TOKENS = 2  # the retriever's, round a text's own
+SPECIAL_TOKENS = 2  # that the retriever adds to a text
 LONGEST = 512  # tokens that most encoders read
-CHAT_TOKENS = 30  # that a chat template writes round a message: 10 of ChatML, 40 of Llama 3's
+CHAT_TOKENS = 30  # of a chat template round a message: 10 in ChatML, 40 in Llama 3's
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of a run: what it does, and the most of each kind of work that it takes.
+    """A stage of a run: its description, and the most of each kind of work in it.
 
-    The LM scores `pairs`, builders embed `documents`, and a training on labels takes `steps`; a live one is timed by
-    its pairs. Preparing cuts `num_bytes` of text.
+    The LM scores `pairs`, builders embed `documents`, and a training on labels takes `steps`; a live training is timed
+    by its pairs. Preparing cuts `num_bytes` of text.
     """
 
     name: str
@@ -90,7 +90,7 @@ def encoded_tokens(length: int, keys: RetrieverConfig) -> int:
 
 
 def template_tokens(lm: LMConfig) -> int:
-    """Return about how many tokens `lm.prompt` and `lm.chat` add to a document and a context."""
+    """Return the approximate number of tokens that `lm.prompt` and `lm.chat` add to a document and a context."""
     written = (lm.prompt or "").replace(DOCUMENT, "").replace(CONTEXT, "")
     return math.ceil(len(written.encode()) / BYTES_PER_TOKEN) + CHAT_TOKENS * lm.chat
 
@@ -129,7 +129,7 @@ def _stages_of_texts(config: Config, counts: Counts) -> list[Stage]:
 
 
 def preparing_stage(config: Config, counts: Counts) -> Stage | None:
-    """Return the stage that cuts a source of known size; None where there is none, or nothing tells its bytes."""
+    """Return the stage that cuts a source of known size; None without a source, or if its bytes are not known."""
     if (
         not config.data.source
         or (num_bytes := source_bytes(config.data.source, FieldMap.of(config.data.fields))) is None
@@ -199,7 +199,7 @@ def _measuring(config: Config, counts: Counts) -> list[Stage]:
 def count_texts(config: Config, num_documents: int | None = None) -> tuple[Counts, bool]:
     """Return the texts of each split, and whether they are counted: else they follow from the bytes of the source.
 
-    `num_documents` is told by the user. Raises UserError where nothing tells the documents.
+    `num_documents` is given by the user. Raises UserError if the number of documents is not known.
     """
     data = config.data
     for folder in (data.prepared, data.out, f"{config.run_dir}/data"):
@@ -222,7 +222,7 @@ def count_texts(config: Config, num_documents: int | None = None) -> tuple[Count
         "dev": (data.num_dev, dev * tokens / example if dev else 0.0),
     }
     if math.isinf(min(most["documents"])):
-        raise UserError("data.num_documents is not set, and no file is there to count; expected --documents N")
+        raise UserError("data.num_documents is not set, and there is no file to count; expected --documents N")
     counts = {split: max(int(min(numbers)), int(split != "dev")) for split, numbers in most.items()}
     if rows:
         counts |= {"dev": 0, **{split: _count(data, path, ROW_SPLITS[split]) or 0 for split, path in rows.items()}}
@@ -239,7 +239,7 @@ def _count_rows(data: DataConfig, num_documents: int | None) -> tuple[Counts, bo
     counts = {split: getattr(data, f"num_{split}") if of is None else of for split, of in counted.items()}
     if counts["documents"] is None:
         raise UserError(
-            f"data.corpus: {data.corpus} is a dataset of the hub, whose rows are not counted; give --documents N"
+            f"data.corpus: {data.corpus} is a dataset of the hub and its rows are not counted; give --documents N"
         )
     return Counts(**counts), None not in counted.values()
 
@@ -255,7 +255,7 @@ def _count(data: DataConfig, path: str, key: str) -> int | None:
 
 
 def known_documents(config: Config) -> int | None:
-    """Return the documents of a run, counted or by the bytes of its source; None where nothing tells them."""
+    """Return the documents of a run, counted or by the bytes of its source; None if they are not known."""
     try:
         return count_texts(config)[0].documents
     except UserError:

@@ -102,7 +102,7 @@ def test_a_run_whose_main_thread_hangs_ends_in_time_and_says_what_is_saved(by, b
     assert status == 75
     assert said == (
         f"replug: interrupted by {by.name}; after 1 s it still waits in its start; step 7 is saved; "
-        "the same command goes on\n"
+        "the same command resumes\n"
     )
     assert 0.9 < seconds < 20
 
@@ -114,7 +114,7 @@ def test_outside_the_steps_it_ends_at_once_though_the_main_thread_hangs(by, ends
     assert seconds < 20
 
 
-SAVING = "replug: Ctrl-C: saving the step that is under way; again ends at once, without it\n"
+SAVING = "replug: Ctrl-C: saving the current step; a second Ctrl-C ends at once, without it\n"
 
 
 @pytest.mark.parametrize("how", ["hangs", "runs"])
@@ -122,14 +122,14 @@ def test_a_second_ctrl_c_ends_at_once_wherever_the_main_thread_is(how, begun):
     status, said, _ = interrupted(how, [signal.SIGINT, signal.SIGINT], begun)
     assert (status, said) == (
         130,
-        SAVING + "replug: interrupted by Ctrl-C; what is finished is kept, run the same command again\n",
+        SAVING + "replug: interrupted by Ctrl-C; finished work is kept, run the same command again\n",
     )
 
 
 def test_a_run_that_answers_the_signal_is_left_to_itself(begun):
     status, said, _ = interrupted("waits", [signal.SIGTERM], begun)
     assert status == 1  # what the command line makes 75 of
-    assert said.strip().endswith("Interrupted: interrupted by SIGTERM; the same command goes on")
+    assert said.strip().endswith("Interrupted: interrupted by SIGTERM; the same command resumes")
 
 
 def test_in_a_users_program_ctrl_c_saves_the_step_and_a_second_one_is_a_keyboard_interrupt(begun):

@@ -93,7 +93,7 @@ def wait_for_port(port: int) -> None:
 def test_an_address_where_something_else_listens(monkeypatch):
     monkeypatch.setattr(ray_cluster_module, "ANSWER_SECONDS", 1.0)
     with deaf_listener() as port:
-        assert "what listens there is no Ray" in refused(f"ray.address=127.0.0.1:{port}")
+        assert "the server there is not Ray" in refused(f"ray.address=127.0.0.1:{port}")
 
 
 @pytest.mark.nightly

@@ -114,5 +114,5 @@ def test_a_killed_raylet_ends_the_command_with_a_line_and_the_status_that_requeu
     [raylet] = [child for child in psutil.Process(process.pid).children(recursive=True) if child.name() == "raylet"]
     raylet.kill()
     said = wait_for(process, 75, seconds=60).splitlines()
-    assert said[-1].startswith("replug: Ray's raylet was killed, as the system does where memory is short; the same")
+    assert said[-1].startswith("replug: Ray's raylet was killed, as the system does when memory is short; the same")
     assert any((run / "checkpoints").iterdir())

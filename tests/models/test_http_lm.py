@@ -309,7 +309,7 @@ def test_a_server_cannot_sample_and_must_say_how_likely_its_answers_are(opened: 
         with pytest.raises(ValueError, match=r"sum to 0\.5"):
             lm.submit_answer(Mixture(["red"], [0.5]), GenerationOptions(2))
         assert server.requests == 0
-        with pytest.raises(RunError, match="gives no log-probs of what it generates"):
+        with pytest.raises(RunError, match="gives no log-probs of generated tokens"):
             mixed(lm, ["red"], [1.0], GenerationOptions(2))
 
 

@@ -264,7 +264,7 @@ def chat_scores(server: ShapedServer, **changes: Any) -> list[float]:
         ("thought of R1", []),
         ("parts", []),
         ("an error", []),
-        ("new fields", ["does not take temperature=0, so its answers are drawn as it likes"]),
+        ("new fields", ["does not take temperature=0, so it draws answers by its own settings"]),
         ("filter", ["filter gives no answer to the prompt that begins with 'A battle was fought.'"]),
         ("withheld", ["filter gives no answer to the prompt that begins with 'A battle was fought.'"]),
         ("refusal", ["filter gives no answer to the prompt that begins with 'A battle was fought.'"]),

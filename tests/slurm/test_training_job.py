@@ -129,4 +129,4 @@ def test_a_job_whose_raylet_is_killed_goes_back_into_the_queue(slurm, checkout, 
     next(one for one in own if (one.info["environ"] or {}).get("SLURMD_NODENAME") == "n1").kill()
     slurm.wait_for(job.number, "PENDING", seconds=120)
     slurm.run("scancel", job.number)
-    assert "Ray was killed on this node, as the system does where memory is short" in job.log
+    assert "Ray was killed on this node, as the system does when memory is short" in job.log

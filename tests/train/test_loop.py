@@ -106,8 +106,8 @@ def test_ctrl_c_saves_the_step_and_the_same_command_goes_on_with_the_same_losses
     wait_for_step(run, 7, process)
     os.killpg(process.pid, signal.SIGINT)
     output = wait_for(process, status=130)
-    assert "replug: Ctrl-C: saving the step that is under way; again ends at once, without it" in output
-    assert output.splitlines()[-1].startswith("replug: interrupted by Ctrl-C; the same command goes on")
+    assert "replug: Ctrl-C: saving the current step; a second Ctrl-C ends at once, without it" in output
+    assert output.splitlines()[-1].startswith("replug: interrupted by Ctrl-C; the same command resumes")
     saved = len(metrics(run))
     assert f"saved step {saved}: the same command resumes from there" in output
     assert not (run / "results.json").exists(), "the run ended before it was interrupted"

@@ -1,12 +1,12 @@
-"""The OpenAI-compatible completions API, as far as scoring needs it: the requests, and how an answer is read.
+"""The OpenAI-compatible completions API for scoring and answers: requests, and the parsing of answers.
 
-No answer is trusted: choices are ordered by their index, the text must be the one that was sent, and counts, lengths
-and numbers are checked. `IllFormed` is a fault that may pass; a border inside a token is an UnscorableText, which would
-come again. No message here quotes an answer, since a server may repeat the key.
+Answers are not trusted: choices are ordered by their index, the text must equal the sent text, and counts, lengths and
+numbers are checked. `IllFormed` is a fault that may pass; a border inside a token is a permanent UnscorableText. No
+message here quotes an answer, since a server may repeat the key.
 
-What is written and read here is the form of OpenAI's and vLLM's completions. `request` makes it that of another API
-(`lm.api`), and `completion` makes a completion of its answer: Together shows the log-probs of a prompt in a list beside
-the choices, and in a chat a prompt is the user's message, and no continuation is scored.
+Payloads and parsing follow OpenAI's and vLLM's completions. `request` converts a payload to another API (`lm.api`), and
+`completion` converts its answer back: Together shows the log-probs of a prompt in a list beside the choices; in a chat
+a prompt is the user's message, and no continuation is scored.
 """
 
 import re
@@ -29,13 +29,13 @@ USE_IDS = "set lm.tokenizer=DIR, the folder of the server's tokenizer, and token
 LEAST_LOGPROB, MOST_LOGPROB = -999.0, 1e-2  # of a token; exclusive, and a little is rounding
 CONTEXT_LENGTHS = ("max_model_len", "context_length", "context_window")  # of vLLM and SGLang, of routers, of Groq
 MOST_PLAUSIBLE_TOKENS = 10**12  # of one request; more is nonsense
-MOST_ANSWER_BYTES_PER_TOKEN = 512  # about 100 are needed: a token's text and log-prob, and once more in a list of tops
+MOST_ANSWER_BYTES_PER_TOKEN = 512  # about 100 are needed: a token's text and log-prob, twice with the list of tops
 MOST_OTHER_ANSWER_BYTES = 1 << 20
-CHAT_TOKENS = 256  # at most of a chat template round one message, with a system prompt of its own
+CHAT_TOKENS = 256  # at most, of a chat template round one message, with its system prompt
 MOST_TOPS_OF_COMPLETIONS, MOST_TOPS = 5, 20  # likeliest tokens that completions show, and chats and vLLM
 
-NO_ANSWER_LOGPROB = -20.0  # of an answer that a filter withheld: no vote, and no yes
-# Many servers leave it in the text.
+NO_ANSWER_LOGPROB = -20.0  # of a filtered answer: no vote, and no yes
+# Many servers leave the reasoning in the text.
 THOUGHT = re.compile(r"\s*<(think|thinking|reasoning)>.*?(?:</\1>\s*|\Z)", re.DOTALL)
 REASONING = (
     "set lm.extra_body to what the server knows, such as '{chat_template_kwargs: {enable_thinking: false}}' (vLLM, "
@@ -54,7 +54,7 @@ class NoPromptLogprobs(IllFormed):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A continuation to score after its prefix; `row` names it in errors. With `ids`, those are sent."""
+    """A continuation to score after its prefix; `row` names it in errors. `ids` are sent if set."""
 
     row: int
     prefix: str
@@ -79,9 +79,9 @@ Scored = tuple[np.ndarray, tuple[str, ...]]
 
 
 def context_lengths(models: Any) -> dict[str, int | None]:
-    """Return the models that `GET /models` lists, with the tokens of each one's context where the server says.
+    """Return the models that `GET /models` lists, with their context lengths in tokens, or None.
 
-    Servers differ in what they list and how; what is not understood is left out.
+    Servers differ in the form of the list; unknown entries are left out.
     """
     listed = models.get("data") if isinstance(models, dict) else models  # Together's is a bare list
     cards = [card for card in listed if isinstance(card, dict)] if isinstance(listed, list) else []
@@ -115,7 +115,7 @@ def sample_payload(api: str, pair: Pair, options: GenerationOptions) -> dict[str
 
 
 def most_tokens(api: str, payload: dict[str, Any]) -> int:
-    """Bound the tokens of a request: a text has at most a token for each byte, and two that open it."""
+    """Return a bound on the tokens of a request: one for each byte of a text, and two that open it."""
     prompts = payload["prompt"]
     lengths = [len(prompt.encode()) + 2 if isinstance(prompt, str) else len(prompt) for prompt in prompts]
     if api == "chat":
@@ -124,7 +124,7 @@ def most_tokens(api: str, payload: dict[str, Any]) -> int:
 
 
 def tokens_used(api: str, body: Any, payload: dict[str, Any]) -> int:
-    """Return the tokens that the server counted for a request; the most it can cost if they are not possible."""
+    """Return the tokens that the server counted for a request; its largest cost if that count is impossible."""
     total = _usage(body, "total_tokens")
     sent = sum(1 if isinstance(prompt, str) else len(prompt) for prompt in payload["prompt"])
     is_possible = total is not None and sent <= total < MOST_PLAUSIBLE_TOKENS
@@ -132,7 +132,7 @@ def tokens_used(api: str, body: Any, payload: dict[str, Any]) -> int:
 
 
 def _usage(body: Any, name: str) -> int | None:
-    """Return a count of the server's, or None where it does not say."""
+    """Return a count from the server's usage, or None if it is missing."""
     usage = body.get("usage") if isinstance(body, dict) else None
     count = usage.get(name) if isinstance(usage, dict) else None
     return count if _is_count(count) else None
@@ -157,10 +157,10 @@ def read_generated(body: Any, num_samples: int = 1) -> list[tuple[Generated, boo
     choices = body.get("choices") if isinstance(body, dict) else None
     if num_samples > 1 and isinstance(choices, list) and len(choices) == 1:
         raise UserError(
-            f"the server draws one answer after a prompt where n={num_samples} were asked for; expected a server whose "
+            f"the server draws one answer after a prompt where n={num_samples} were requested; expected a server whose "
             "/v1/completions knows n, such as vLLM, or local weights"
         )
-    prompt_tokens = _usage(body, "prompt_tokens") or None  # a server that says 0 does not count
+    prompt_tokens = _usage(body, "prompt_tokens") or None  # 0: the server does not count
     return [well_formed(partial(_generated, one, prompt_tokens)) for one in _choices(body, num_samples)]
 
 
@@ -189,7 +189,7 @@ def _read_pair(api: str, pair: Pair, choice: dict) -> Scored:
 
 
 def well_formed(read: Callable[[], Any]) -> Any:
-    """Return what `read` returns. Where it trips over the answer's shape, that is the answer's fault."""
+    """Return the result of `read`. Raises IllFormed where it fails on the answer's shape."""
     try:
         return read()
     except (KeyError, TypeError, AttributeError) as error:
@@ -230,10 +230,10 @@ def _of_ids(ids: Sequence[int], choice: dict) -> list[float | None]:
 
 
 def _checked(values: Sequence[float | None], owner: str) -> np.ndarray:
-    """Return float32 log-probs. Raises IllFormed, which names their `owner`, for what cannot be one.
+    """Return float32 log-probs. Raises IllFormed, naming their `owner`, for impossible values.
 
-    JSON as Python reads it holds NaN, infinity, and whole numbers without an end. Servers write -9999 and the like for
-    minus infinity (vLLM, of a token that top_k forbids) and for a token that is not among the likeliest (OpenAI).
+    Python's JSON accepts NaN, infinity, and whole numbers of any size. Servers write -9999 and the like for minus
+    infinity (vLLM, of a token that top_k forbids) and for a token that is not among the likeliest (OpenAI).
     """
     if not isinstance(values, list) or not all(
         isinstance(value, int | float) and not isinstance(value, bool) for value in values
@@ -261,7 +261,7 @@ def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> Score
     same = all(shown in (real, BROKEN) for shown, real in zip(joined[:far], wanted[:far], strict=True))
     if not same or joined[far:] != wanted[far:]:
         if BROKEN not in joined and "" not in tokens:
-            raise IllFormed(f"the answer's tokens are not those sent: they make another text than input {pair.row}")
+            raise IllFormed(f"the answer's tokens are not the sent tokens: they differ from input {pair.row}")
         raise UnscorableText(f"input {pair.row}: the server's tokens do not join to the text; {USE_IDS}")
     if len(joined) < len(text):
         kind = IllFormed if joined else NoPromptLogprobs
@@ -276,7 +276,7 @@ def _by_text(pair: Pair, tokens: list[str], values: list[float | None]) -> Score
 
 
 def accepted_fields(request: dict[str, Any], refused: Collection[str]) -> dict[str, Any]:
-    """Return the request without the fields that the server refused: newer models of OpenAI's have others."""
+    """Return the request without the fields that the server refused; newer OpenAI models rename max_tokens."""
     fitted = {name: value for name, value in request.items() if name not in refused}
     if "max_tokens" in request and "max_tokens" in refused:
         fitted.setdefault("max_completion_tokens", request["max_tokens"])
@@ -308,7 +308,7 @@ def request(api: str, payload: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def completion(api: str, body: Any, payload: dict[str, Any]) -> Any:
-    """Return an answer as one of the completions API. One of another shape raises what tripped over it."""
+    """Return an answer in the form of the completions API. Another shape raises KeyError, TypeError or the like."""
     if api == "chat":
         return {**body, "choices": [_chat_choice(choice, payload) for choice in body["choices"]]}
     if payload.get("echo") and body.get("prompt"):
@@ -331,10 +331,10 @@ def _chat_choice(choice: dict[str, Any], payload: dict[str, Any]) -> dict[str, A
         }
     )
     content = message["content"] or ""
-    if isinstance(content, list):  # some servers give a text in parts, of which those of another type are no answer
+    if isinstance(content, list):  # some servers send parts; parts of other types are not the answer
         content = "".join(part["text"] for part in content if part["type"] in ("text", "output_text"))
     if not content and (message.get("refusal") or reason == FILTERED):
-        # An answer that a filter keeps back is an empty one, without a chance to be right.
+        # A filtered answer counts as empty and cannot be right.
         shown = {"tokens": [""], "token_logprobs": [NO_ANSWER_LOGPROB], "top_logprobs": [{FILTERED: 0.0}]}
         return {"index": choice["index"], "finish_reason": FILTERED, "text": "", "logprobs": shown}
     text = THOUGHT.sub("", content).rpartition(THOUGHT_END)[2]
@@ -346,12 +346,12 @@ def _chat_choice(choice: dict[str, Any], payload: dict[str, Any]) -> dict[str, A
             f"answer without reasoning, or more tokens: {REASONING}"
         )
     if text != content and logprobs["tokens"]:
-        raise UserError(f"the LM shows log-probs of its reasoning; expected those of an answer: {REASONING}")
+        raise UserError(f"the LM shows log-probs of its reasoning; expected log-probs of an answer: {REASONING}")
     return {"index": choice["index"], "finish_reason": reason, "text": text, "logprobs": logprobs}
 
 
 def _together_choice(choice: dict[str, Any], prompts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a choice that shows the log-probs of its prompt before its own, as OpenAI's and vLLM's do."""
+    """Return a choice with the log-probs of its prompt before its own, as in OpenAI's and vLLM's answers."""
     of_prompt, own = prompts[choice["index"]]["logprobs"], choice.get("logprobs") or {}
     names = ("tokens", "token_logprobs")
     return {**choice, "logprobs": {name: [*of_prompt[name], *(own.get(name) or [])] for name in names}}

@@ -1,12 +1,11 @@
-"""One exchange with an HTTP server, and how long it is tried again.
+"""One exchange with an HTTP server, and its retries.
 
-Patience is by fault. A server that is away (nobody listens, it loads its model, a quota is used up for now) is waited
-for `lm.patience_minutes`. A fault that may be the request's own has two minutes, an answer that is wrong in itself five
-attempts, and what will come again is a `ServerError` at once, with the server's own words. A server that was never
-reached is given up within seconds. Waits are random and growing, up to a minute, or as long as the server asks.
+Patience depends on the fault. A server that is away (nothing listens, it loads its model, a quota is used up for now)
+has `lm.patience_minutes`. A fault that the request may cause has two minutes, an ill-formed answer five attempts, and a
+permanent refusal is a `ServerError` at once, with the server's message. A server that was never reached has seconds.
+Waits are random and growing, up to a minute, or as long as the server asks.
 
-Answers have bounds. The key travels in a header to `lm.url` alone and is shown nowhere, not even where the server
-quotes it.
+Answers have bounds. The key is sent in a header to `lm.url` alone and never shown, not even where the server quotes it.
 """
 
 import asyncio
@@ -36,25 +35,25 @@ T = TypeVar("T")
 
 CONNECTIONS_PER_CLIENT = 4
 SECONDS_TO_CONNECT = 15.0
-SECONDS_TO_LIST_MODELS = 30.0  # which needs no computing
-BACKOFF_SECONDS = 0.5  # the longest first wait before a request is tried again; doubled each time
+SECONDS_TO_LIST_MODELS = 30.0  # which takes no computing
+BACKOFF_SECONDS = 0.5  # the longest first wait before a retry; doubled each time
 LONGEST_BACKOFF_SECONDS = 60.0  # quotas are by the minute
-SECONDS_WORTH_A_LINE = 4.0  # of a wait; shorter ones are nothing that a user would wonder about
+SECONDS_WORTH_A_LINE = 4.0  # of a wait; shorter waits are not logged
 SECONDS_TO_REACH = 5.0  # a server that never answered: its address may be wrong
-SECONDS_FOR_ONE = 120.0  # a request that may be at fault itself, unless the server is
-MAX_ATTEMPTS = 5  # at least as many of such a request
-AWAY = (429, 502, 503, 504)  # and those of the networks that stand before servers, from 520 on
+SECONDS_FOR_ONE = 120.0  # for a request that may itself be at fault
+MAX_ATTEMPTS = 5  # the least for such a request, the most for ill-formed answers
+AWAY = (429, 502, 503, 504)  # and from 520 on, the codes of networks before servers
 UNSURE = (408, 500)
-USED_UP = ("insufficient_quota", "billing")  # codes of errors that time does not mend
-FILTERED = "content_filter"  # why an answer ended, or was not begun
+USED_UP = ("insufficient_quota", "billing")  # codes of errors that waiting does not solve
+FILTERED = "content_filter"  # the reason that an answer ended, or did not begin
 UNSUPPORTED = ("unsupported_parameter", "unsupported_value")  # codes of errors that name a field of the request
-LONGEST_MESSAGE = 300  # characters of a server's own words
-MOST_REFUSAL_BYTES = 1 << 16  # of an answer that is an error; the rest is left unread
+LONGEST_MESSAGE = 300  # characters of a server's message
+MOST_REFUSAL_BYTES = 1 << 16  # of an error's answer; the rest is not read
 MOST_LIST_BYTES = 4 << 20  # of the list of models
 
 
 class ServerFault(Exception):
-    """Something that may not happen again. `unread`: the server did not look at the request, which so cost nothing."""
+    """A fault that may pass. `unread`: the server did not read the request, so it cost nothing."""
 
     def __init__(self, message: str, retry_after: float = 0.0, unread: bool = False) -> None:
         super().__init__(message)
@@ -62,17 +61,17 @@ class ServerFault(Exception):
 
 
 class ServerAway(ServerFault):
-    """Nobody serves for now, whatever the request: a server that is down, or loads its model, or a quota."""
+    """A server that serves no request for now: it is down, loads its model, or has a quota."""
 
 
 class IllFormed(ServerFault):
-    """An answer that does not have the shape, or the numbers, that were asked for."""
+    """An answer without the requested shape or numbers."""
 
 
 class ServerError(RunError):
-    """The server refused a request, or did not answer it well in time: its cause is the last fault.
+    """A refused request, or one without a good answer in time: the cause is the last fault.
 
-    `unsupported` is the field of the request that it does not know; `is_filtered`: a filter refused the text.
+    `unsupported` is the field of the request that the server does not know; `is_filtered`: a filter refused the text.
     """
 
     def __init__(self, message: str, unsupported: str = "", is_filtered: bool = False) -> None:
@@ -83,8 +82,8 @@ class ServerError(RunError):
 class ServerConnection:
     """Connections to the server at `url` that stay open, for at most `max_concurrency` exchanges at once.
 
-    `num_retries` counts further attempts. `is_reached`: it has taken a connection. No redirect is followed. Raises
-    UserError for an `lm.url` that is none, and for a key that no header can hold.
+    `num_retries` counts further attempts. `is_reached`: the server accepted a connection. Redirects are not followed.
+    Raises UserError for an `lm.url` that is not a URL, and for a key that no header can hold.
     """
 
     def __init__(self, lm: LMConfig) -> None:
@@ -103,7 +102,7 @@ class ServerConnection:
             await client.aclose()
 
     async def retrying(self, what: str, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of the first attempt without a ServerFault. Raises ServerError with `what` was asked."""
+        """Return the result of the first attempt that raises no ServerFault. Raises ServerError naming `what`."""
         faults: Counter[type] = Counter()
         first_at = 0.0  # when the first fault came
         while True:
@@ -118,7 +117,7 @@ class ServerConnection:
                     raise ServerError(self._gave_up(what, fault, faults.total(), left)) from fault
                 longest = min(LONGEST_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** min(faults.total() - 1, 20))
                 pause = min(left, fault.retry_after + random.uniform(0.5, 1) * longest)
-                if pause >= SECONDS_WORTH_A_LINE and now >= self._silent_until:  # once, however many requests wait
+                if pause >= SECONDS_WORTH_A_LINE and now >= self._silent_until:  # a line for all waiting requests
                     self._silent_until = now + pause
                     line = f"waiting for {self.url}: {fault}; next attempt in {format_duration(pause)}"
                     if isinstance(fault, ServerAway):
@@ -131,12 +130,12 @@ class ServerConnection:
                 return result
 
     def _seconds_left(self, fault: ServerFault, count: int, now: float, first_at: float) -> float:
-        """Return how long a request may still be tried again whose fault of this kind is number `count`."""
+        """Return the seconds left for retries of a request after its fault number `count` of this kind."""
         patience = 60 * self._lm.patience_minutes
         if not self.is_reached:
             return min(SECONDS_TO_REACH, patience) - (now - first_at)
         if isinstance(fault, ServerAway):
-            # A request that was not read is not at fault: an answer to any other begins the patience anew.
+            # An unread request is not at fault: an answer to any other request restarts the patience.
             return patience - (now - (max(first_at, self._answered_at) if fault.unread else first_at))
         if count < MAX_ATTEMPTS:
             return math.inf
@@ -153,8 +152,8 @@ class ServerConnection:
     async def exchange(
         self, method: str, path: str, payload: dict[str, Any] | None = None, most_bytes: int = MOST_LIST_BYTES
     ) -> Any:
-        """Return the answer's JSON. Raises ServerFault for what may pass and ServerError for what will not."""
-        client = self._free.pop()  # there are as many as the caller opens exchanges
+        """Return the answer's JSON. Raises ServerFault for a fault that may pass, else ServerError."""
+        client = self._free.pop()  # one for each of the caller's exchanges
         patience = self._lm.timeout_seconds
         seconds = patience if payload else min(patience, SECONDS_TO_LIST_MODELS)
         try:
@@ -169,7 +168,7 @@ class ServerConnection:
                 finally:
                     await response.aclose()
         except TimeoutError as error:
-            self.is_reached = True  # a connection has a shorter time of its own
+            self.is_reached = True  # connecting has its own, shorter limit
             raise ServerFault(f"no answer within {seconds:g} s") from error
         except httpx.RequestError as error:
             unread = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
@@ -182,7 +181,7 @@ class ServerConnection:
             self._free.append(client)
 
     def words(self, text: str) -> str:
-        """Return the server's words without the key."""
+        """Return a server's message without the key."""
         return shown_words(text, self._key)
 
     def _refusal(self, response: httpx.Response, content: bytes, payload: dict[str, Any] | None) -> Exception:
@@ -200,7 +199,7 @@ class ServerConnection:
         return ServerError(message, unsupported, is_filtered=any(FILTERED in name for name in names))
 
     def _no_error(self, body: Any) -> Any:
-        """Return an answer. Raises ServerFault for an error that came as one, as some gateways send it."""
+        """Return an answer. Raises ServerFault for an error sent with status 200, as some gateways do."""
         if isinstance(body, dict) and body.get("error") and "choices" not in body:
             error = body["error"]
             code = f"{error['code']}: " if isinstance(error, dict) and error.get("code") else ""
@@ -226,7 +225,7 @@ class ServerConnection:
 
 
 def _clients(url: str, headers: dict[str, str], params: dict[str, str], number: int) -> list[httpx.AsyncClient]:
-    """Return several clients, since httpx looks at all pairs of a client's connections for each request."""
+    """Return several clients, since httpx compares all connections of a client for each request."""
     trust_env = not is_loopback(httpx.URL(url).host)  # no proxy reaches this machine's own servers
     certificates = httpx.create_ssl_context(trust_env=trust_env)  # slow to read, so shared
 
@@ -246,7 +245,7 @@ def _clients(url: str, headers: dict[str, str], params: dict[str, str], number: 
 async def _whole(response: httpx.Response, most_bytes: int) -> bytes:
     """Return the body as it was sent. Raises IllFormed if it is compressed: few bytes may become gigabytes."""
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise IllFormed("the answer is compressed, which was not asked for")
+        raise IllFormed("the answer is compressed, against the request")
     content = await _beginning(response, most_bytes + 1)
     if len(content) > most_bytes:
         raise IllFormed(f"the answer has more than the {most_bytes} bytes that the longest can have")
@@ -280,7 +279,7 @@ def require_header_value(key: str, variable: str) -> None:
 
 
 def servers_words(response: httpx.Response, secret: str | None) -> str:
-    """Return the message of an answer that was read, as `shown_words` has it."""
+    """Return the message of an answer that was read, in the form of `shown_words`."""
     return shown_words(_error_in(response.content)[1], secret)
 
 
@@ -294,7 +293,7 @@ def shown_words(text: str, secret: str | None) -> str:
 
 
 def _error_in(content: bytes) -> tuple[dict[str, Any], str]:
-    """Return an error as OpenAI's and its kin describe it, if it is one, and its message; its place differs."""
+    """Return an error object as OpenAI-like servers send it, or {}, and its message, wherever it stands."""
     try:
         body = _json(content)
     except IllFormed:

@@ -1,11 +1,10 @@
-"""The language model behind somebody's HTTP server: an `AsyncLM` whose answers are whole and in order, or an error.
+"""The language model behind an HTTP server: an `AsyncLM` that returns complete answers in order, or raises an error.
 
-A call is cut into requests, each of a few inputs to score or of one prompt to answer. `max_concurrency` of them are
-under way at once, all on one event loop in a thread of its own. A request keeps its place while it waits to be tried
-again, and its largest cost is taken from the budget before it is sent. With a tokenizer the server gets token ids;
-without one it gets text, and finds the border between prefix and continuation in its own tokens. Now and
-then, and after a fault, a text of the probe is scored again: a call's answers are given out only if that has the
-scores it had.
+A call is cut into requests, each of a few inputs to score or of one prompt to answer. Up to `max_concurrency` of them
+are in flight at once, all on one event loop in a separate thread. A request keeps its place while it waits for a retry,
+and reserves its largest cost in the budget before it is sent. With a tokenizer the server gets token ids; without one
+it gets text, and the border between prefix and continuation is found in the server's tokens. Now and then, and after a
+fault, a text of the probe is scored again: a call returns its answers only if the scores are the same.
 """
 
 import asyncio
@@ -48,13 +47,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FILTERED_SHOWN = 5  # prompts without an answer, by their beginnings
-INPUTS_PER_REQUEST = 4  # to score: the client's share of a request costs more than that of an input
-REQUESTS_BETWEEN_LOOKS = 256  # at the probed model: such a short request costs next to nothing
+FILTERED_SHOWN = 5  # prompts that are logged as filtered
+INPUTS_PER_REQUEST = 4  # to score: the client's work for a request exceeds that for an input
+REQUESTS_BETWEEN_LOOKS = 256  # at the probed model: so short a request costs next to nothing
 
-# Log-probs that a server gave twice count as the same within these bounds. Bfloat16 logits between 16 and 32 lie 0.125
-# apart, so single tokens of an honest server move by that and more when other texts stand beside them. Their mean over
-# a text moves little. A wrong position costs nats.
+# Two log-probs from a server count as the same within these bounds. Bfloat16 logits between 16 and 32 lie 0.125 apart,
+# so single tokens of an honest server move by that and more with other texts in the batch. Their mean over a text moves
+# little. A wrong position costs nats.
 MEAN_TOLERANCE_NATS = 0.15
 TOLERANCE_NATS = 1.0
 
@@ -90,7 +89,7 @@ class HttpLM(AsyncLM):
         self._thread.start()
 
     def look_again_at(self, prefix: str, continuation: str) -> None:
-        """Check from now on by this pair, with which `fingerprint` begins, whether the model is the probed one."""
+        """Use this pair, the first of `fingerprint`, to check from now on that the model is the probed one."""
         self._look_at, self._requests_since_look = self.pair(0, prefix, continuation), 0
 
     def units(self, call: Call) -> list[list[int]]:
@@ -130,7 +129,7 @@ class HttpLM(AsyncLM):
         return totals | rates | {"retries": float(self._connection.num_retries), "queue_wait_seconds": waited}
 
     def close(self) -> None:
-        """Break off what is under way, which raises RunError, and end the thread."""
+        """Cancel calls in flight, which then raise RunError, and end the thread."""
         with self._lock:
             if self._closed:
                 return
@@ -165,7 +164,7 @@ class HttpLM(AsyncLM):
         try:
             return await work
         except asyncio.CancelledError:
-            if not self._closed:  # whoever asked wants it no more
+            if not self._closed:  # the caller cancelled it
                 raise
             raise RunError(f"the connection to {self.url} was closed before its work was done") from None
 
@@ -188,7 +187,7 @@ class HttpLM(AsyncLM):
         return self._run(listed()).result()
 
     def words(self, text: str) -> str:
-        """Return the server's words without the key."""
+        """Return a server's message without the key."""
         return self._connection.words(text)
 
     async def score_pairs(self, pairs: list[Pair]) -> list[ContinuationScore]:
@@ -232,9 +231,9 @@ class HttpLM(AsyncLM):
     async def answers(
         self, pairs: list[Pair], max_new_tokens: int, stop: Stop, num_tops: int = 1, ending: str = ""
     ) -> list[Generated]:
-        """Return greedy answers, with `ending` behind those that the server ended itself.
+        """Return greedy answers; `ending` is appended to an answer that the server ended itself.
 
-        They have the tokens of each prompt as the server counted them, else by its tokenizer.
+        Prompt tokens are counted by the server, else by its tokenizer.
         """
 
         async def ask(pair: Pair) -> list[tuple[Generated, bool]]:
@@ -249,10 +248,10 @@ class HttpLM(AsyncLM):
         return [replace(answer, text=answer.text + ending) if is_ended else answer for answer, is_ended in answers]
 
     def _require_logprobs(self, answers: Iterable[Generated]) -> None:
-        """Raise RunError for a text without as much as one log-prob."""
+        """Raise RunError for an answer with text and no log-probs."""
         if self._wants_logprobs and any(answer.text and not len(answer.token_logprobs) for answer in answers):
             raise RunError(
-                f"{self.url} gives no log-probs of what it generates, so its answers cannot be weighed; expected "
+                f"{self.url} gives no log-probs of generated tokens, so its answers cannot be weighed; expected "
                 "completions with logprobs"
             )
 
@@ -263,11 +262,11 @@ class HttpLM(AsyncLM):
         since, self._requests_since_look, self._is_doubtful = self._requests_since_look, 0, False
         [(again, _)] = await self._score_request([self._look_at])
         if not len(again) or not agree(self.fingerprint[: len(again)], again):
-            self._is_doubtful = True  # for the calls that are under way
+            self._is_doubtful = True  # for other calls in flight
             raise ServerError(
-                f"{self.url} is not the model that was probed at the start: it gives a text other log-probs; what its "
-                f"last {since} requests brought may be another model's, and what of it an earlier call has put into "
-                "the cache of scores stays there: move that file away before you go on"
+                f"{self.url} is not the model that was probed at the start: it gives a text other log-probs; answers "
+                f"to its last {since} requests may be another model's, and the cache of scores may hold some of them: "
+                "move that file away before you resume"
             )
 
     async def _ask(self, pairs: list[Pair], payload: dict[str, Any], read: Callable[[Any], T]) -> T:
@@ -315,7 +314,7 @@ class HttpLM(AsyncLM):
             self._settled.set()
 
     async def _exchange(self, payload: dict[str, Any], most_bytes: int) -> Any:
-        """Return the server's answer to a payload, in what it has been found to take of it."""
+        """Return the server's answer to a payload, sent without the fields that it refuses."""
         path, whole = api.request(self.api, payload)
         whole |= self._extra_body
         while True:
@@ -330,14 +329,14 @@ class HttpLM(AsyncLM):
                     raise
                 if name in api.DRAWING:
                     log.warning(
-                        f"{self.url}: the server does not take {name}={sent[name]}, so its answers are drawn as it "
-                        "likes: they, and scores made of them, differ when they are asked for again"
+                        f"{self.url}: the server does not take {name}={sent[name]}, so it draws answers by its own "
+                        "settings: a repeated request gets other answers and scores"
                     )
                 self._refused.add(name)
 
 
 def agree(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether log-probs (nats) [T] are those of one model, but for what stands beside a text in a request."""
+    """Return whether log-probs (nats) [T] can be one model's, with other texts in the same request."""
     if one.shape != other.shape:
         return False
     difference = np.abs(one - other)
@@ -355,8 +354,8 @@ async def _all(work: Iterable[Coroutine[Any, Any, list[T]]]) -> list[T]:
 
 
 def server_tokenizer(lm: LMConfig) -> Any:
-    """Load the server's tokenizer; None where none is given."""
-    from replug.models.model_files import load_tokenizer  # seconds to import, which text alone can do without
+    """Load the server's tokenizer; None if `lm.tokenizer` is not set."""
+    from replug.models.model_files import load_tokenizer  # seconds to import, which a server without a tokenizer saves
 
     if not lm.tokenizer:
         return None
@@ -370,7 +369,7 @@ def require_greedy(options: GenerationOptions) -> None:
     if options.temperature:
         raise UserError(
             f"temperature is {options.temperature:g}; a server's answers can be weighed at temperature 0 only, "
-            "since the mixture is not seen: set temperature to 0, or take local weights"
+            "since their mixture is unknown: set temperature to 0, or take local weights"
         )
 
 
@@ -418,7 +417,7 @@ async def likeliest_answer(lm: HttpLM, prompts: list[Pair], mixture: Mixture, op
 
 
 def _candidates(shown: Sequence[Generated], options: GenerationOptions) -> list[tuple[str, str]]:
-    """Return each different answer (white space round it aside) in the first prompt's form, and the text to score.
+    """Return the distinct answers, ignoring white space round them, each with the text to score.
 
     An answer is scored with the stop that ended it: without the stop a short answer would always be likelier.
     """

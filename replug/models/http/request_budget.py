@@ -1,8 +1,8 @@
 """The budget of requests to a server that may cost money, over all runs that share its file.
 
-A request is reserved with the most tokens that it can cost before it is sent, and settled with what it did cost. The
-file is one line of fixed width, overwritten by one system call under a file lock: kill -9 leaves the old line or the
-new one, and what was in flight counts in full.
+A request reserves its largest cost in tokens before it is sent, and is settled with its actual cost. The file is one
+line of fixed width, overwritten by one system call under a file lock: kill -9 leaves the old line or the new one, and
+requests in flight count in full.
 """
 
 import json
@@ -16,7 +16,7 @@ from filelock import FileLock
 from replug.config.errors import RunError, UserError
 
 WIDTH = 63  # of the line, without its end: two keys and two numbers of up to 15 digits
-HOW_TO_GO_ON = "raise it and run the same command again; what was done so far is kept"
+HOW_TO_GO_ON = "raise it and run the same command again; the work so far is kept"
 
 
 class BudgetSpent(RunError):
@@ -26,7 +26,7 @@ class BudgetSpent(RunError):
 class RequestBudget:
     """Counts requests and tokens over all runs that share the budget file at `path`; None counts in memory only.
 
-    Raises UserError if the file holds something else. `section` is that of the configuration whose limits these are.
+    Raises UserError if the file holds something else. `section` is the configuration's section with these limits.
     """
 
     def __init__(
@@ -55,8 +55,7 @@ class RequestBudget:
     def reserve(self, tokens: int) -> bool:
         """Take one request of at most `tokens` tokens from the budget, before it is sent.
 
-        False where it may fit once others are settled: wait for that and ask again. Raises BudgetSpent where it never
-        will.
+        Returns False if it may fit after others are settled: wait and call again. Raises BudgetSpent if it never will.
         """
         with self._alone():
             if self._max_requests is not None and self._requests >= self._max_requests:
@@ -72,13 +71,13 @@ class RequestBudget:
             return True
 
     def settle(self, reserved: int, actual: int) -> None:
-        """End a request for which `reserved` tokens were taken and which cost `actual`."""
+        """End a request with `reserved` tokens and an `actual` cost in tokens."""
         with self._alone():
             self._count(requests=0, tokens=actual - reserved, reserved=-reserved, in_flight=-1)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Read the counts as they are now; nobody else changes them while the block runs."""
+        """Read the current counts and lock them while the block runs."""
         with self._lock, self._file_lock:
             if self._path is not None:
                 self._requests, self._tokens = _read(self._path)
@@ -103,5 +102,5 @@ def _read(path: Path) -> tuple[int, int]:
     except (ValueError, KeyError, TypeError):
         raise UserError(
             f'{path} is not a budget file; expected one line such as {{"requests": 12, "tokens": 3456}}: '
-            "write what was spent so far, or remove the file to begin at 0"
+            "write the amounts spent so far, or remove the file to begin at 0"
         ) from None

@@ -1,8 +1,8 @@
 """A server as a backend (`lm.url`, `lm.model`), and the probe that it must pass before a run begins.
 
 Some servers give no log-probabilities for a prompt, and some give finite, plausible, wrong ones, which no later stage
-would notice. A dozen short requests find out. The scores of fixed texts are the server's fingerprint, by which a cache
-knows the model again.
+would notice. A dozen short requests detect both. The scores of fixed texts are the server's fingerprint, by which a
+cache recognizes the model.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 LM = TypeVar("LM", bound=HttpLM)
 
-# How much a document must help each token of the text it holds. Language models gain several nats.
+# The least gain per token of a text from a document that holds it. Language models gain several nats.
 LEAST_HELP_NATS = 0.5
 
 TEXT = " the keeper of the lighthouse painted seven wooden boats green before the storm came in from the sea"
@@ -59,8 +59,8 @@ YES_OR_NO = "Paris is the capital of France.\nIs Paris in France? Answer yes or 
 class ServerLM(HttpLM):
     """A `BlackBoxLM` behind a server of OpenAI's API, such as vLLM, which is the paper's black box.
 
-    `model` is its name there. Further keys are those of the section `lm` (`replug keys lm`), such as `tokenizer`, `api`
-    and `max_tokens_sent`. The server is probed first: raises UserError where it gives no log-probs of prompts, or wrong
+    `model` is its name there. Further keys are the section `lm`'s (`replug keys lm`), such as `tokenizer`, `api` and
+    `max_tokens_sent`. The server is probed first: raises UserError if it gives no log-probs of prompts, or wrong
     ones. `close` ends its connections.
 
     >>> lm = ServerLM("http://127.0.0.1:8000/v1", "gpt2", tokenizer="gpt2")  # doctest: +SKIP
@@ -91,7 +91,7 @@ def _probed(lm: LM, config: LMConfig) -> LM:
             lm.fingerprint = probe(lm)
             lm.look_again_at(HELPFUL, TEXT)
             lm.identity = f"{lm.model}#{hashlib.blake2b(lm.fingerprint.tobytes(), digest_size=4).hexdigest()}"
-        else:  # the fingerprint of a server that shows log-probs covers what is added here
+        else:  # with log-probs, the fingerprint covers this
             probe_teacher(lm, config.score)
             lm.identity += " chat" if config.api is ServerAPI.chat else ""
             lm.identity += f" {json_sha256(config.extra_body)[:8]}" if config.extra_body else ""
@@ -104,7 +104,7 @@ def _probed(lm: LM, config: LMConfig) -> LM:
 
 
 def _refused(lm: HttpLM, error: Exception) -> UserError:
-    """Return the error of a server that answers no request of the probe, with the models that it lists."""
+    """Return the error of a server that failed the probe, with the models that it lists."""
     others = lm.listed_models()
     listed = f"; lm.model is {lm.model}, the server lists {lm.words(', '.join(others))}"
     return UserError(f"lm.url: {error}{listed if others and lm.model not in others else ''}")
@@ -129,7 +129,7 @@ def probe(lm: HttpLM) -> np.ndarray:
         ) from error
     if shortcoming:
         raise UserError(f"lm.url: {lm.url} {shortcoming}")
-    try:  # whether texts after other documents have the log-probs in one request that they have alone
+    try:  # whether inputs have the same log-probs in one request as alone
         together = [score.token_logprobs for score in lm.score([HELPFUL, *OTHERS], [TEXT] * 3)]
         is_same = all(agree(*pair) for pair in zip([short, *others], together, strict=True))
     except (ServerError, ValueError):
@@ -162,10 +162,10 @@ def find_shortcoming(
     generated: Sequence[np.ndarray],
     echoed: Sequence[np.ndarray],
 ) -> str | None:
-    """Return what is wrong with log-probs [T], or None.
+    """Return the fault of a server's log-probs [T], or None.
 
-    They are those of a text after a document that holds it, the same with more text behind it, the text after other
-    documents, answers as they were generated, and the same sent back; answers that were cut otherwise do not count.
+    `short` is a text after a document that holds it, `long` the same with more text behind it, `others` the text after
+    other documents, `generated` the answers, `echoed` the answers sent back; answers of another length do not count.
     """
     if len(long) <= len(short) or not agree(short, long[: len(short)]):
         return "gives the same tokens other log-probs in a longer text: a token may depend on those before it only"
@@ -179,7 +179,7 @@ def find_shortcoming(
     if not agree(new, again):
         return (
             f"gives a prompt's tokens the wrong log-probs: {len(new)} tokens that it generated with {new.mean():.2f} "
-            f"nats each have {again.mean():.2f} when sent back: it is off by a position, as "
+            f"nats each have {again.mean():.2f} when sent back: it is off by a position, like "
             "llama-cpp-python, or lm.tokenizer is not the tokenizer of its model"
         )
     gain = float(short.mean() - max(other.mean() for other in others))
@@ -192,14 +192,14 @@ def find_shortcoming(
 
 
 def _alone(lm: HttpLM, prefixes: Sequence[str], continuations: Sequence[str]) -> list[np.ndarray]:
-    """Score one after the other, so that last bits, which depend on a server's load, are the same again."""
+    """Score inputs one by one, so that last bits, which depend on a server's load, are reproducible."""
     return [lm.score([p], [c])[0].token_logprobs for p, c in zip(prefixes, continuations, strict=True)]
 
 
 class ServerSource(LMSource):
-    """An `LMSource`, whose tokenizer alone is enough to prepare texts by.
+    """An `LMSource` of a server. Preparing texts needs its tokenizer only.
 
-    The server is asked and probed once, by `connect` or when its identity is first wanted. It has one connection: a
+    The server is probed once, by `connect` or when its identity is first wanted. It has one connection: a
     budget file belongs to one process and one LM.
     """
 
@@ -222,7 +222,7 @@ class ServerSource(LMSource):
         if self._server is not None:
             return
         server = connect(self._config, RequestBudget(budget_file, max_tokens=self._config.max_tokens_sent))
-        if cache is not None and self._config.score is Teacher.logprob:  # others have no fingerprint, but a name
+        if cache is not None and self._config.score is Teacher.logprob:  # others have only a name
             with closing(ScoreCache(cache)) as scores:
                 server.identity = scores.identity_like(server.model, server.fingerprint)
         server.identity += self.mark

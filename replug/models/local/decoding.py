@@ -1,13 +1,13 @@
-"""The model's own cache of keys and values: prompts that grow token by token, and prefixes they share.
+"""The key-value cache of a model: prompts that grow token by token, and their shared prefixes.
 
 Prompts are padded on the left; a mask hides the padding, and positions are counted by the mask. Some architectures
-count otherwise, so the loader tries all of this on the model; where it fails, whole inputs are read again for every
-token, which is slow and right for every causal model. A prefix that all inputs of a call share, such as few-shot
-demonstrations, is computed once. Its end follows from a call's texts alone: kept or computed again, it gives the same
-numbers.
+count otherwise, so the loader tries all of this on the model; if it fails, whole inputs are read again for every token,
+which is slow and right for every causal model. A prefix that all inputs of a call share, such as few-shot
+demonstrations, is computed once. Its end depends on a call's texts alone, so a kept prefix and a recomputed one give
+the same numbers.
 
-Prompts that share most of their tokens, such as fifty samples of one, stand in one row behind each other, and a mask
-shows each its own. Their shared tokens are then kept once, and read once for a token of all.
+Prompts that share most of their tokens, such as fifty samples of one prompt, are packed into one row with a mask for
+each. Their shared tokens are then kept once, and read once for the next token of all prompts.
 """
 
 import copy
@@ -31,15 +31,15 @@ TOLERANCE_NATS, TOLERANCE_NATS_HALF_PRECISION = 0.01, 0.15
 
 # Copying the keys and values of a shorter prefix costs more than computing it.
 MIN_SHARED_TOKENS = 64
-# Prefixes end at multiples of this, so that documents which begin with the same words leave the prefix as it is.
+# Prefixes end at multiples of this, so that documents with the same first words do not lengthen it.
 SHARED_STEP = 32
-# Each prompt of a row computes attention to the columns of all: up to the tokens of a pass, or this many times
-# those of the longest prompt.
+# Each prompt of a row computes attention to the columns of all: up to the tokens of a pass, or this many times the
+# longest prompt.
 LONGEST_PROMPTS = 2
 
 
 def shared_tokens(prefixes: list[list[int]]) -> int:
-    """Return how many leading tokens all prefixes share; each keeps one or more to predict from. 0 means too few."""
+    """Return the number of leading tokens that all prefixes share, short of a whole prefix. 0 means too few."""
     if len(prefixes) < 2:
         return 0
     first, last = min(prefixes), max(prefixes)  # these two differ the earliest
@@ -49,9 +49,9 @@ def shared_tokens(prefixes: list[list[int]]) -> int:
 
 
 def is_worth_a_row(rows: Sequence[Sequence[int]], num_shared: int, tokens_per_pass: int) -> bool:
-    """Return whether prompts that begin with the same `num_shared` tokens share so much that one row should hold them.
+    """Return whether prompts with `num_shared` common leading tokens share enough to be packed into one row.
 
-    Equal ones count once.
+    Equal prompts count once.
     """
     num_columns = sum(len(row) - num_shared for row in set(map(tuple, rows)))
     return num_columns < sum(map(len, rows)) and num_columns <= _most_columns(max(map(len, rows)), tokens_per_pass)
@@ -64,9 +64,9 @@ def _most_columns(longest: int, tokens_per_pass: int) -> int:
 def packed_groups(
     items: Sequence[list[list[int]]], num_shared: int, num_new: int, tokens_per_pass: int
 ) -> Iterator[list[int]]:
-    """Yield groups of items of one or several rows each, which in one row together have few columns.
+    """Yield groups of items, each of one or several prompts, that together fit one row.
 
-    One item at least. Each prompt is continued by `num_new` tokens; items of equal prompts stand side by side.
+    A group has at least one item. Each prompt is continued by `num_new` tokens; items of equal prompts are adjacent.
     """
     group: list[int] = []
     seen: set[tuple[int, ...]] = set()
@@ -99,14 +99,14 @@ class SharedPrefix:
         return len(self.ids)
 
     def for_rows(self, num_rows: int) -> Any:
-        """Return a cache for one pass over `num_rows` rows, which the pass lengthens."""
+        """Return a copy of the cache for a pass over `num_rows` rows, which extends it."""
         cache = copy.deepcopy(self.cache)
         cache.batch_repeat_interleave(num_rows)
         return cache
 
 
 def reuses_prefixes(model: PreTrainedModel) -> bool:
-    """Try whether a prefix's keys and values give what the whole input gives; architectures differ."""
+    """Return whether a prefix's keys and values reproduce a pass over the whole input, on a probe."""
     ids = probe_ids(model)
     with torch.inference_mode():
         whole = model.base_model(input_ids=torch.tensor([ids], device=model.device), use_cache=True)
@@ -119,16 +119,16 @@ def reuses_prefixes(model: PreTrainedModel) -> bool:
 
 
 class Unwanted(Exception):
-    """Nobody waits any more for the answers whose prompts are being read."""
+    """Raised while prompts are read if no caller waits for their answers."""
 
 
 class CachedPrompts:
-    """Prompts whose keys and values are kept; each token costs one pass over as many positions as there are prompts.
+    """Prompts with cached keys and values; a new token of all costs one pass over one position for each prompt.
 
-    They are read a slice of columns at a time, of at most `tokens_per_pass` tokens, into one cache: the pass of a slice
-    and that of a new token are the same. Equal prompts, such as those of several samples, are read once. `ends` are the
-    log-probs of the last tokens of each row, of `num_ends` [K] tokens, fewer than the row has. `require_wanted` is
-    asked before each slice, and raises Unwanted where nobody waits for the answers.
+    They are read in slices of columns, of at most `tokens_per_pass` tokens, into one cache: slices and new tokens use
+    the same pass. Equal prompts, as for several samples, are read once. `ends` are log-probs of the last `num_ends` [K]
+    tokens of each row, fewer than the row has. `require_wanted` is called before each slice, and raises Unwanted if no
+    caller waits for the answers.
     """
 
     logits: Tensor  # [K, V] of the token after each prompt
@@ -150,9 +150,9 @@ class CachedPrompts:
         own = _left_padded([torch.ones(len(row), dtype=torch.long) for row in once])
         total = ids.shape[1]
         self._is_padded = not bool(own.all())
-        self._seen = own[:, :0].to(model.device)  # [K, T so far]: 1 where a token stands, 0 where padding does
+        self._seen = own[:, :0].to(model.device)  # [K, T so far]: 1 at tokens, 0 at padding
         width = max(1, tokens_per_pass // len(once))
-        wanted = total - max(num_ends, default=0)  # the first column whose log-probs are
+        wanted = total - max(num_ends, default=0)  # the first column with wanted log-probs
         parts: list[Tensor] = []
         shown = own.to(model.device)
         for start in range(0, total, width):
@@ -186,7 +186,7 @@ class CachedPrompts:
         self._seen = self._seen[rows]
 
     def _pass(self, ids: Tensor, mask: Tensor, num_kept: int) -> Tensor:
-        """Read ids [K, N], of which `mask` shows those that are no padding. Logits after the last columns."""
+        """Read ids [K, N] with a `mask` of 0 at padding; return logits [K, num_kept, V] of the last columns."""
         self._seen = torch.cat([self._seen, mask], 1)
         hidden = {"attention_mask": self._seen} if self._is_padded else {}  # attention without a mask is faster
         if self._is_padded and self._takes_positions:
@@ -197,11 +197,11 @@ class CachedPrompts:
 
 
 class PackedPrompts:
-    """Prompts behind each other in one row, of which a mask shows each token those of its own prompt.
+    """Prompts packed into one row; a mask limits the attention of each token to its own prompt.
 
-    Equal prompts are read once, and `shared` holds what all prompts begin with. Neither is copied for each prompt, so a
-    new token of all of them reads these keys and values once. New tokens are columns too, those of ended prompts as
-    well. `ends` are those of `CachedPrompts`.
+    Equal prompts are read once, and `shared` holds their common prefix. Neither is copied for each prompt, so a new
+    token of all prompts reads these keys and values once. New tokens add columns, which stay after a prompt has ended.
+    `ends` are as in `CachedPrompts`.
     """
 
     logits: Tensor  # [K, V] of the token after each prompt
@@ -223,7 +223,7 @@ class PackedPrompts:
         lengths = torch.tensor([len(row) for row in once])
         ids, owner = torch.tensor(list(chain(*once))), torch.arange(len(once)).repeat_interleave(lengths)
         columns, last = torch.arange(len(ids)), lengths.cumsum(0) - 1
-        following = last[owner] - columns  # how many tokens of its prompt follow each
+        following = last[owner] - columns  # the number of tokens of its prompt after each
         positions = before + lengths[owner] - 1 - following
         logits: list[Tensor] = []
         logprobs = torch.zeros(len(ids))
@@ -232,7 +232,7 @@ class PackedPrompts:
             earlier = columns[: part[-1] + 1]
             own = (owner[part, None] == owner[earlier]) & (part[:, None] >= earlier)
             seen = torch.cat([torch.ones(len(part), before, dtype=torch.bool), own], 1).to(device)
-            kept = part[following[part] <= max(num_ends)]  # what predicts an end, or the token after a prompt
+            kept = part[following[part] <= max(num_ends)]  # predict an end, or the token after a prompt
             kept_logits = self._pass(ids[part].to(device), positions[part].to(device), seen, kept - part[0])
             is_last = following[kept] == 0
             logits.append(kept_logits[is_last])
@@ -256,9 +256,9 @@ class PackedPrompts:
         self._counts.update(tokens=len(kept), padded_tokens=len(kept))
 
     def _pass(self, ids: Tensor, positions: Tensor, seen: Tensor, kept: Tensor) -> Tensor:
-        """Read ids [N], which see the columns `seen` [N, C]; return logits [M, V] after those in the places `kept`."""
+        """Read ids [N], which see the columns `seen` [N, C]; return logits [M, V] at the places `kept` [M]."""
         hidden = torch.zeros(seen.shape, dtype=self._model.dtype, device=seen.device)
-        hidden.masked_fill_(~seen, torch.finfo(hidden.dtype).min)  # what is added to scores, in every kind of attention
+        hidden.masked_fill_(~seen, torch.finfo(hidden.dtype).min)  # added to attention scores
         output = self._model(
             input_ids=ids[None],
             position_ids=positions[None],
@@ -269,13 +269,13 @@ class PackedPrompts:
         )
         self._cache = output[CACHE]
         logits: Tensor = output.logits[0]
-        if len(logits) == len(ids):  # some architectures do not know the option, and give all
+        if len(logits) == len(ids):  # some architectures ignore the option and return all
             logits = logits[kept]
         return logits[: len(kept)]
 
 
 class RecomputedPrompts:
-    """Prompts that `read` reads anew for every token: ids of K prompts in, logits [K, V] out."""
+    """Prompts that `read` reads again for every token: ids of K prompts in, logits [K, V] out."""
 
     def __init__(
         self, rows: list[list[int]], read: Callable[[list[list[int]]], Tensor], ends: Sequence[Tensor] = ()
@@ -288,19 +288,19 @@ class RecomputedPrompts:
         self.logits = self._read(self._rows)
 
 
-# Prompts that grow by a token each. `logits` [K, V] are of the token after each. `append` makes the prompts `kept`
-# (their numbers among those under way) longer by a token each; the others are done.
+# Prompts that grow by a token each. `logits` [K, V] are of the token after each. `append` adds a token to each of the
+# prompts `kept` (numbers among the current ones); the others have ended.
 GrowingPrompts = CachedPrompts | PackedPrompts | RecomputedPrompts
 
 
-# How prompts go on by a model's keys and values: several in one row, each in a row padded on the left, or not at all.
+# Use of the key-value cache: several prompts in a row, one in each row padded on the left, or no cache.
 PACKED, PADDED, ANEW = "packed", "padded", "anew"
 
 
 def find_cache_use(model: PreTrainedModel) -> str:
-    """Try on sixteen tokens what the model does right: in floating point and not to the last bit.
+    """Return the model's best use of its cache, tried on sixteen tokens with a tolerance for rounding.
 
-    What can be packed can be padded too.
+    Models that can be packed can also be padded.
     """
     if model.base_model is model or not reuses_prefixes(model):
         return ANEW
@@ -313,18 +313,18 @@ def find_cache_use(model: PreTrainedModel) -> str:
 
     @torch.inference_mode()
     def is_same(begin: Callable[[], GrowingPrompts]) -> bool:
-        """Compare log-probs, on average by the expected probabilities; what has none does not count."""
+        """Compare log-probs, weighted by the expected probabilities; impossible tokens do not count."""
         other = _probe(model, begin())
         return float((alone.exp() * (alone - other).abs())[likely].sum()) < tolerance
 
-    # A layer that looks back a number of columns would count those of other prompts. Trying does not show that, since
-    # windows are longer than the probe. GPT-Neo has one without telling its cache.
+    # A layer with a sliding window would count columns of other prompts. The probe does not show that, since windows
+    # are longer than it. GPT-Neo has a window that its cache does not know.
     is_sliding = any(getattr(prefix.cache, "is_sliding", []))
     has_window = is_sliding or getattr(model.config, "window_size", None) is not None
     rows = [ids[8:], ids[12:] + ids[:5], ids[8:]]
     padded = partial(CachedPrompts, model, [ids, ids + ids[:5]], 12, Counter())
     packed = partial(PackedPrompts, model, rows, 6, Counter(), prefix, [0] * len(rows))
-    # BigBird has a buffer as long as its longest input, which a row of several may exceed.
+    # BigBird has a buffer as long as its longest input, which a packed row may exceed.
     has_buffer = any(name.endswith("token_type_ids") for name, _ in model.named_buffers())
     if not tried(partial(is_same, padded), False):
         return ANEW
@@ -337,7 +337,7 @@ def _left_padded(rows: list[Tensor]) -> Tensor:
 
 
 def _probe(model: PreTrainedModel, prompts: GrowingPrompts) -> Tensor:
-    """Return log-probs [V] after the first prompt and two more tokens, beside other ones of the others."""
+    """Return log-probs [V] after the first prompt and two more tokens; other prompts get other tokens."""
     ids, number = probe_ids(model), len(prompts.logits)
     prompts.append([ids[3 + i] for i in range(number)], range(number))
     prompts.append([ids[7]], [0])

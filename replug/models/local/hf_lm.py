@@ -87,37 +87,37 @@ from replug.models.pair_tokens import (
 
 log = logging.getLogger(__name__)
 
-KEPT_PREFIXES = 2  # what the lines of an answer's factors follow
-PASSES_PER_GROUP = 4  # whose tokens are decoded together: more would keep more keys and values than they save passes
+KEPT_PREFIXES = 2  # for the two prefixes of an answer's factors
+PASSES_PER_GROUP = 4  # decoded together: more would cost more memory than they save passes
 Rows = list[list[int]]  # of token ids
 T = TypeVar("T")
 Done = TypeVar("Done")
 
 
 def _require_wanted(answers: Sequence[MixedAnswer]) -> None:
-    """Raise Unwanted if nobody waits for any of the answers, so that their prompts need not be read."""
+    """Raise Unwanted if no caller waits for any of the answers, so that their prompts need not be read."""
     if not any(answer.is_wanted() for answer in answers):
         raise Unwanted
 
 
 def _unless_out_of_memory(work: Callable[[T], Done], items: T) -> Done | None:
-    """Return None where memory does not hold the work, whose tensors are gone then."""
+    """Return the result of the work; None if it runs out of memory, with its tensors freed."""
     try:
         return work(items)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-    return None  # not within `except`: an error in hand would keep the tensors
+    return None  # not within `except`: the error's traceback would keep the tensors
 
 
 class HuggingFaceLM:
     """A `BlackBoxLM` over local weights: a folder, a GGUF file, a hub name, `package:smollm2`, or a loaded model.
 
-    A loaded model comes with its tokenizer and stays where it is, in its dtype. It is taken over: its weights are
-    frozen, and its attention and output layer may be exchanged for others of the same weights. A path is loaded in
-    `dtype` (float32) to `device` ("cpu"); `spread` lays the layers over all visible GPUs, for models larger than one.
-    `identity` is given where the weights have been hashed already. Raises UserError for what is not a trained causal LM
-    with its own tokenizer.
+    A loaded model comes with its tokenizer and keeps its device and dtype. It is modified: its weights are frozen, and
+    its attention and output layer may be replaced by others with the same weights. A path is loaded in `dtype`
+    (float32) to `device` ("cpu"); `spread` lays the layers over all visible GPUs, for models larger than one.
+    `identity` saves hashing the weights again. Raises UserError unless the model is a trained causal LM with its own
+    tokenizer.
 
     >>> lm = HuggingFaceLM("./my-lm")  # or "package:smollm2", a GGUF file, a name on the hub
     >>> lm.score(["a boat"], [" on the lake"])[0].sum_logprob < 0
@@ -150,7 +150,7 @@ class HuggingFaceLM:
                 self.model.to(device or "cpu")  # type: ignore[arg-type]
         else:
             if dtype is not None or device is not None or spread:
-                raise UserError("dtype, device and spread are of a path; expected a model that lies where it is to run")
+                raise UserError("dtype, device and spread belong to a path; expected a model already on its device")
             self.tokenizer, self.model = tokenizer_of_loaded(model, tokenizer), model
             self.identity = identity or loaded_identity(model, self.tokenizer)
             path = model.name_or_path or type(model).__name__
@@ -167,10 +167,10 @@ class HuggingFaceLM:
         self._body = self.model.base_model
         self._shares = self._head is not None and tried(partial(reuses_prefixes, self.model), False)
         self._no_cache = no_cache(self.model)
-        self._kept: list[SharedPrefix] = []  # used last, for later calls
+        self._kept: list[SharedPrefix] = []  # the most recent, for later calls
         self.tokens_per_batch = tokens_per_pass(lm_weights(self.model.config), on_gpu, tokens_per_batch)
         require_sense(self, path)
-        self._kept, self.counts = [], Counter()  # without a trace of that look
+        self._kept, self.counts = [], Counter()  # without the traces of this check
 
     def score(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0
@@ -181,7 +181,7 @@ class HuggingFaceLM:
     def tokenize(
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0
     ) -> tuple[list[PairIds], Rows, list[int]]:
-        """Do the part of `score` that needs no device; return what `launch` takes. Raises what `score` raises."""
+        """Do the part of `score` that needs no device; return the arguments of `launch`. Raises like `score`."""
         check_pairs(prefixes, continuations)
         pairs, num_read = pairs_token_ids(self.tokenizer, prefixes, continuations), list[int]()
         check_lengths(pairs, self.max_tokens)
@@ -192,10 +192,10 @@ class HuggingFaceLM:
     def launch(
         self, pairs: Sequence[PairIds], opening: Sequence[list[int]] = (), num_read: Sequence[int] = ()
     ) -> PendingScores:
-        """Do the rest of `score` without waiting for a GPU: the passes of the next call stand behind these.
+        """Do the rest of `score` without waiting for a GPU: the next call's passes queue behind these.
 
-        The one text of `opening`, or none, bounds the prefix that is read once for all. The continuation of each pair
-        begins with `num_read` tokens of its prefix, which are scored apart; () is none.
+        The text of `opening`, if any, bounds the prefix that is read once for all pairs. The continuation of each pair
+        begins with `num_read` tokens of its prefix, which are scored separately; () means none.
         """
         passes: list[Pass] = []
         shared = self._share([*(prefix for prefix, _ in pairs), *opening]) if self._shares else None
@@ -210,7 +210,7 @@ class HuggingFaceLM:
     def generate(
         self, prompts: Sequence[Prompt], options: GenerationOptions, watch: Watch | None = None
     ) -> list[Generated]:
-        """Answer many mixtures of prompts in one pass for each token, as many as memory holds.
+        """Answer many mixtures of prompts together, in one pass for each token if memory allows.
 
         Raises UnscorableText for prompts beyond `max_tokens`.
         """
@@ -238,7 +238,7 @@ class HuggingFaceLM:
         return [[answer.generated() for answer in answers] for answers in drawn]
 
     def stream(self, prompt: Prompt, options: GenerationOptions) -> Iterator[str]:
-        """Yield the text of `generate` in pieces, as they come. Raises what it raises, before the first piece."""
+        """Yield the text of `generate` piece by piece. Raises the errors of `generate` before the first piece."""
         [mixture] = as_mixtures([prompt])
         answer = self._begin(self._prompt_ids(mixture.prompts, options.max_new_tokens), mixture, options)
         return pieces(self._growing_texts(answer), options.stop)
@@ -257,7 +257,7 @@ class HuggingFaceLM:
             yield answer.text
 
     def _finish(self, answers: Sequence[MixedAnswer]) -> None:
-        """Decode answers that share much of their prompts in one row, and others in groups of a few passes' tokens."""
+        """Decode answers with mostly shared prompts in one row, and others in groups of a few passes' tokens."""
         apart = list(answers)
         if self._cache_use == PACKED and answers:
             num_shared, most, apart = shared_tokens(self._beginnings(answers)), self.tokens_per_batch, []
@@ -273,14 +273,14 @@ class HuggingFaceLM:
             self._finish_together([apart[number] for number in numbers])
 
     def _finish_together(self, answers: Sequence[MixedAnswer]) -> None:
-        """Decode answers in one go, or in halves where memory does not hold them."""
+        """Decode answers together, or in halves if they do not fit memory."""
         self._in_memory(answers, self._decode, lambda some: sum(len(row) for answer in some for row in answer.rows))
 
     @torch.inference_mode()
     def _decode(self, answers: Sequence[MixedAnswer]) -> bool:
         for answer in answers:
             answer.begin()
-        with suppress(Unwanted):  # as they are: empty
+        with suppress(Unwanted):  # the answers stay empty
             for _ in continue_answers(self._grow(answers), answers):
                 pass
         return True
@@ -294,7 +294,7 @@ class HuggingFaceLM:
         return prompts_token_ids(self.tokenizer, [opening]) if opening else []
 
     def _beginnings(self, answers: Sequence[MixedAnswer]) -> Rows:
-        """Return the prompts up to the tokens that move weights, once of equal ones, and the opening."""
+        """Return the distinct prompts, up to the tokens that move weights, and the opening."""
         most = max(answer.num_read for answer in answers)
         once = {tuple(row): row[: max(0, len(row) - most)] for answer in answers for row in answer.rows}
         return [*once.values(), *self._opening(answers[0].options.opening)]
@@ -305,13 +305,13 @@ class HuggingFaceLM:
 
     @cached_property
     def _ends(self) -> frozenset[int]:
-        """Tokens that end an answer: the tokenizer's, and those of the model's generation configuration."""
+        """Return the end tokens of the tokenizer and of the model's generation configuration."""
         named = getattr(self.model.generation_config, "eos_token_id", None)
         others = named if isinstance(named, list) else [named]
         return frozenset(token for token in [self.tokenizer.eos_token_id, *others] if token is not None)
 
     def _grow(self, answers: Sequence[MixedAnswer]) -> GrowingPrompts:
-        """Return the prompts of answers by the cheapest way that is right for this model."""
+        """Return the prompts of answers in the cheapest form that is right for this model."""
         rows = [row for answer in answers for row in answer.rows]
         num_ends = [answer.num_read for answer in answers for _ in answer.rows]
         require_wanted, beginnings = partial(_require_wanted, answers), self._beginnings(answers)
@@ -324,14 +324,14 @@ class HuggingFaceLM:
         return CachedPrompts(self.model, rows, self.tokens_per_batch, self.counts, num_ends, require_wanted)
 
     def _ends_of(self, rows: Rows, num_ends: Sequence[int]) -> list[Tensor]:
-        """Score the last tokens of rows, reading each row once more."""
+        """Score the last tokens of rows in another pass."""
         cuts = [len(row) - n for row, n in zip(rows, num_ends, strict=True)]
         pairs = [(row[:cut], row[cut:]) for row, cut in zip(rows, cuts, strict=True) if cut < len(row)]
         scores = iter(self.launch(pairs).result())
         return [torch.from_numpy(next(scores).token_logprobs) if n else torch.empty(0) for n in num_ends]
 
     def _share(self, prefixes: Rows) -> SharedPrefix | None:
-        """Return the keys and values of what the prefixes begin with; None if that is too short."""
+        """Return the keys and values of the prefixes' common beginning; None if it is too short."""
         num_tokens = shared_tokens(prefixes)
         if not num_tokens:
             return None
@@ -345,7 +345,7 @@ class HuggingFaceLM:
         return shared
 
     def _score_inputs(self, inputs: Sequence[Input], shared: SharedPrefix | None) -> list[Pass]:
-        """Score one pass, or halves where memory does not hold it: the log-probs of every row, input by input."""
+        """Score one pass, or halves if it does not fit memory: the log-probs of every row, input by input."""
         before = shared.num_tokens if shared else 0
         work = partial(self._one_pass, shared=shared)
         return self._in_memory(
@@ -355,10 +355,10 @@ class HuggingFaceLM:
     def _in_memory(
         self, items: Sequence[T], work: Callable[[Sequence[T]], Done], size: Callable[[Sequence[T]], int]
     ) -> list[Done]:
-        """Return the work on items, or on their halves where memory does not hold it.
+        """Return the results for items, or for their halves if the work does not fit memory.
 
-        Work is halved only after it had all the memory that can be freed, so the halves follow from the items and the
-        machine, never from what came before. Raises RunError if a single item of `size` tokens does not fit.
+        Work is halved only after all possible memory was freed, so the halves depend on the items and the machine,
+        never on earlier calls. Raises RunError if a single item of `size` tokens does not fit.
         """
         for _ in range(2):
             if (done := _unless_out_of_memory(work, items)) is not None:
@@ -373,7 +373,7 @@ class HuggingFaceLM:
             )
         self.counts["halved"] += 1
         log.warning(
-            f"the LM ran out of memory at {size(items)} tokens in one pass; halving, as each time it meets such a pass "
+            f"the LM ran out of memory at {size(items)} tokens in one pass; halving it, as every such pass "
             "(lm.tokens_per_batch sets the size)"
         )
         half = len(items) // 2
@@ -392,7 +392,7 @@ class HuggingFaceLM:
         return scores
 
     def _last_logits(self, rows: list[list[int]]) -> Tensor:
-        """Return logits [K, V] of the token after each row, as many rows in a pass as `tokens_per_batch` allows."""
+        """Return logits [K, V] of the token after each row, in passes of up to `tokens_per_batch` tokens."""
         longest = max(len(row) for row in rows)
         size = max(1, self.tokens_per_batch // longest)
         self.counts.update(tokens=sum(map(len, rows)), padded_tokens=len(rows) * longest)
@@ -422,7 +422,7 @@ class HuggingFaceLM:
         # A list where layers are spread: a tensor would be on the first device, and the hidden states are on the last.
         kept: Any = keep.tolist() if self._is_spread else to_device(keep, self.model.device)
         logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=kept, **{CACHE: self._no_cache}).logits
-        if logits.shape[1] == len(keep):  # some architectures do not know the option, and give all
+        if logits.shape[1] == len(keep):  # some architectures ignore the option and return all
             position = torch.searchsorted(keep, position)
         return logits[to_device(row, logits.device), to_device(position, logits.device)]
 
@@ -453,7 +453,7 @@ class HuggingFaceSource(LocalSource):
         return load_lm_tokenizer(self.path)
 
     def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
-        """Look at the kind of the model and its tokenizer; weights are read when they are loaded."""
+        """Check the kind of the model and its tokenizer; `load` reads the weights."""
         self.tokenizer()
         require_quantizer(self.path, "lm.path")
         require_safetensors(self.path, "lm.path")

@@ -1,10 +1,10 @@
-"""Answers of mixtures of prompts, token by token, as many side by side as memory holds (REPLUG, section 3.2).
+"""Decoding of answers to mixtures of prompts, token by token and side by side (REPLUG, section 3.2).
 
 Probabilities are mixed, never logits. A temperature divides the mixture's log-probs, since a mixture of tempered
-distributions would be another model. An answer follows from its prompts, weights and options alone, whatever else is
-decoded in its passes: it draws from a generator of its own, and leaves the others when it ends. Weights follow the
-tokens that were chosen, and a prompt of no weight leaves the passes. A sample after one prompt is a mixture of that
-prompt. K prompts of an answer, V tokens.
+distributions would be another model. An answer depends on its prompts, weights and options alone, not on the other
+answers in its passes: it has a separate random generator, and leaves the passes when it ends. Weights follow the chosen
+tokens, and a prompt of weight 0 leaves the passes. A sample after one prompt is a mixture of that prompt. K prompts of
+an answer, V tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ from replug.models.generation import Generated, GenerationOptions, before_stop, 
 if TYPE_CHECKING:  # seconds to import
     from replug.models.local.decoding import GrowingPrompts
 
-# The nucleus is sought among this many likeliest tokens first: sorting all takes ten times as long.
+# The nucleus is searched among these likeliest tokens first: sorting all takes ten times the time.
 LIKELIEST_TOKENS = 512
 
 
@@ -35,13 +35,13 @@ def mix_next_token(logits: Tensor, log_weights: Tensor) -> tuple[Tensor, Tensor]
 
 
 def entropy(logprobs: Tensor) -> float:
-    """Return the nats of a distribution given by its log-probs [V]. What has no probability adds nothing."""
+    """Return the entropy in nats of a distribution with log-probs [V]. Impossible tokens add nothing."""
     least = torch.finfo(logprobs.dtype).min  # 0 times minus infinity is not a number
     return max(0.0, -float((logprobs.exp() * logprobs.clamp(min=least)).sum()))
 
 
 class TokenChooser:
-    """Chooses token after token as the options say; its draws follow from the seed and the distributions."""
+    """Chooser of tokens by the options; its draws depend on the seed and the distributions alone."""
 
     def __init__(self, options: GenerationOptions) -> None:
         self._options = options
@@ -64,14 +64,14 @@ def nucleus(probabilities: Tensor, top_p: float) -> Tensor:
     if probabilities[places].sum() < top_p:
         places = torch.arange(len(probabilities))
     ordered, order = probabilities[places].sort(descending=True, stable=True)
-    before = ordered.cumsum(0) - ordered  # what the likelier ones hold: 0 for the first, which always stays
+    before = ordered.cumsum(0) - ordered  # sum of the likelier tokens: 0 for the first, which always stays
     return torch.zeros_like(probabilities).scatter(0, places[order], ordered * (before < top_p))
 
 
 class MixedAnswer:
-    """An answer under way to the token ids `rows` [K] of its prompts; `text` ends before the stop.
+    """An unfinished answer to the token ids `rows` [K] of its prompts; `text` ends before the stop.
 
-    `goes_on` is told the text after each token, and ends the answer by False.
+    `goes_on` is called with the text after each token, and returns False to end the answer.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class MixedAnswer:
         self.begin()
 
     def begin(self) -> None:
-        """Begin, or begin again."""
+        """Start the answer from its first token, again if need be."""
         self.text, self._chooser = "", TokenChooser(self.options)
         self._moving, self._read = self._mixture.moving(), np.ones(len(self.rows), dtype=bool)
         self._ids: list[int] = []
@@ -106,9 +106,9 @@ class MixedAnswer:
         return self._ids[-1]
 
     def take(self, logits: Tensor) -> list[bool]:
-        """Choose a token by the logits after the prompts that are read; return which of these are read behind it.
+        """Choose a token by the logits after the prompts still read; return for each whether it is read further.
 
-        None is where the answer has ended.
+        All are False if the answer has ended.
         """
         read = self._read
         mixed, given = mix_next_token(logits, torch.from_numpy(self._moving.log_weights[read]).to(logits.device))
@@ -131,7 +131,7 @@ class MixedAnswer:
         return [goes_on and bool(does) for does in self._read[read]]
 
     def is_wanted(self) -> bool:
-        """Return whether somebody waits for the answer."""
+        """Return whether the caller still waits for the answer."""
         return self._goes_on is None or self._goes_on(self.text)
 
     def generated(self) -> Generated:
@@ -142,9 +142,9 @@ class MixedAnswer:
 
 
 def continue_answers(prompts: "GrowingPrompts", answers: Sequence[MixedAnswer]) -> Iterator[None]:
-    """Lengthen each answer until it ends, a token of all at a time; yields after each.
+    """Extend all answers by a token at a time until each has ended; yields after each token.
 
-    `prompts` are those of the first answer, then those of the second, and so on.
+    `prompts` are the prompts of the first answer, then of the second, and so on.
     """
     alive, counts = list(answers), [len(answer.rows) for answer in answers]
     if any(answer.num_read for answer in answers):

@@ -1,10 +1,10 @@
-"""From hidden states to the log-probabilities of tokens, without a vocabulary's worth of float32 for all of them.
+"""From hidden states to the log-probabilities of tokens, without float32 logits of all positions at once.
 
 Only positions that predict a token of a continuation come here. The output layer runs on a few hundred of them at a
-time, and the softmax on so few that their float32 logits stay in the processor's cache.
+time, and the softmax on few enough to keep their float32 logits in the processor's cache.
 A half-precision LM gets an output layer with float32 logits, `Float32Head`: a logit of 20 in bfloat16 is wrong by up to
-0.06, and a log-probability by 5% of what documents differ in. It takes a linear layer's place in the model and holds
-that layer's weights, no copy, so what the model does to its logits afterwards is done to float32 too.
+0.06, and a log-probability by 5% of the difference between documents. It replaces a linear layer in the model and
+shares its weights, so later operations of the model on its logits are in float32 too.
 """
 
 import logging
@@ -23,9 +23,9 @@ from replug.models.pair_tokens import PairIds
 
 log = logging.getLogger(__name__)
 
-# Entries of the vocabulary in one product. On a CPU their weights are float32 for it, and with their logits stay in its
-# cache. A GPU's fast kernels want rows of logits that begin at a multiple of 64, which vocabularies such as 50,257 give
-# in no other way; and so many positions have no more logits at a time than a few hundred had of a whole vocabulary.
+# Entries of the vocabulary in one product. On a CPU their weights become float32, and with their logits stay in its
+# cache. A GPU's fast kernels need rows of logits that begin at a multiple of 64, which vocabularies such as 50,257 give
+# only in pieces; and a sweep then has no more logits at a time than a few hundred positions of a whole vocabulary.
 ENTRIES_PER_PIECE = {"cpu": 1024, "cuda": 16_384}
 
 
@@ -37,7 +37,7 @@ class Float32Head(nn.Module):
         self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return all logits; a GPU makes them in one product, since few rows need all."""
+        """Return all logits; a GPU computes them in one product, since few rows need them."""
         rows = hidden.reshape(-1, hidden.shape[-1])
         size = len(self.weight) if self.weight.device.type == "cuda" else None
         return torch.cat([logits for _, logits in self.pieces(rows, size)], 1).unflatten(0, hidden.shape[:-1])
@@ -45,7 +45,7 @@ class Float32Head(nn.Module):
     def pieces(self, rows: Tensor, size: int | None = None) -> Iterator[tuple[int, Tensor]]:
         """Yield float32 logits [N, P] of hidden states [N, D] by pieces of the vocabulary, each with its start.
 
-        They are on the weight's device, which makes them of half-precision weights if it is a GPU.
+        They are on the weight's device; a GPU computes them from half-precision weights.
         """
         rows = rows.to(self.weight.device, self.weight.dtype)  # layers may be spread over devices
         size = size or ENTRIES_PER_PIECE[rows.device.type]
@@ -60,7 +60,7 @@ class Float32Head(nn.Module):
 
 
 def use_float32_head(model: PreTrainedModel) -> None:
-    """Give a half-precision model an output layer with float32 logits; models in float32 are left as they are."""
+    """Give a half-precision model an output layer with float32 logits; models in float32 stay unchanged."""
     head = model.get_output_embeddings()
     if head is None or head.weight.dtype not in (torch.bfloat16, torch.float16):
         return
@@ -101,7 +101,7 @@ def separable_head(model: PreTrainedModel) -> nn.Module | None:
     with torch.inference_mode():
         whole = model(input_ids=probe, use_cache=False).logits
         apart = head(model.base_model(input_ids=probe, use_cache=False).last_hidden_state)
-    # The same products, so nothing but their rounding may differ. A cap of 30, as Gemma 2's, changes a logit of 1 by
+    # The products are the same, so only their rounding may differ. A cap of 30, as Gemma 2's, changes a logit of 1 by
     # forty times the tolerance.
     return head if whole.shape == apart.shape and torch.allclose(whole, apart.to(whole.device)) else None
 
@@ -128,7 +128,7 @@ def target_logprobs(rows: Tensor, target: Tensor, head: nn.Module | None) -> Ten
 
 
 def _in_pieces(rows: Tensor, target: Tensor, head: Float32Head) -> Tensor:
-    """Return what all logits at once give: a piece's logsumexp is one entry of the whole's. Does not wait for a GPU."""
+    """Return log-probs [N] by pieces of the vocabulary, combining their logsumexps. Does not wait for a GPU."""
     target = target.to(head.weight.device)
     wanted, totals = torch.zeros(len(rows), device=target.device), []
     for start, logits in head.pieces(rows):
@@ -145,21 +145,21 @@ def continuation_positions(pairs: Sequence[PairIds]) -> tuple[Tensor, Tensor, Te
     Position t predicts token t + 1, so a continuation is predicted from one position earlier on.
     """
     counts = np.array([len(c) for _, c in pairs])
-    before = np.array([len(p) for p, _ in pairs]) - (counts.cumsum() - counts)  # of its first token here, one too many
+    before = np.array([len(p) for p, _ in pairs]) - (counts.cumsum() - counts)  # from index to token position
     row, num = np.repeat(np.arange(len(pairs)), counts), int(counts.sum())
     position = np.arange(num) + before[row] - 1
     target = np.fromiter(chain.from_iterable(c for _, c in pairs), np.int64, num)
     return torch.from_numpy(row), torch.from_numpy(position), torch.from_numpy(target)
 
 
-Pass = tuple[HostCopy, list[int]]  # float32 log-probs [N] on their way to the host, and how many are each row's
+Pass = tuple[HostCopy, list[int]]  # float32 log-probs [N] on their way to the host, and the count of each row
 
 
 class PendingScores:
     """The scores of a call that a device may still be computing. Any thread may wait for them.
 
-    `passes` hold the log-probs of rows whose copy to the host is under way, and `rows` are those of the call, in the
-    order of the passes. `read` are the ids of each continuation, and how many of them are its prefix's; or empty.
+    `passes` hold log-probs of rows on their way to the host, and `rows` their numbers in the call. `read` has the ids
+    of each continuation, and the number of ids that belong to its prefix; or is empty.
     """
 
     def __init__(self, passes: Sequence[Pass], rows: Sequence[int], read: Sequence[tuple[list[int], int]]) -> None:
@@ -170,7 +170,7 @@ class PendingScores:
         return all(copy.is_there() for copy, _ in self._passes)
 
     def result(self) -> list[ContinuationScore]:
-        """Return scores in the order of the call. Raises what went wrong on the device."""
+        """Return scores in the order of the call. Raises errors of the device."""
         logprobs = [part.numpy() for copy, sizes in self._passes for part in copy.tensor().split(sizes)]
         by_row = dict(zip(self._rows, logprobs, strict=True))
         if not self._read:

@@ -1,7 +1,7 @@
 """A deterministic stand-in for the language model: a cache model over words, with no weights.
 
-A word is as likely as its share among the prefix's words, mixed with a uniform model over bytes. So
-documents that hold the continuation's words help, as with a real LM, and every score can be computed by hand.
+A word's probability is its share of the prefix's words, mixed with a uniform model over bytes. So documents that hold
+the continuation's words help, as with a real LM, and every score can be computed by hand.
 As a backend it is `lm.path=stand_in`; `stand_in:0.05` sleeps 0.05 seconds in every call.
 """
 
@@ -38,7 +38,7 @@ CACHE_SHARE = 0.5
 
 
 class StandInLM:
-    """Tokens are words with the white space before them. `delay_seconds` slows every call, for tests of timing.
+    """A `BlackBoxLM` over words with the white space before them. `delay_seconds` slows every call, for timing tests.
 
     >>> StandInLM().generate(["a boat and a boat and a dog"], GenerationOptions(1))[0].text
     'a'
@@ -57,7 +57,7 @@ class StandInLM:
         from transformers import PreTrainedTokenizerFast  # seconds to import
 
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(word_tokenizer(WORD.pattern)))
-        tokenizer.backend_tokenizer.post_processor = None  # words and nothing else, as before it was wrapped
+        tokenizer.backend_tokenizer.post_processor = None  # no special tokens, as before wrapping
         return tokenizer
 
     def score(
@@ -79,17 +79,17 @@ class StandInLM:
     def generate(
         self, prompts: Sequence[Prompt], options: GenerationOptions, watch: Watch | None = None
     ) -> list[Generated]:
-        """Choose among the words of all prompts of a mixture, as likely as the mixture of what `score` says.
+        """Choose among the words of all prompts of a mixture, by the mixture of their scores.
 
-        Words are joined by spaces. Prompts without a word have an empty answer. Entropies are those of the choice,
-        whose probabilities are made to sum to 1. Ignores `watch`.
+        Words are joined by spaces. Prompts without a word have an empty answer. Entropies are of the choice, with
+        normalized probabilities. Ignores `watch`.
         """
         mixtures = as_mixtures(prompts)
         time.sleep(self.delay_seconds)
         return [self._continue(mixture, options) for mixture in mixtures]
 
     def sample(self, prompts: Sequence[str], options: GenerationOptions) -> list[list[Generated]]:
-        """Return as many answers of `generate` after each prompt, each with draws of its own."""
+        """Return `num_samples` answers of `generate` to each prompt, each with separate draws."""
         require_texts(prompts, "prompts")
         time.sleep(self.delay_seconds)
         return [[self._continue(Mixture([prompt], [1.0]), own) for own in options.draws(prompt)] for prompt in prompts]
@@ -129,7 +129,7 @@ class StandInLM:
 
 
 def _word_logprobs(before: Sequence[str], words: Sequence[str]) -> list[float]:
-    """Return the log-prob of each word, behind the words before it."""
+    """Return the log-prob of each word after `before` and the earlier words."""
     counts = Counter(word.strip() for word in before)
     total, logprobs = max(1, len(before)), []
     for word in words:
