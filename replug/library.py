@@ -343,7 +343,7 @@ def _write_rows(path: Path, name: str, rows: Any) -> None:
                 line = json.dumps(row, ensure_ascii=False, default=_plain)
                 file.write(f"{line}\n")
             except (TypeError, ValueError) as error:  # a circle; half a character
-                raise UserError(f"{name}[{number}] is no row of JSON: {error}") from error
+                raise UserError(f"{name}[{number}] is not a row of JSON: {error}") from error
 
 
 def _plain(value: Any) -> Any:

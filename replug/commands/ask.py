@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # brings numpy
     from replug.models.ensemble import Weighting
 
 CONFIG = "config.yaml"  # of a run directory
-QUESTION = "{question}"  # stands for the question in --template
+QUESTION = "{question}"  # placeholder in --template
 STOP = "\n"  # ends an answer outside a chat
 QUICKSTART = Path("runs/quickstart")  # searched by default
 

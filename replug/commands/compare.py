@@ -23,7 +23,7 @@ def compare(
     ],
     documents: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="Rows, or a folder of texts. Default: ROWS, where it is a folder of BEIR."),
+        typer.Option(metavar="PATH", help="Rows, or a folder of texts. Default: ROWS, if it is a BEIR folder."),
     ] = None,
     exit_status: Annotated[
         bool, typer.Option("--exit-status", help="Exit with 3 for NO DIFFERENCE SHOWN, and with 4 for HARMED.")

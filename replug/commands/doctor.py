@@ -150,7 +150,7 @@ def memory_and_layout(config: Config) -> list[Check]:
     found = "; ".join([config.ray.address or "this machine", layout.describe(), *planned, *layout.notes])
     fits = Check("layout", State.ok, found)
     if layout.num_waiting:
-        fits = Check("layout", State.warning, f"{found}: {layout.num_waiting} scorers find no room", SMALLER)
+        fits = Check("layout", State.warning, f"{found}: {layout.num_waiting} scorers do not fit", SMALLER)
     if on_cluster:
         return [fits]
     needed = host_bytes(layout.config, documents or 0, has_bfloat16, index=layout.index)

@@ -118,7 +118,7 @@ def run_slurm(path: Path, overrides: Sequence[str], job: str, given: Mapping[str
     with sole_writer(folder):
         freeze(config, folder, script)
         number = _sbatch(folder)
-    print(f"submitted as job {number}; log: {folder / number}.log; `squeue --jobs={number}` shows where it stands")
+    print(f"submitted as job {number}; log: {folder / number}.log; `squeue --jobs={number}` shows its state")
 
 
 def render(

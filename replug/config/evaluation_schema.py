@@ -27,7 +27,7 @@ class TextsConfig:
     query_tokens: int = key(128, "Tokens before a span that form the query (paper: 128).", ABOVE_0)
     document_tokens: int | None = key(None, "Tokens read of a document (authors' code: 128). Default: all.", ABOVE_0)
     join: bool = key(False, "Concatenate all texts before cutting spans (authors' code: Wikitext).")
-    tokenizer: str | None = key(None, "LM whose tokenizer counts the tokens, as lm.path. Default: the evaluated LM.")
+    tokenizer: str | None = key(None, "Tokenizer that counts the tokens, as lm.path. Default: the evaluated LM's.")
     detokenize: Detokenize = key(
         Detokenize.none,
         "wikitext: restore usual spacing, and count words in the original. none: leave texts unchanged.",

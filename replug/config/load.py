@@ -69,7 +69,7 @@ class _Loader(yaml.SafeLoader):
         raise yaml.constructor.ConstructorError(problem=problem, problem_mark=at.start_mark)
 
 
-# Dates and yes, no, on, off stay texts, which OmegaConf converts to the types of their keys. 1e-3 is a number.
+# Dates and yes, no, on, off stay texts; OmegaConf converts them to the types of their keys. 1e-3 is a number.
 _BOOL, _FLOAT, _DATE = (f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "timestamp"))
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_BOOL, _DATE)]

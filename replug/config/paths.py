@@ -15,7 +15,7 @@ from replug.config.schema import Config
 
 SHIPPED = Path(__file__).parents[1] / "configs"
 STORES = ("qdrant:", "postgresql:", "postgres:", "lance:")  # hosts write postgres:, which libpq takes too
-RUN_CONFIG = "config.yaml"  # of a run's folder
+RUN_CONFIG = "config.yaml"  # in a run directory
 SETTINGS_FILE = "config_sentence_transformers.json"  # in an encoder's folder
 TUNED_QUERIES = "replug_tuned_queries"  # a key there, if only queries were tuned: the document encoder
 
@@ -43,7 +43,7 @@ def public_name(path: str) -> str:
 
 
 def names_store(corpus: str | None) -> bool:
-    """Return whether `data.corpus` is the URL of a vector store, in which documents stay (`data.vector_stores`)."""
+    """Return whether `data.corpus` is the URL of a vector store (`data.vector_stores`)."""
     return (corpus or "").startswith(STORES)
 
 
@@ -123,7 +123,7 @@ def check_names(config: Config | EvaluationConfig) -> None:
 
 
 def names_of_data(config: Config | EvaluationConfig) -> Iterator[tuple[str, str]]:
-    """Yield the keys that name texts or rows, with their values; no pattern of files, URL of a store or stand-in."""
+    """Yield the keys that name texts or rows, with their values, except patterns, URLs and stand-ins."""
     named = {f"data.{name}": getattr(config.data, name) for name in ("source", "corpus", "train", "heldout", "dev")}
     if isinstance(config, EvaluationConfig):
         named |= {f"questions.{name}": getattr(config.questions, name) for name in ("path", "demonstrations", "qrels")}

@@ -46,8 +46,8 @@ REQUEST_FIELDS = (
 FIELDS_OF_ANSWERS = ("max_tokens", "max_completion_tokens", "temperature", "top_p", "seed")
 TEXT_FIELDS = ("text", "id", "domain")  # fields of a row of data.source; `data.fields` gives their names in files
 QUESTION_TOKENS = 64  # tokens of a question that update posterior weights: an answer is too short for that
-QUESTION = "{question}"  # where a question stands in questions.query
-DOCUMENT, CONTEXT = "{document}", "{context}"  # where both stand in lm.prompt
+QUESTION = "{question}"  # placeholder of the question in questions.query
+DOCUMENT, CONTEXT = "{document}", "{context}"  # placeholders in lm.prompt
 YES_PROMPT = r"Passage: {document}\n\nText: {context}\n\nDoes the passage help to answer? Answer Yes or No.\nAnswer:"
 
 
@@ -236,8 +236,8 @@ def _prompt_problems(lm: LMConfig) -> Iterator[str]:
             yield f"lm.prompt has {place} {count or 'no'} times; expected a template with {DOCUMENT} and {CONTEXT} once"
     if any(DOCUMENT in line and CONTEXT in line for line in lm.prompt.split("\n")):
         yield (
-            f"lm.prompt has {DOCUMENT} and {CONTEXT} on one line; expected two, since the document's line is left out "
-            f"where there is none: 'lm.prompt=\"Help: {DOCUMENT}\\n\\n{CONTEXT}\"', with both pairs of quotes"
+            f"lm.prompt has {DOCUMENT} and {CONTEXT} on one line; expected two lines, since the document's line is "
+            f"omitted without a document: 'lm.prompt=\"Help: {DOCUMENT}\\n\\n{CONTEXT}\"', with both pairs of quotes"
         )
     if lm.separator != LMConfig().separator:
         yield "lm.separator and lm.prompt are both set; expected one of them: lm.prompt contains the text between both"
@@ -454,7 +454,7 @@ def _on_questions(config: Config) -> Iterator[str]:
         yield "train.examples is questions, but data.questions is not set; expected data.questions=rule, lm or a file"
     for name in ("labels", "label_steps", "epochs"):
         if (value := getattr(train, name)) is not None:
-            instead = "train.max_steps instead" if name == "epochs" else "null, since no LM is asked"
+            instead = "train.max_steps instead" if name == "epochs" else "null, since the LM is not used"
             yield f"train.{name} is {value} with train.examples=questions; expected {instead}"
     if names_store(config.data.corpus):
         yield "train.examples is questions, which are made from documents in files; expected no store as data.corpus"

@@ -94,7 +94,7 @@ class LMConfig:
     dtype: DType = key(DType.auto, "float32, bfloat16, float16, or auto (bfloat16 where the hardware has it).")
     tokens_per_batch: int | None = key(None, "Tokens per pass. Default: 1,024 on a CPU, from 4,096 on a GPU.", ABOVE_0)
     num_replicas: int | None = resumable(None, "Scorer replicas. Default: derived from resources.score.", ABOVE_0)
-    gpus_per_replica: float | None = resumable(None, "GPUs of a replica. Default: as many as hold the LM.", FROM_0)
+    gpus_per_replica: float | None = resumable(None, "GPUs of a replica. Default: enough to hold the LM.", FROM_0)
     url: str | None = resumable(None, "URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1.")
     model: str | None = key(None, "Name of the LM on the server at lm.url.")
     api: ServerAPI = key(ServerAPI.echo, "Server's API: completions with echo or prompt_logprobs (vLLM), or chat.")
@@ -208,7 +208,7 @@ class TrainConfig:
     chunk_tokens: int | None = key(None, "Tokens per gradient-cache chunk, encoded twice. Default: no chunks.", ABOVE_0)
     pipeline_depth: int = key(1, "Batches retrieved and scored ahead. 0: strictly sequential.", FROM_0)
     labels: str | None = key(None, "Folder of labels, or auto (RUN_DIR/labels). Default: score during training.")
-    epochs: int | None = key(None, "Epochs over the labels. Default: as many as train.max_steps makes.", ABOVE_0)
+    epochs: int | None = key(None, "Epochs over the labels. Default: derived from train.max_steps.", ABOVE_0)
     label_steps: int | None = key(None, "Steps on labels before batches are scored live. Default: all steps.", ABOVE_0)
     patience: int | None = key(None, "Development results without improvement until the stop. Default: never.", ABOVE_0)
 

@@ -48,7 +48,7 @@ def token_for(host: str) -> str | None:
             raise UserError(f"--host {host} can be reached by others; expected a token for them in ${TOKEN_VARIABLE}")
         return None
     if not re.fullmatch(rf"[!-~]{{{MIN_TOKEN_CHARACTERS},}}", token):  # printable ASCII without a space
-        expected = f"expected {MIN_TOKEN_CHARACTERS} ASCII characters or more, such as those of `openssl rand -hex 32`"
+        expected = f"expected {MIN_TOKEN_CHARACTERS} ASCII characters or more, such as by `openssl rand -hex 32`"
         raise UserError(f"${TOKEN_VARIABLE} is not a token; {expected}")
     return token
 

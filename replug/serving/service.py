@@ -82,7 +82,7 @@ class ServedIndex:
         """Return the side that a request names. Raises ApiError if it names none and the sides differ."""
         encoder = self.retriever.encoder
         if side is None and (encoder.is_pair or encoder.prompt(QUERY) != encoder.prompt(DOCUMENT)):
-            raise refused("input_type", "this retriever embeds queries and documents apart; expected query or document")
+            raise refused("input_type", "the retriever's sides differ; expected query or document")
         return side or QUERY
 
     def require_length(self, dimensions: int | None) -> None:
@@ -165,7 +165,7 @@ def _outcomes(work: Work, items: Sequence[Any]) -> list[Any]:
     function, *arguments = work
     try:
         results = attempt(function, *arguments, items)
-    except BaseException as error:  # noqa: BLE001 - a panic of a tokenizer's Rust is no Exception
+    except BaseException as error:  # noqa: BLE001 - a panic in a tokenizer's Rust code is not an Exception
         results = RuntimeError(f"{type(error).__name__}: {error}")
     if isinstance(results, Exception):
         return [results] if len(items) == 1 else [_outcomes(work, [item])[0] for item in items]
