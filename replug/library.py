@@ -44,7 +44,7 @@ class Results(dict[str, Any]):
     """Results of a run or an evaluation: results.json as a mapping, its table and its report.
 
     `table` is Markdown, which notebooks show. `report` is the page of a run, or None. `improved` is whether the
-    verdict of a run is HELPED (`train.verdict`); None without a verdict.
+    verdict of a run is HELPED (`train.report`); None without a verdict.
 
     >>> Results({"verdict": {"verdict": "HELPED"}}, "").improved
     True

@@ -71,9 +71,7 @@ def serve(
 def _require_known(directory: Path, overrides: list[str]) -> None:
     """Raise UserError for a missing directory or keys without effect."""
     if not directory.is_dir():
-        raise UserError(
-            f"{directory} is not a folder; expected a run directory or an index by `replug prepare --index`"
-        )
+        raise UserError(f"{directory} is not a folder; expected a run directory or index (`replug prepare --index`)")
     for override in overrides:
         name = override.partition("=")[0]
         if not name.startswith(("lm.", "ensemble.")):

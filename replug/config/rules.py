@@ -38,7 +38,7 @@ READS_TOKENS = (
 )
 RULE, BY_LM = "rule", "lm"  # of data.questions; anything else is a file
 OWN_LABELS = "auto"  # of train.labels: made in the run directory
-# Fields of requests to a server: scores depend on the first tuple; the second only changes sampled answers.
+# Fields of requests to a server: scores depend on the first tuple; the second only changes answers.
 REQUEST_FIELDS = (
     *("model", "messages", "prompt", "text", "input_ids", "n", "stream", "stop", "echo", "logprobs", "top_logprobs"),
     *("prompt_logprobs", "continue_final_message", "add_generation_prompt", "sampling_params"),
