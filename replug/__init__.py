@@ -1,8 +1,7 @@
 """REPLUG LSR: tune a dense retriever to a frozen, black-box language model.
 
-The packages lie at the top of the repository and have one name here, `replug.NAME`. What is offered to users of the
-library is imported from `replug` itself (docs/library.md), and only when it is asked for: torch and transformers take
-seconds.
+The packages lie at the top of the repository and are imported as `replug.NAME`. The public names of the library are
+attributes of `replug` itself (docs/library.md), imported on first use: torch and transformers take seconds.
 """
 
 import importlib

@@ -1,8 +1,8 @@
-"""The commands as Python: `LSRTrainer`, `label`, `evaluate` and `search`, which `replug train` and the others call too.
+"""The commands as Python: `LSRTrainer`, `label`, `evaluate` and `search`; the command line calls them too.
 
 Objects become files before anything starts: rows and an encoder are written under RUN_DIR/given with checksums, and
-are then read as a user's files are. So a run that is resumed with other objects is refused, and the same rows and seed
-give the same losses as the command line.
+are then read like a user's files. So resuming a run with other objects is refused, and the same rows and seed give the
+same losses as the command line.
 """
 
 import json
@@ -43,8 +43,8 @@ RETRIEVER = "retriever"
 class Results(dict[str, Any]):
     """Results of a run or an evaluation: results.json as a mapping, its table and its report.
 
-    `table` is Markdown, which notebooks show. `report` is the page of a run, or None. `improved` says whether the
-    verdict of a run is HELPED (`train.verdict`); None where it has none.
+    `table` is Markdown, which notebooks show. `report` is the page of a run, or None. `improved` is whether the
+    verdict of a run is HELPED (`train.report`); None without a verdict.
 
     >>> Results({"verdict": {"verdict": "HELPED"}}, "").improved
     True
@@ -64,17 +64,17 @@ class Results(dict[str, Any]):
 
 
 class LSRTrainer:
-    """Tunes a retriever to a frozen LM (REPLUG LSR), as `replug train` does; resumes what `run_dir` holds.
+    """Tunes a retriever to a frozen LM (REPLUG LSR), as `replug train` does; resumes an unfinished run in `run_dir`.
 
     `retriever` is a hub name, a folder or a `SentenceTransformer`. `lm` is a hub name, a folder, a `ServerLM` or a
-    `BlackBoxLM`, of which each scorer process gets a copy. `corpus` (id, text, optional title, domain, source),
+    `BlackBoxLM`; each scorer process gets a copy. `corpus` (id, text, optional title, domain, source),
     `train`, `dev` and `heldout` (context, continuation, optional query, id, domain, source, gold; or question, answers)
     are a file of rows (docs/formats.md), or rows: dicts, a `datasets.Dataset` or a `pandas.DataFrame`; documents may be
-    mere texts.
-    `source` is a folder, a file or raw texts, from which all four are cut, disjoint by source.
+    plain texts.
+    `source` is a folder, a file or raw texts; all four are cut from it, disjoint by source.
 
     `config` is the name of a shipped configuration, a YAML file or a `Config`; `overrides` are its keys. Lightning's
-    `callbacks` and `loggers` see the training on rank 0. Raises UserError for what is missing or does not fit.
+    `callbacks` and `loggers` run on rank 0. Raises UserError for missing or invalid arguments and keys.
 
     >>> rows = [{"context": f"the cat {n}", "continuation": f" sat on mat {n}"} for n in range(20)]
     >>> trainer = LSRTrainer(
@@ -113,7 +113,7 @@ class LSRTrainer:
             check_paths(self.config)
 
     def train(self) -> Results:
-        """Train, or go on, and evaluate on the held-out texts; a finished run is read. Raises RunError, UserError."""
+        """Train or resume, then evaluate on the held-out texts; read a finished run. Raises RunError, UserError."""
         if not self._given.objects:
             check_names(self.config)
             from replug.data.sources.shards import look_at_texts  # pyarrow is behind it
@@ -126,9 +126,9 @@ class LSRTrainer:
 
     @cached_property
     def retriever(self) -> "SentenceTransformer":
-        """Return the tuned retriever. Raises UserError before the training has ended, or where it was another.
+        """Return the tuned retriever. Raises UserError before training has ended, or if `run_dir` holds another run.
 
-        With `retriever.train=query` it encodes queries alone: `Encoder(run_dir)` has its documents' encoder too.
+        With `retriever.train=query` it encodes only queries: `Encoder(run_dir)` has the document encoder too.
         """
         if not (self._run_dir / "fitted.json").is_file():
             raise UserError(f"{self._run_dir} holds no tuned retriever yet; expected train() to end first")
@@ -163,7 +163,7 @@ def label(
     """Let the LM score candidates of every training example, into the folder `out`, as `replug prepare --labels` does.
 
     Returns a row for each example, for `DistillKLDivLoss` of sentence-transformers: `query`, `passage_1` to `passage_K`
-    and `label`, the K scores. `train.labels=OUT` trains on them here. Arguments are those of `LSRTrainer`.
+    and `label`, the K scores. `train.labels=OUT` trains on them here. Arguments are as for `LSRTrainer`.
     """
     data = {"corpus": corpus, "train": train, "dev": dev, "heldout": heldout, "source": source}
     given = _Given.of(retriever, lm, data, run_dir)
@@ -191,7 +191,7 @@ def evaluate(
     *,
     overrides: "Overrides" = (),
 ) -> Results:
-    """Evaluate retrievers and methods, as `replug evaluate` does, or go on with an evaluation.
+    """Evaluate retrievers and methods, as `replug evaluate` does; resumes an unfinished evaluation.
 
     `config` is an evaluation's (`eval_lm`, docs/evaluation.md), the folder of a run or the configuration of a training:
     its retriever is compared with the tuned one on the run's held-out texts. Other arguments are as for `LSRTrainer`.
@@ -236,7 +236,7 @@ def search(directory: str | Path, text: str, k: int = 5) -> "list[Retrieved]":
     """Return the `k` documents that a run's retriever, or an index, finds for a text; the most similar first.
 
     The newest published version of the index is opened and searched, in this process; `RunRetriever` opens it once for
-    many texts. Raises UserError where there is none.
+    many texts. Raises UserError if there is no index.
     """
     if not text.strip():
         raise UserError("the text is empty; expected a text to search with")
@@ -250,7 +250,7 @@ def search(directory: str | Path, text: str, k: int = 5) -> "list[Retrieved]":
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """Arguments as overrides `keys`, and the `objects` among them, by the file that each becomes."""
+    """Arguments as overrides `keys`, and the `objects` among them, by the name of their file."""
 
     keys: list[str]
     objects: dict[str, Any]
@@ -267,7 +267,7 @@ class _Given:
                 keys[f"data.{name}"] = str(rows)
             elif rows is not None:
                 file = f"{name}.jsonl"
-                again = list(rows) if isinstance(rows, Iterator) else rows  # it is read whenever a run goes on
+                again = list(rows) if isinstance(rows, Iterator) else rows  # read again when a run resumes
                 keys[f"data.{name}"], objects[file] = f"${{run_dir}}/{GIVEN}/{file}", (name, again)
         if isinstance(retriever, str | Path):
             keys["retriever.path"] = str(retriever)
@@ -288,7 +288,7 @@ class _Given:
             from replug.models.http.server_source import ServerLM
             from replug.models.lm_source import name_of
 
-            if isinstance(lm, ServerLM):  # connections are the process's, so a run opens its own
+            if isinstance(lm, ServerLM):  # connections belong to a process, so a run opens its own
                 return cls(_dotted({**keys, **lm.keys}), objects)
             if not isinstance(lm, BlackBoxLM):
                 raise UserError(f"lm is a {type(lm).__name__}; expected a name, a folder, a URL or a BlackBoxLM")
@@ -296,7 +296,7 @@ class _Given:
         return cls(_dotted(keys), objects, own)
 
     def write(self, run_dir: Path) -> None:
-        """Write the objects under `run_dir`. Raises UserError where something was made from others."""
+        """Write the objects under `run_dir`. Raises UserError if its contents were made from other objects."""
         from replug.data.files import writing
         from replug.data.folder import Folder, file_sum, run_work, sole_writer
 
@@ -326,7 +326,7 @@ class _Given:
 
 
 def _write_rows(path: Path, name: str, rows: Any) -> None:
-    """Write rows as JSON Lines, which are checked where they are read; a mere text is a document of its number."""
+    """Write rows as JSON Lines, which are checked when they are read; a plain text gets its number as its id."""
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(rows, pandas.DataFrame):
         rows = rows.astype(object).where(rows.notna(), None).to_dict("records")
@@ -343,11 +343,11 @@ def _write_rows(path: Path, name: str, rows: Any) -> None:
                 line = json.dumps(row, ensure_ascii=False, default=_plain)
                 file.write(f"{line}\n")
             except (TypeError, ValueError) as error:  # a circle; half a character
-                raise UserError(f"{name}[{number}] is no row of JSON: {error}") from error
+                raise UserError(f"{name}[{number}] is not a row of JSON: {error}") from error
 
 
 def _plain(value: Any) -> Any:
-    """Return the Python value of a number or an array of numpy's."""
+    """Return the Python value of a numpy number or array."""
     if callable(own := getattr(value, "tolist", None)):
         return own()
     raise TypeError(f"a {type(value).__name__} is not text, a number or a list")
@@ -377,7 +377,7 @@ def _file_of(config: Any) -> Any:
 
 @contextmanager
 def _running(given: _Given, run_dir: str) -> Iterator[None]:
-    """Have the objects in their places, and show what happens, while the block runs."""
+    """Write the objects, then show messages while the block runs."""
     from replug.messages import quiet_transformers, shown_messages
     from replug.models.lm_source import given_lm
 

@@ -13,7 +13,7 @@ CELL_WIDTH = 110  # characters of a notebook's line
 
 
 class StandardError(logging.Handler):
-    """Prints a line where standard error is at the moment; a warning begins with that word."""
+    """Prints each message to the current standard error; warnings begin with "warning:"."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the message."""
@@ -25,7 +25,7 @@ class StandardError(logging.Handler):
 class CollectedWarnings(logging.Handler):
     """Collects the first warning of each place in the code, for another process that can show it.
 
-    What an actor logs is in a file of Ray's.
+    Ray writes an actor's own log to a file.
     """
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class CollectedWarnings(logging.Handler):
             self._new[place] = record.getMessage()
 
     def take(self) -> dict[str, str]:
-        """Return messages that were not taken yet, by their places."""
+        """Return the messages since the last call, by place in the code."""
         new, self._new = self._new, {}
         return new
 
 
 @contextmanager
 def shown_messages() -> Iterator[None]:
-    """Show messages while the block runs, unless the program has chosen what becomes of them."""
+    """Show messages while the block runs, unless the program has configured the logger `replug`."""
     if LOGGER.level != logging.NOTSET or LOGGER.isEnabledFor(logging.INFO):
         yield
         return
@@ -71,7 +71,7 @@ def _rewrite_in_cell(line: str) -> None:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Show no bars of transformers, nor its reports on weights that replug checks by itself, while the block runs."""
+    """Silence transformers' progress bars and its reports on weights, which replug checks by itself."""
     from transformers.utils import logging as of_transformers
 
     before, has_bars = of_transformers.get_verbosity(), of_transformers.is_progress_bar_enabled()

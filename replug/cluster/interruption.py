@@ -143,7 +143,7 @@ class Interruption:
         if number == signal.SIGHUP:
             self._leave_terminal()
         if self._ends_at_once(number):
-            _say(f"replug: interrupted by {_called(number)}; finished work is kept, run the same command again")
+            _say(f"replug: interrupted by {_called(number)}; finished work is kept; run the same command again")
             end_process(number)
         self._ask(number)
         if not self._is_timed:  # in another thread: this one receives a second Ctrl-C

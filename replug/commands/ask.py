@@ -24,8 +24,8 @@ if TYPE_CHECKING:  # brings numpy
     from replug.models.ensemble import Weighting
 
 CONFIG = "config.yaml"  # of a run directory
-QUESTION = "{question}"  # stands for the question in --template
-STOP = "\n"  # ends an answer that is no message of a chat
+QUESTION = "{question}"  # placeholder in --template
+STOP = "\n"  # ends an answer outside a chat
 QUICKSTART = Path("runs/quickstart")  # searched by default
 
 
@@ -93,7 +93,7 @@ def config_of(directory: Path | None, overrides: list[str]) -> AskConfig:
 
 
 def weighting_of(config: AskConfig) -> "Weighting":
-    """Return how the configured weights move, and whether the documents' own answers vote."""
+    """Return the configured weighting: posterior, by similarity, or by vote."""
     from replug.models.build import posterior_weighting
     from replug.models.ensemble import REPLUG_WEIGHTS
 
@@ -103,7 +103,7 @@ def weighting_of(config: AskConfig) -> "Weighting":
 
 
 def _problems(index: Path | None, engine: str | None, k: int, overrides: Sequence[str]) -> Iterator[str]:
-    """Yield what cannot be searched, keys that nothing reads, and the key that has an option."""
+    """Yield errors for missing or conflicting sources, keys without effect, and web.engine, which has an option."""
     if engine not in (None, *WEB_ENGINES):
         yield f"--engine is {engine}; expected one of {', '.join(WEB_ENGINES)}"
     if index is not None and not index.exists():
@@ -112,7 +112,7 @@ def _problems(index: Path | None, engine: str | None, k: int, overrides: Sequenc
         yield "--index and --engine are both given; expected one of them"
     if index is None and engine is None and k:
         yield f"there is nothing to search, and no {QUICKSTART}; expected --index RUN_DIR or --engine NAME"
-    reads = {  # by section or key: whether it is read, and with what
+    reads = {  # section or key: (whether it is read, its condition)
         "web": (engine is not None, "--engine, since an index has its own documents"),
         "ensemble": (k != 0, "passages, and --k 0 reads none"),
         "ensemble.temperature": (engine is None, "the similarities of an index"),

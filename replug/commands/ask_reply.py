@@ -1,7 +1,7 @@
-"""From a question to the reply of `replug ask`: find evidence, fit prompts, answer by the ensemble, show.
+"""Answer a question for `replug ask`: find evidence, fit prompts, answer by the ensemble, show.
 
-Evidence comes from an index with its own encoder, or from a search engine. Too long a prompt is cut as in an
-evaluation: the earliest shots go, then the end of the evidence. Texts of others are shown as text, never as markup.
+Evidence comes from an index with its own encoder, or from a search engine. A long prompt is cut as in an evaluation:
+the earliest shots go first, then the end of the evidence. Texts of others are printed as plain text, never as markup.
 """
 
 import logging
@@ -36,7 +36,7 @@ from replug.web.passages import FoundEvidence, Passage, first_passages, passages
 log = logging.getLogger(__name__)
 
 FOLDER = Path("runs/ask")  # of engines' answers, if no index is searched
-Reply = dict[str, Any]  # what --json prints: an answer and what it is from
+Reply = dict[str, Any]  # printed by --json: the answer and its evidence
 
 
 def reply_to(
@@ -44,8 +44,8 @@ def reply_to(
 ) -> Reply:
     """Answer a question: each token is chosen for all passages at once; without passages the LM answers alone.
 
-    The LM is reached before the search, and read after it. Weights of passages begin as their `prior`; `weight` is that
-    after the answer. `sum_logprob` is in nats.
+    A server is contacted before the search; local weights are loaded after it. A passage's weight is `prior` before the
+    answer and `weight` after it. `sum_logprob` is in nats.
     """
     folder = index or FOLDER
     if index is None and k > config.web.max_passages:
@@ -80,7 +80,7 @@ def reply_to(
 
 
 def find_evidence(question: str, k: int, index: Path | None, config: AskConfig, folder: Path) -> FoundEvidence:
-    """Find the `k` passages nearest to the question, with weights that sum to 1. With k=0 none is searched for."""
+    """Find the `k` passages nearest to the question, with weights that sum to 1. k=0 searches nothing."""
     if not k:
         return FoundEvidence((), {})
     if index is not None:
@@ -101,7 +101,7 @@ def find_evidence(question: str, k: int, index: Path | None, config: AskConfig, 
 
 
 def fit_passages(source: LMSource, question: str, passages: Sequence[Passage], max_new_tokens: int) -> list[Passage]:
-    """Cut evidence to what a prompt without shots holds. Raises UnscorableText for a question that fits no prompt."""
+    """Cut evidence to fit a prompt without shots. Raises UnscorableText if the question alone does not fit."""
     counting, bare = counting_template(source), AnswerPrompts(())
     fitted = []
     for passage in passages:
@@ -116,7 +116,7 @@ def fit_passages(source: LMSource, question: str, passages: Sequence[Passage], m
 def prompts_that_fit(
     source: LMSource, shots: Sequence[Shot], question: str, passages: Sequence[Passage], max_new_tokens: int
 ) -> AnswerPrompts:
-    """Return prompts with as many shots as fit the longest one."""
+    """Return prompts with the number of shots that fits the longest one."""
     fitting = FittingPrompts(AnswerPrompts(shots), counting_template(source), max_new_tokens)
     fitted = fitting.of(question, [None, *(passage.text for passage in passages)])
     if len(fitted.shots) < len(shots):
@@ -132,7 +132,7 @@ def ensemble_prompts(
     lm: LMConfig,
     num_new: int,
 ) -> tuple[list[str], str]:
-    """Return a prompt for each passage, or the one prompt without evidence, and the opening they share.
+    """Return a prompt for each passage, or the one prompt without evidence, and their common opening.
 
     With a template each document stands before it, as REPLUG puts them (section 3.2).
     """
@@ -155,7 +155,7 @@ SHOWN_CHARACTERS = 160  # of a passage; --json has everything
 
 
 def print_reply(reply: Reply) -> None:
-    """Print the answer, how it came about, and its evidence."""
+    """Print the answer, its LM and source, and its evidence."""
     console = Console(highlight=False)
     console.print(Text(plain_text(reply["answer"]), "bold") if reply["answer"] else Text("no answer", "red"))
     lines = [f"{reply['lm']}; {reply['searched']}; log p {reply['sum_logprob']:.2f}"]

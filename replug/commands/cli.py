@@ -1,7 +1,7 @@
-"""The command line. It imports the command that is run; a command imports torch, Ray and FAISS inside its functions.
+"""The command line. It imports only the chosen command, which imports torch, Ray and FAISS inside its functions.
 
 Errors are one line on standard error. Exit statuses: 2 for a mistake of the user, 1 for a run that failed or a file
-that cannot be written, 75 for a run interrupted by SIGTERM, SIGUSR1 or a closed terminal that the same command resumes,
+that cannot be written, 75 for a run interrupted by SIGTERM, SIGUSR1 or a closed terminal (the same command resumes it),
 130 for Ctrl-C.
 """
 
@@ -34,7 +34,7 @@ from replug.messages import LOGGER, StandardError
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"}
 # Ray reads this at import: a call after its end would otherwise start a second cluster, open to everybody.
 OWN_CLUSTER = {"RAY_ENABLE_AUTO_CONNECT": "0"}
-# Every Python started here reads this: else it would import modules of the folder that the command runs in.
+# Every Python started here reads this: it would import modules from the working directory otherwise.
 OWN_CODE = {"PYTHONSAFEPATH": "1"}
 # Errors of a user's path; any other error of the system is a mistake of ours and shows its traceback.
 OF_A_PATH = (
@@ -52,15 +52,15 @@ MODULES = {"train": "run", "evaluate": "run", "search": "run", "keys": "configs"
 
 
 def _rewrite(line: str) -> None:
-    """Show a line in place of what stands in the last line of the terminal."""
+    """Overwrite the terminal's last line."""
     shown = plain_text(line)[: shutil.get_terminal_size().columns - 1]
     print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
 
 
 def log_to_stderr() -> None:
-    """Show what replug does, once, however often it is called.
+    """Log replug's messages to standard error; repeated calls add no second handler.
 
-    A program that uses `replug` as a library decides for itself what becomes of the logger `replug`.
+    A program that uses `replug` as a library configures the logger `replug` itself.
     """
     LOGGER.setLevel(logging.INFO)
     if not any(isinstance(handler, StandardError) for handler in LOGGER.handlers):
@@ -68,13 +68,13 @@ def log_to_stderr() -> None:
 
 
 def main() -> None:
-    """Entry point of the `replug` command."""
+    """Run the `replug` command."""
     log_to_stderr()
     if sys.stderr.isatty():
         progress.rewrite_with(_rewrite)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # what the terminal's encoding lacks is a question mark
+            stream.reconfigure(errors="replace")  # prints ? for characters outside the terminal's encoding
     for name, value in {**QUIET, **OWN_CLUSTER, **OWN_CODE, **torch_environment()}.items():
         os.environ.setdefault(name, value)
     app = command_line(*sys.argv[1:2])
@@ -89,7 +89,7 @@ def main() -> None:
         sys.exit(2 if isinstance(error, UserError) else 1)
     except OSError as error:
         path, cache = Path(str(error.filename or "")), cache_dir()
-        # making the cache's folders fails at the first that is missing
+        # creating the cache may fail at one of its parents
         is_cache = error.filename is not None and (path.is_relative_to(cache) or cache.is_relative_to(path))
         if error.filename is None or (error.errno not in OF_A_PATH and not is_cache):
             raise
@@ -100,10 +100,10 @@ def main() -> None:
 
 @contextmanager
 def _says_when_interrupted() -> Iterator[None]:
-    """Ctrl-C ends a command with a line and status 130. A training has its own handler, which saves its step."""
+    """End a command with a message and status 130 on Ctrl-C. Training has its own handler, which saves its step."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        print("replug: interrupted by Ctrl-C; what is finished is kept, run the same command again", file=sys.stderr)
+        print("replug: interrupted by Ctrl-C; finished work is kept; run the same command again", file=sys.stderr)
         sys.exit(exit_status(number))
 
     before = signal.signal(signal.SIGINT, interrupt)

@@ -1,4 +1,4 @@
-"""Arguments that commands share, and how a command loads its configuration."""
+"""Shared arguments of commands, and the loading of their configuration."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,7 @@ Overrides = Annotated[
         metavar="KEY=VALUE",
     ),
 ]
-# The three keys that every first command gives, in short.
+# Short options for the three keys that a first run needs.
 Source = Annotated[str | None, typer.Option(help="Raw texts: short for data.source=PATH.", metavar="PATH")]
 Retriever = Annotated[str | None, typer.Option(help="Encoder: short for retriever.path=PATH.", metavar="PATH")]
 LM = Annotated[str | None, typer.Option("--lm", help="LM: short for lm.path=PATH or lm.url=URL.", metavar="PATH")]
@@ -33,7 +33,7 @@ LM = Annotated[str | None, typer.Option("--lm", help="LM: short for lm.path=PATH
 def with_short_keys(
     overrides: list[str] | None, source: str | None, retriever: str | None, lm: str | None
 ) -> list[str]:
-    """Return the overrides with those that the short options stand for."""
+    """Return the overrides, after the keys of the short options."""
     is_url = lm is not None and lm.startswith(("http://", "https://"))
     short = {"data.source": source, "retriever.path": retriever, "lm.url" if is_url else "lm.path": lm}
     return [*(f"{key}={value}" for key, value in short.items() if value is not None), *(overrides or [])]

@@ -1,4 +1,4 @@
-"""`replug compare`: judge a tuned model by one's own questions."""
+"""`replug compare`: judge a tuned model by your own questions."""
 
 import tempfile
 from pathlib import Path
@@ -10,12 +10,12 @@ from replug.commands.command import Overrides
 from replug.config.errors import UserError
 from replug.config.paths import find_config, require_folder
 
-SHOWN = ("Success@1", "Success@5", "Success@20", "MRR@20", "nDCG@10")  # the last where gold documents are known
+SHOWN = ("Success@1", "Success@5", "Success@20", "MRR@20", "nDCG@10")  # nDCG needs gold documents
 
 
 def compare(
     base: Annotated[str, typer.Argument(help="Model to compare with: a folder, a hub name or package:minilm.")],
-    tuned: Annotated[str, typer.Argument(help="Model that is judged, such as a fine-tuned one, or a run.")],
+    tuned: Annotated[str, typer.Argument(help="Model to judge, such as a fine-tuned one, or a run.")],
     overrides: Overrides = None,
     *,
     questions: Annotated[
@@ -23,7 +23,7 @@ def compare(
     ],
     documents: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="Rows, or a folder of texts. Default: ROWS, where it is a folder of BEIR."),
+        typer.Option(metavar="PATH", help="Rows, or a folder of texts. Default: ROWS, if it is a BEIR folder."),
     ] = None,
     exit_status: Annotated[
         bool, typer.Option("--exit-status", help="Exit with 3 for NO DIFFERENCE SHOWN, and with 4 for HARMED.")
@@ -36,7 +36,7 @@ def compare(
 
     A document is right if it is gold or, without gold, holds an answer. HELPED and HARMED mean that the 95% interval of
     the paired difference in mean reciprocal rank (MRR@20) lies above or below 0. It runs `replug evaluate
-    eval_retrieval`, whose keys it takes; out=DIR keeps what that writes.
+    eval_retrieval` and takes its keys; out=DIR keeps its files.
 
     replug compare sentence-transformers/all-MiniLM-L6-v2 models/tuned --on questions.jsonl --documents docs/
     """
@@ -87,7 +87,7 @@ def compare(
 
 
 def _documents(questions: str, documents: str | None) -> dict[str, Any]:
-    """Return the keys of documents: rows as they are, or texts, which are cut into documents."""
+    """Return the keys for the documents: rows are used as they are, texts are cut."""
     from replug.data.row_files import FILES_OF_ROWS, beir_folder
     from replug.data.sources.records import format_of
     from replug.data.sources.shards import files_of

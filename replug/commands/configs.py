@@ -11,7 +11,7 @@ from replug.config.errors import UserError
 from replug.config.paths import SHIPPED, shipped_names
 from replug.data.files import replace_file
 
-WIDTH = 110  # characters of what a configuration is for
+WIDTH = 110  # characters of a configuration's description
 
 
 def configs(
@@ -21,7 +21,7 @@ def configs(
         typer.Option(help="Name of a configuration to copy.", metavar="NAME"),
     ] = None,
 ) -> None:
-    """List the shipped configurations, whose names every command takes; --copy writes one to edit.
+    """List the shipped configurations, which every command takes by name; --copy writes one to edit.
 
     replug configs --copy own_data mine.yaml
     """

@@ -1,6 +1,6 @@
 """`replug doctor`: check this machine, a configuration, or files that replug wrote.
 
-Checks start no Ray, load no model and download nothing. A configuration is first refused for what a run refuses it for.
+Checks do not start Ray, load models or download anything. A configuration must first pass a run's own checks.
 """
 
 import shutil
@@ -30,7 +30,7 @@ State = StrEnum("State", ["ok", "warning", "wrong"])
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check: its state, a line that says it, and how to fix it."""
+    """The result of one check: its state, a line of explanation, and its fix."""
 
     name: str
     state: State
@@ -132,7 +132,7 @@ def disk(config: Config) -> Check:
 
 
 def memory_and_layout(config: Config) -> list[Check]:
-    """Check that all actors fit on this machine, or on the cluster at `ray.address`, which is joined to ask it."""
+    """Check that all actors fit on this machine, or on the cluster at `ray.address`, which is joined for this."""
     from replug.cluster.layout import lay_out
     from replug.cluster.ray_cluster import layout_on_cluster, this_node
     from replug.models.hardware import available_memory, multiplies_bfloat16
@@ -150,7 +150,7 @@ def memory_and_layout(config: Config) -> list[Check]:
     found = "; ".join([config.ray.address or "this machine", layout.describe(), *planned, *layout.notes])
     fits = Check("layout", State.ok, found)
     if layout.num_waiting:
-        fits = Check("layout", State.warning, f"{found}: {layout.num_waiting} scorers find no room", SMALLER)
+        fits = Check("layout", State.warning, f"{found}: {layout.num_waiting} scorers do not fit", SMALLER)
     if on_cluster:
         return [fits]
     needed = host_bytes(layout.config, documents or 0, has_bfloat16, index=layout.index)
@@ -163,7 +163,7 @@ def memory_and_layout(config: Config) -> list[Check]:
 
 
 def verify(path: Path) -> None:
-    """Print what is there and what is wrong. Raises UserError if replug did not write it, RunError if it is damaged."""
+    """Print contents and problems of a path. Raises UserError if replug did not write it, RunError if it is damaged."""
     if not path.exists():
         raise UserError(f"{path} does not exist; expected a YAML file, {KINDS} or a cache of scores")
     lines, problems = _verify_folder(path) if path.is_dir() else _verify_scores(path)
@@ -176,7 +176,7 @@ def verify(path: Path) -> None:
 
 
 def _verify_folder(directory: Path) -> tuple[list[str], list[str]]:
-    """Return lines on what a folder holds, and its problems; a run directory is verified with all its folders."""
+    """Return a folder's contents, as lines, and its problems; a run directory is verified with all its folders."""
     from replug.data.folder import CHECKSUMS, Folder, checksum_problems, kind_of
     from replug.data.labels import labels_folder
     from replug.data.store import verify_prepared
@@ -194,7 +194,7 @@ def _verify_folder(directory: Path) -> tuple[list[str], list[str]]:
         if (folder / CHECKSUMS).is_file():
             checked[folder] = checksum_problems(folder)
     for folder in (directory, directory / "labels"):
-        run = Folder(folder, "run", key="run_dir", fix_hint=MEND, others=("*",))  # which may hold a user's own files
+        run = Folder(folder, "run", key="run_dir", fix_hint=MEND, others=("*",))  # may hold a user's own files
         evaluation = EvaluationFolder(folder).folder
         made = {"run": run, "set of labels": labels_folder(folder), "evaluation": evaluation}.get(kind_of(folder) or "")
         if made is not None and made.is_finished:
@@ -216,7 +216,7 @@ def _verify_scores(path: Path) -> tuple[list[str], list[str]]:
     """Ask SQLite whether a cache of scores is sound. Raises UserError for another file."""
     from replug.models.score_cache import ScoreCache
 
-    if not path.stat().st_size:  # opening it would make a cache of it
+    if not path.stat().st_size:  # opening it would turn it into a cache
         raise UserError(f"{path} is empty; expected a cache of scores, such as RUN_DIR/scores.sqlite")
     cache = ScoreCache(path)
     try:

@@ -34,7 +34,7 @@ def export(
     """Export the tuned retriever as a sentence-transformers model, or its index.
 
     The model has the weights with the best development score, or the last weights without a development split. An
-    unfinished run exports its newest checkpoint. The command prints which weights it took.
+    unfinished run exports its newest checkpoint. The command prints the chosen weights.
     """
     if index is not None:
         from replug.index_workers.local_index import export_index
@@ -43,7 +43,7 @@ def export(
     if out is None:
         if index is not None:
             return
-        raise UserError("there is nowhere to write to; expected --out DIR, or --index FILE")
+        raise UserError("--out is missing; expected --out DIR, or --index FILE")
     from replug.train.report import HARMED, verdict_of
     from replug.train.run_dir import RunDirectory
 
@@ -59,18 +59,18 @@ def export(
     if verdict and verdict["verdict"] == HARMED and not harmed:
         raise UserError(f"{verdict['sentence']} {verdict['more'][-1]} Give --harmed to export it all the same")
     config = load_stored_config(run.path / "config.yaml")
-    from replug.models.build import load_encoder  # after a mistake could be told
+    from replug.models.build import load_encoder  # slow; after cheap checks
     from replug.train.model_card import write_model_card
     from replug.train.trained_weights import save_retriever
 
     encoder, weights, read_from = _tuned(config, run)
-    # Written beside it and renamed: who finds the folder finds all of it, however many write it.
+    # Written beside it and renamed: the folder is complete once it exists, even with several writers.
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f"{out.name}.", suffix=".partial", dir=out.parent))
     with writing(partial):
         documents = load_encoder(config.retriever) if config.retriever.train is TrainedSide.query else None
         if documents is not None and documents.is_pair:
-            documents = None  # it had an encoder for each side, and stays a pair
+            documents = None  # it already had an encoder for each side
         save_retriever(partial, encoder, config.retriever, documents, read_from)
         made_by = run.provenance(is_public=True)
         write_model_card(partial, config, weights, made_by, results, f"./{out.name}")
@@ -79,9 +79,9 @@ def export(
 
 
 def _tuned(config: Config, run: "RunDirectory") -> tuple["Encoder", str, Path | None]:
-    """Return an encoder, which weights it has, and the folder it was read from, which may keep an adapter too.
+    """Return an encoder, a description of its weights, and its folder, which may hold an adapter too.
 
-    An unfinished run has its newest checkpoint, which is in no folder.
+    An unfinished run gives its newest checkpoint, without a folder.
     """
     import torch
 

@@ -108,7 +108,7 @@ def hours(value: float) -> str:
 
 def _stages_table(title: str, plan: Plan) -> Table:
     right = [Column(name, justify="right") for name in ("LM calls", "time")]
-    table = Table("stage", "what is done", *right, title=title)
+    table = Table("stage", "work", *right, title=title)
     for stage in plan["stages"]:
         calls = f"{stage['pairs']:,}" if stage["pairs"] else ""
         time = "not known" if stage["seconds"] is None else hours(stage["seconds"] / 3600)

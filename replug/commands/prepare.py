@@ -73,7 +73,7 @@ def prepare(
 
 
 def make_index(config: Config) -> None:
-    """Embed the corpus as version 0 of RUN_DIR/index; another kind of index is built from the same vectors."""
+    """Embed the corpus as version 0 of RUN_DIR/index; another index.kind reuses the vectors."""
     from replug.cluster.ray_cluster import ray_cluster
     from replug.data.folder import sole_writer
     from replug.index_workers.build import build_version, require_same_index
@@ -114,7 +114,7 @@ def _make_labels(config: Config, out: Path, sentence_transformers: Path | None) 
 
 
 def _write_example(out: Path) -> None:
-    """Write JSON Lines in the form of a user's own data, and print the command that trains on them."""
+    """Write example rows as JSON Lines, and print the command that trains on them."""
     from replug.data.files import replace_file
     from replug.data.sources.built_in_texts import example_rows
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from replug.train.run_dir import RunDirectory
 
 AGAIN = "run the evaluation again"
-HELDOUT = "language_modelling"  # what a run's results.json calls its evaluation of held-out texts
+HELDOUT = "language_modelling"  # a run's evaluation of held-out texts in results.json
 
 
 def report(
@@ -66,7 +66,7 @@ def _report_evaluations(folders: list[Path], out: Path | None) -> None:
 
 
 def _require_comparable(folders: list["EvaluationFolder"]) -> str:
-    """Return which evaluation finished folders hold. Raises UserError for others, for other texts or documents."""
+    """Return the common evaluation of finished folders. Raises UserError if evaluation, texts or documents differ."""
     from replug.config.load import load_stored_evaluation_config
     from replug.evals.folder import CORPUS, TEXTS
 

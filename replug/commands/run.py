@@ -55,5 +55,5 @@ def search(
         rows = [asdict(doc) | {"similarity": round(doc.similarity, 6)} for doc in results]
         print(plain_json({"index": str(directory), "query": text, "found": rows}))
         return
-    for number, doc in enumerate(results, 1):  # documents may hold a terminal's commands: they are shown as text
+    for number, doc in enumerate(results, 1):  # escaped: documents may hold terminal commands
         print(f"[{number}] {doc.similarity:.3f}  {plain_line(doc.id)}\n{plain_text(doc.text)}\n")

@@ -9,7 +9,7 @@ from replug.commands.ask import config_of, weighting_of
 from replug.commands.command import Overrides
 from replug.config.errors import UserError, require_extra
 
-# Keys of an LM that only matter for Ray or a cache, or that the server decides by itself.
+# Keys of an LM that matter only to Ray or a cache, or are set by the server.
 UNUSED_LM_KEYS = ("num_replicas", "cache", "too_long")
 
 
@@ -69,9 +69,9 @@ def serve(
 
 
 def _require_known(directory: Path, overrides: list[str]) -> None:
-    """Raise UserError for a directory that is missing, and for keys that have no effect."""
+    """Raise UserError for a missing directory or keys without effect."""
     if not directory.is_dir():
-        raise UserError(f"{directory} is not a folder; expected a run directory or what `replug prepare --index` wrote")
+        raise UserError(f"{directory} is not a folder; expected a run directory or index (`replug prepare --index`)")
     for override in overrides:
         name = override.partition("=")[0]
         if not name.startswith(("lm.", "ensemble.")):

@@ -1,4 +1,4 @@
-"""`replug slurm`: write one job script for one configuration, and freeze what it runs in the run directory.
+"""`replug slurm`: write a job script for a configuration, and freeze its code and configuration in the run directory.
 
     RUN_DIR/submitted/JOB/config.yaml     the resolved configuration
                           code/           a copy of the package
@@ -41,11 +41,11 @@ from replug.planning.stages import known_documents
 from replug.slurm.ray_node import gpus_per_node as gpus_of_options
 from replug.train.run_dir import RunDirectory, describe_environment
 
-CODE = Path(__file__).parents[1]  # the package, whose folders may be links
+CODE = Path(__file__).parents[1]  # the package; its folders may be links
 TEMPLATE = CODE / "slurm/job.sbatch"
-MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}  # options of sbatch, of which a job has one
+MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}  # options of sbatch; a job may set one of them
 UNKNOWN_GPU = "the job may be laid out otherwise: name a known type of GPU, such as --gpus-per-node a100:4"
-PROCESS_GIB, WORKER_GIB = 4, 2  # of the host: a process with torch and CUDA, and one that prepares data
+PROCESS_GIB, WORKER_GIB = 4, 2  # host memory: of a process with torch and CUDA, and of a data worker
 ROLES = {"train": ALL_ROLES, "prepare": (), "evaluate": ("score", "index")}
 JOBS = tuple(ROLES)
 ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
@@ -97,14 +97,14 @@ def run_slurm(path: Path, overrides: Sequence[str], job: str, given: Mapping[str
     check_paths(config)
     run = RunDirectory(Path(config.run_dir).expanduser().absolute())
     folder = run.path / "submitted" / job
-    # A configuration's file may not say which key is sent to the server (`config.load`): the user says it here.
+    # A configuration file must not choose the secret for the server (`config.load`): the user names it here.
     key = [f"lm.api_key_env={config.lm.api_key_env}"] if config.lm.url else []
     options = {**template_options(), **given}
     layout = _layout(config, job, options)
     if not MEMORY & given.keys():
         given = {**given, "mem": f"{_memory_gib(layout, job, _num_nodes(options))}G"}
     script = render(job, given, folder, Path.cwd(), sys.executable, key)
-    if job == "train":  # a run goes on with the configuration it was begun with
+    if job == "train":  # a run resumes with its first configuration
         if run.is_finished:
             raise UserError(f"run_dir: {run.path} holds a finished run; give another run_dir to train again")
         run.require_config(config)
@@ -118,13 +118,13 @@ def run_slurm(path: Path, overrides: Sequence[str], job: str, given: Mapping[str
     with sole_writer(folder):
         freeze(config, folder, script)
         number = _sbatch(folder)
-    print(f"submitted as job {number}; log: {folder / number}.log; `squeue --jobs={number}` shows where it stands")
+    print(f"submitted as job {number}; log: {folder / number}.log; `squeue --jobs={number}` shows its state")
 
 
 def render(
     job: str, given: Mapping[str, str], folder: Path, submitted_from: Path, python: str, overrides: Sequence[str] = ()
 ) -> str:
-    """Return slurm/job.sbatch with other options, its variables set to what is frozen in `folder`."""
+    """Return slurm/job.sbatch with other options, its variables set to the frozen files in `folder`."""
     own = {"job-name": f"replug-{job}", "output": str(folder).replace("%", "%%") + "/%j.log"}
     variables = {
         "folder": shlex.quote(str(submitted_from)),
@@ -153,7 +153,7 @@ def _directive(name: str, value: str) -> str:
 
 
 def freeze(config: Config, folder: Path, script: str) -> None:
-    """Write configuration, code, versions and script; the code is whole or not there."""
+    """Write configuration, code, versions and script; the code is complete or absent."""
     folder.mkdir(parents=True, exist_ok=True)
     code, partial = folder / "code", folder / "code.partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -169,7 +169,7 @@ def freeze(config: Config, folder: Path, script: str) -> None:
 
 
 def _layout(config: Config, job: str, options: Mapping[str, str]) -> Layout:
-    """Lay the job's actors out on the nodes that it asks for. Raises UserError if they do not fit."""
+    """Lay the job's actors out on the requested nodes. Raises UserError if they do not fit."""
     cpus, roles = _number("cpus-per-task", options["cpus-per-task"]), ROLES[job]
     try:
         gpus, name = gpus_of_options(options)
@@ -191,7 +191,7 @@ def _layout(config: Config, job: str, options: Mapping[str, str]) -> Layout:
 
 
 def _memory_gib(layout: Layout, job: str, num_nodes: int) -> int:
-    """Return the host memory that a node needs: its processes, what they hold beside GPUs, and those that prepare."""
+    """Return the GiB of host memory for a node: its processes, their data outside GPUs, and data workers."""
     config = layout.config
     workers = 0 if config.data.prepared else config.data.num_workers
     needed = PROCESS_GIB + WORKER_GIB * workers
@@ -204,7 +204,7 @@ def _memory_gib(layout: Layout, job: str, num_nodes: int) -> int:
 
 
 def _num_nodes(options: Mapping[str, str]) -> int:
-    return max(1, _number("nodes", options["nodes"].partition("-")[0]))  # a range, such as 2-4, has its least
+    return max(1, _number("nodes", options["nodes"].partition("-")[0]))  # the least of a range such as 2-4
 
 
 def _number(option: str, text: str) -> int:
@@ -246,7 +246,7 @@ def job_state(number: str, script: Path) -> str | None:
     command = ["squeue", "--noheader", f"--jobs={number}", "--format=%T %o"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if done.returncode != 0 and "Invalid job id" not in done.stderr:
-        raise RunError(f"squeue cannot say what became of job {number}: {done.stderr.strip()}")
+        raise RunError(f"squeue cannot tell the state of job {number}: {done.stderr.strip()}")
     state, _, of = done.stdout.strip().partition(" ")
     return state if of == str(script) and state not in ENDED else None
 

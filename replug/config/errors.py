@@ -20,9 +20,9 @@ class UserError(ValueError):
 
 
 class RunError(RuntimeError):
-    """A run cannot go on, though nothing was wrong at its start; exit status 1. What it had saved stays.
+    """A run failed after a correct start; exit status 1. Saved work stays.
 
-    `LSRTrainer.train` raises it, such as where a server stays away; the same call resumes the run.
+    `LSRTrainer.train` raises it, for example if a server stays unreachable; the same call resumes the run.
 
     >>> issubclass(RunError, RuntimeError)
     True
@@ -30,13 +30,13 @@ class RunError(RuntimeError):
 
 
 class NotFiniteError(RunError):
-    """A loss, gradient, weight or vector that is no finite number; nothing of its step is saved."""
+    """A loss, gradient, weight or vector is not finite; its step is not saved."""
 
 
 class Interrupted(RunError):
-    """SIGTERM, SIGUSR1, SIGHUP or Ctrl-C asked the run to stop; it saved its step, and the same command goes on.
+    """SIGTERM, SIGUSR1, SIGHUP or Ctrl-C stopped the run; it saved its step, and the same command resumes.
 
-    Exit status 75 (EX_TEMPFAIL of sysexits.h): a job script may put the job back into its queue. Of Ctrl-C it is 130.
+    Exit status 75 (EX_TEMPFAIL of sysexits.h): a job script may requeue the job. Ctrl-C exits with 130.
     """
 
     def __init__(self, message: str, number: int = signal.SIGTERM) -> None:

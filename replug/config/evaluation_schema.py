@@ -26,8 +26,8 @@ class TextsConfig:
     context_tokens: int = key(128, "Tokens before a span that the LM reads (authors' code: 128).", ABOVE_0)
     query_tokens: int = key(128, "Tokens before a span that form the query (paper: 128).", ABOVE_0)
     document_tokens: int | None = key(None, "Tokens read of a document (authors' code: 128). Default: all.", ABOVE_0)
-    join: bool = key(False, "Let spans run on from text to text, as if all were one (authors' code: Wikitext).")
-    tokenizer: str | None = key(None, "LM whose tokenizer counts the tokens, as lm.path. Default: the evaluated LM.")
+    join: bool = key(False, "Concatenate all texts before cutting spans (authors' code: Wikitext).")
+    tokenizer: str | None = key(None, "Tokenizer that counts the tokens, as lm.path. Default: the evaluated LM's.")
     detokenize: Detokenize = key(
         Detokenize.none,
         "wikitext: restore usual spacing, and count words in the original. none: leave texts unchanged.",
@@ -53,7 +53,7 @@ class QuestionsConfig:
 
 @dataclass
 class WebConfig:
-    """Search engine for evidence, and limits on what is kept."""
+    """Search engine for evidence, and limits on results and passages."""
 
     engine: str = key("local", "Search engine: local (corpus), searxng or brave.")
     url: str | None = key(None, "URL of a SearXNG server, such as http://127.0.0.1:8888.")
@@ -110,7 +110,7 @@ class AnsweringConfig(EnsembleConfig):
 
     weights: EnsembleWeights = key(
         EnsembleWeights.posterior,
-        "posterior: weights that follow the text. similarity: they stay (paper). vote: each document's answer votes.",
+        "posterior: weights follow the text. similarity: constant weights (paper). vote: each document's answer votes.",
     )
 
 

@@ -19,7 +19,7 @@ class Bounds(Enum):
     not_negative = "0 or more"
     share = "a share between 0 and 1"
     below_1 = "0 or more, and below 1"
-    ruled = "as config.rules says"  # more than a range, or together with other keys
+    ruled = "as config.rules says"  # checked by config.rules, with other keys or by code
 
     def hold(self, value: float) -> bool:
         """Return whether a number is within the bounds. NaN and infinity never are; `ruled` accepts all."""
@@ -41,7 +41,7 @@ class Key:
 
     path: str  # such as train.lr
     kind: Any  # its type
-    default: Any  # "???" where it must be given
+    default: Any  # "???" if required
     meaning: str
     bounds: Bounds | None
     resumable: bool

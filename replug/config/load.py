@@ -1,7 +1,7 @@
 """Load configurations from YAML files and dotted overrides. The only module that imports OmegaConf.
 
-Every mistake of a user raises a UserError that names the key's full path, before heavy imports. Files and overrides are
-read by one loader of YAML, which refuses what a configuration of somebody else must not hold.
+Every mistake of a user raises a UserError that names the key's full path, before heavy imports. One YAML loader reads
+files and overrides; it refuses features that are unsafe in somebody else's configuration.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from replug.config.schema import Config, LMConfig
 
 Made = TypeVar("Made", Config, EvaluationConfig, AskConfig)
 Schema = type[AnyConfig]
-OWN_VARIABLES = "REPLUG_"  # the variables of the environment that a file may name
+OWN_VARIABLES = "REPLUG_"  # prefix of the environment variables that a file may name
 OTHER_KEY = re.compile(r"\$\{\w+(\.\w+)*\}")  # all of OmegaConf's interpolation that a configuration may use
 MOST_BYTES, MOST_NESTED = 1_000_000, 20  # of a configuration
 RENAMED = {"data.queries": "data.train"}
@@ -69,7 +69,7 @@ class _Loader(yaml.SafeLoader):
         raise yaml.constructor.ConstructorError(problem=problem, problem_mark=at.start_mark)
 
 
-# Dates and yes, no, on, off stay texts, which OmegaConf converts to the types of their keys. 1e-3 is a number.
+# Dates and yes, no, on, off stay texts; OmegaConf converts them to the types of their keys. 1e-3 is a number.
 _BOOL, _FLOAT, _DATE = (f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "timestamp"))
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_BOOL, _DATE)]
@@ -82,7 +82,7 @@ _Loader.add_implicit_resolver(_FLOAT, re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+
 def load_config(
     path: str | Path | Config, overrides: Sequence[str] = (), needs_lm: bool = True, needs_retriever: bool = True
 ) -> Config:
-    """Merge defaults, file and overrides; check keys, types, missing values and ranges. A `Config` is as a file.
+    """Merge defaults, file and overrides; check keys, types, missing values and ranges. A `Config` counts as a file.
 
     Without `needs_retriever`, a missing retriever.path becomes an empty path.
     """
@@ -108,7 +108,7 @@ def load_stored_lm(path: str | Path, overrides: Sequence[str] = ()) -> LMConfig:
     lm = load(path, overrides).lm
     if lm.url and not any(override.startswith("lm.url=") for override in overrides):
         raise UserError(
-            f"lm.url: {path} names the server {lm.url}, which is asked on your word only: give lm.url={lm.url} (and "
+            f"lm.url: {path} names the server {lm.url}, which is called only if you give lm.url={lm.url} (and "
             f"lm.model={lm.model}), or lm.path=DIR"
         )
     keeps_cache = any(override.startswith("lm.cache=") for override in overrides)
@@ -152,7 +152,7 @@ def flatten(config: AnyConfig) -> dict[str, Any]:
 
 
 def inputs_of(config: Config | EvaluationConfig) -> dict[str, Any]:
-    """Return the keys that decide what is computed and in which order, with their values."""
+    """Return the keys that change results or their order, with their values."""
     free = {key.path for key in keys_of(type(config)) if key.resumable}
     return {name: value for name, value in flatten(config).items() if name not in free}
 
@@ -273,8 +273,8 @@ def _forget_variables(file: dict[str, Any]) -> None:
 def _require_own_variables(config: AnyConfig, path: str, given: dict[str, Any]) -> None:
     """Keep a file by somebody else from choosing which of the user's secrets is sent to its servers.
 
-    Values are judged as they come out, whatever other keys they were taken from. `check_rules` refuses, unseen, what is
-    not the name of a variable: it may be a key itself.
+    Resolved values are checked, so interpolation hides nothing. `check_rules` refuses a value that is not the name of a
+    variable without showing it: it may be a key itself.
     """
     for key, name in _leaves(dataclasses.asdict(config), ""):
         section, _, last = key.rpartition(".")

@@ -10,9 +10,9 @@ SOURCE@3            three documents instead of k
 SOURCE@3/concat     three documents in one prompt, the nearest last
 SOURCE@3/even       three documents of equal weight
 SOURCE@3/softmax    three documents weighted by the softmax of their similarities or BM25 scores
-SOURCE@3/posterior  three documents whose weights begin as those of SOURCE@3 and follow the text (models/ensemble.py)
-SOURCE@3/vote       three documents whose own answers vote (models/generation.py)
-SOURCE@16/rerank    the one of sixteen documents that makes the query most likely for the LM
+SOURCE@3/posterior  as SOURCE@3, with weights that follow the text (models/ensemble.py)
+SOURCE@3/vote       three documents; the answers from each vote (models/generation.py)
+SOURCE@16/rerank    the document of sixteen that makes the query most likely for the LM
 
 `bm25@1` is in-context RALM (Ram et al. 2023), `bm25@16/rerank` its reranking by an LM.
 
@@ -34,8 +34,8 @@ NONE, RANDOM, BM25, GENREAD, REPLUG = "none", "random", "bm25", "genread", "repl
 LONG_CONTEXT = "long_context"
 GOLD, RERANKERS = "gold", ("direct", "rag", "noisy_channel", "poe")  # answering/answerer.py
 WEB_ENGINES = ("brave", "searxng")  # of `web.engine`, beside local
-INTERNET_QA = "internet_qa"  # the evaluation whose methods these are
-SYNONYMS = {"untuned": REPLUG, "tuned": "lsr"}  # where no retriever is called so
+INTERNET_QA = "internet_qa"  # an evaluation with its own methods
+SYNONYMS = {"untuned": REPLUG, "tuned": "lsr"}  # unless a retriever has that name
 WITHOUT_RETRIEVER = (NONE, RANDOM, BM25, GENREAD, LONG_CONTEXT)
 WAYS = CONCAT, EVEN, SOFTMAX, POSTERIOR, VOTE, RERANK = "concat", "even", "softmax", "posterior", "vote", "rerank"
 METHOD = re.compile(rf"(?P<source>[A-Za-z0-9_.-]+)(@(?P<k>[0-9]+))?(/(?P<way>{'|'.join(WAYS)}))?")
@@ -45,9 +45,9 @@ METHOD = re.compile(rf"(?P<source>[A-Za-z0-9_.-]+)(@(?P<k>[0-9]+))?(/(?P<way>{'|
 class Method:
     """`source` is none, long_context, random, bm25, genread or a retriever's name; `k` documents, 0 for none.
 
-    `weighting` is even, softmax, posterior or vote where the name says so. A reranked method reads one of its
-    documents. A method of `evaluation=internet_qa` reads passages that a search engine found: its source is none, gold
-    or a reranker.
+    `weighting` is even, softmax, posterior or vote if the name ends so, else None. A reranked method reads one of its
+    documents. A method of `evaluation=internet_qa` reads passages of a search engine: its source is none, gold or a
+    reranker.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Method:
 
     @property
     def num_mixed(self) -> int:
-        """Return how many documents are read side by side, or ranked by the LM; 1 where the LM only answers."""
+        """Return the number of documents mixed side by side or ranked by the LM; 1 if the LM only answers."""
         return 1 if self.is_concatenated or self.votes else self.k
 
     @property
@@ -151,11 +151,11 @@ def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
 def meaningful_comparisons(methods: Sequence[Method]) -> list[tuple[str, str]]:
     """Return the comparisons (other, method) that have one cause, in the order of `methods`.
 
-    A method stands against the first, against no retrieval, and against those before it that differ in one thing: whose
-    documents, how many, or how they are read; of a series of numbers each stands against the last.
+    A method is compared with the first, with no retrieval, and with earlier methods that differ in one thing: source,
+    number or reading of the documents. Within a series of numbers each is compared with the one before it.
     """
-    # A difference of two causes tells neither, such as lsr/posterior − replug. It would only make Holm's correction
-    # stricter for the comparisons that people ask for.
+    # A difference with two causes, such as lsr/posterior − replug, isolates neither. It would only make Holm's
+    # correction stricter for the useful comparisons.
     pairs = []
     for place, method in enumerate(methods):
         series = [other for other in methods[:place] if other.series == method.series]
@@ -168,7 +168,7 @@ def meaningful_comparisons(methods: Sequence[Method]) -> list[tuple[str, str]]:
 
 
 def _differ_in_one(other: Method, method: Method) -> bool:
-    """Return whether methods that read as many documents have one source or read in one way; or one reads none."""
+    """Return whether methods with equal numbers of documents (or none) share their source or their reading."""
     readings = {(one.is_concatenated, one.weighting, one.is_reranked) for one in (other, method)}
     read = {one.num_read for one in (other, method)} - {0}
     return len(read) <= 1 and (len(readings) == 1 or other.source == method.source)

@@ -15,13 +15,13 @@ from replug.config.schema import Config
 
 SHIPPED = Path(__file__).parents[1] / "configs"
 STORES = ("qdrant:", "postgresql:", "postgres:", "lance:")  # hosts write postgres:, which libpq takes too
-RUN_CONFIG = "config.yaml"  # of a run's folder
+RUN_CONFIG = "config.yaml"  # in a run directory
 SETTINGS_FILE = "config_sentence_transformers.json"  # in an encoder's folder
-TUNED_QUERIES = "replug_tuned_queries"  # a key there: queries alone were tuned, and what encodes documents
+TUNED_QUERIES = "replug_tuned_queries"  # a key there, if only queries were tuned: the document encoder
 
 
 def find_config(name: str) -> Path:
-    """Return the file or run of that name, or the shipped configuration that is called so: `debug`."""
+    """Return the file or run at a path, or the shipped configuration of that name, such as `debug`."""
     path = Path(name).expanduser()
     inside = path.relative_to("configs") if path.is_relative_to("configs") else path
     shipped = SHIPPED / inside.with_suffix(".yaml")
@@ -35,7 +35,7 @@ def shipped_names() -> list[str]:
 
 
 def public_name(path: str) -> str:
-    """Return a name that means the same everywhere as it is, and the last part of a file's or folder's path."""
+    """Return the last part of a local path, a store's scheme and collection, or any other name unchanged."""
     if names_store(path):
         return f"{path.partition(':')[0]}:?{'&'.join(re.findall(r'(?:collection|table)=[^&]*', path))}"
     file = Path(path).expanduser()
@@ -43,12 +43,12 @@ def public_name(path: str) -> str:
 
 
 def names_store(corpus: str | None) -> bool:
-    """Return whether `data.corpus` is the URL of a vector store, in which documents stay (`data.vector_stores`)."""
+    """Return whether `data.corpus` is the URL of a vector store (`data.vector_stores`)."""
     return (corpus or "").startswith(STORES)
 
 
 def require_folder(key: str, path: Path) -> None:
-    """Raise UserError for a folder that cannot be written, or be made; nothing is made."""
+    """Raise UserError for a folder that cannot be written or created. Creates nothing."""
     there = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not there.is_dir():
         raise UserError(f"{key}: {there} is a file; expected a folder, or a name that is free")
@@ -57,7 +57,7 @@ def require_folder(key: str, path: Path) -> None:
 
 
 def check_paths(config: Config | EvaluationConfig, corpus_only: bool = False) -> None:
-    """Raise UserError for the first path that is missing or cannot be written; an index is of the corpus only."""
+    """Raise UserError for the first path that is missing or cannot be written; `corpus_only` skips the other splits."""
     data = config.data
     if isinstance(config, EvaluationConfig):
         require_folder("out", Path(config.out).expanduser())
@@ -88,16 +88,16 @@ def check_paths(config: Config | EvaluationConfig, corpus_only: bool = False) ->
 FILES = r"gguf|jsonl|ndjson|json|csv|tsv|parquet|txt|gz|zst|bz2"  # endings that no name on the hub has
 NAME = re.compile(rf"(?![.]|.*[.](?:{FILES})$)[\w.-]+(/[\w.-]+)?")  # NAME or OWNER/NAME
 OURS = re.compile(r"package:.*|stand_in")  # sources
-BACKENDS = re.compile(r"\w+:.*|stand_in")  # what `models` looks up, such as package:minilm
+BACKENDS = re.compile(r"\w+:.*|stand_in")  # resolved by `models`, such as package:minilm
 HUB_SECONDS = 5.0
 MODEL, DATASET = "model", "dataset"
 DATA = "a file of rows or texts, a folder of them, or a dataset's name on the hub"
 
 
 def is_here(key: str, name: str, expected: str) -> bool:
-    """Return whether a file or folder is here; False for what may be a name on the hub. Raises UserError otherwise.
+    """Return whether a file or folder exists; False for a possible name on the hub. Raises UserError otherwise.
 
-    So it does for a pipe, a socket or a device such as /dev/stdin: what is read once has no checksum.
+    A pipe, a socket or a device such as /dev/stdin is refused: it can be read only once, so it has no checksum.
     """
     path = Path(name).expanduser()
     if path.exists() and not path.is_file() and not path.is_dir():
@@ -123,7 +123,7 @@ def check_names(config: Config | EvaluationConfig) -> None:
 
 
 def names_of_data(config: Config | EvaluationConfig) -> Iterator[tuple[str, str]]:
-    """Yield the keys that name texts or rows, with their values; no pattern of files, URL of a store or stand-in."""
+    """Yield the keys that name texts or rows, with their values, except patterns, URLs and stand-ins."""
     named = {f"data.{name}": getattr(config.data, name) for name in ("source", "corpus", "train", "heldout", "dev")}
     if isinstance(config, EvaluationConfig):
         named |= {f"questions.{name}": getattr(config.questions, name) for name in ("path", "demonstrations", "qrels")}
@@ -142,7 +142,7 @@ def require_name(key: str, name: str, kind: str, expected: str) -> None:
 
 
 def _nothing_at(name: str) -> str:
-    """Say in which folder the path ends, with a near name that is there."""
+    """Describe where the path ends to exist, with a similar name from that folder."""
     path = Path(name).expanduser().absolute()
     folder = next(parent for parent in path.parents if parent.is_dir())
     missing = path.relative_to(folder).parts[0]
@@ -152,7 +152,7 @@ def _nothing_at(name: str) -> str:
 
 
 def _hub_refusal(name: str, kind: str) -> str | None:
-    """Return why the hub does not give a name; None if it may: then loading it says what is wrong with it."""
+    """Return why the hub lacks a name; None if it may have it, since loading then reports any other problem."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HTTPError, RepositoryNotFoundError
     from huggingface_hub.file_download import repo_folder_name

@@ -1,11 +1,11 @@
-"""Make other people's text safe for a terminal: no character moves the cursor, hides or reorders others."""
+"""Make other people's text safe for a terminal: no character moves the cursor, or hides or reorders others."""
 
 import json
 import re
 from typing import Any
 
 JOINERS = "\u200c\u200d"  # of letters and of emoji
-_SHOWN = re.compile(r"[ -~]*")  # what most text is made of
+_SHOWN = re.compile(r"[ -~]*")  # the characters of most text
 
 
 def plain_line(text: str) -> str:

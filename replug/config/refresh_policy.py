@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from replug.config.schema import RefreshConfig
 
-INTERVALS_TO_STOP = 3  # between refreshes: training stops when the index is older
+INTERVALS_TO_STOP = 3  # refresh intervals: training stops when the index is older
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class RefreshPolicy:
     max_steps: int
 
     def starts_at(self, step: int) -> bool:
-        """At every multiple of `every_steps`, unless training ends before the new index would be adopted."""
+        """Return whether a refresh starts at a step; none starts if training ends before its adoption."""
         return step > 0 and step % self.every_steps == 0 and step + self.lag_steps < self.max_steps
 
     def is_too_old(self, step: int, live_step: int) -> bool:
@@ -30,7 +30,7 @@ class RefreshPolicy:
 
     @property
     def num_starts(self) -> int:
-        """Refreshes of a whole run."""
+        """Return the number of refreshes in a whole run."""
         return sum(self.starts_at(step) for step in range(0, self.max_steps, self.every_steps))
 
 
@@ -43,7 +43,7 @@ def refresh_policy(keys: RefreshConfig, max_steps: int, trains_documents: bool =
 
 
 def refresh_problems(keys: RefreshConfig) -> Iterator[str]:
-    """Yield what no policy can be made of, with the key and what was expected."""
+    """Yield a message for each invalid key, with the expected value."""
     if (lag := keys.lag_steps or 0) > keys.every_steps:
         yield (
             f"refresh.lag_steps is {lag}; expected 0 to refresh.every_steps ({keys.every_steps}), so that one "

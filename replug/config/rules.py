@@ -1,6 +1,6 @@
 """Check the rules that combine keys of a configuration or need code; `config.schema` holds the bounds of single keys.
 
-Every message says which key is wrong, what was expected and, where it is not obvious, what to do.
+Every message names the wrong key, the expected value and, if it is not obvious, the fix.
 """
 
 import math
@@ -28,26 +28,26 @@ from replug.config.refresh_policy import refresh_problems
 from replug.config.schema import DEV_SHARE, Config, DataConfig, EnsembleConfig, LMConfig
 
 API_KEY = "api_key_env"
-VARIABLE = r"[A-Z_][A-Z0-9_]*"  # of the environment; a key itself has other characters
+VARIABLE = r"[A-Z_][A-Z0-9_]*"  # of the environment; API keys contain other characters
 DATA_SOURCES = (("corpus",), ("source",), ("prepared",))  # keys of `data` that name documents
 API_VERSION = re.compile(r"api-version=([\w.-]+)")
 FIT = "fit"  # of ensemble.temperature
 READS_TOKENS = (
-    "ensemble.read counts tokens of prompts, and a server without lm.tokenizer, or with lm.api=chat, does not tell "
-    "them; expected that, or ensemble.read=0"
+    "ensemble.read counts tokens of prompts, which are unknown for a server without lm.tokenizer or with lm.api=chat; "
+    "expected lm.tokenizer and another lm.api, or ensemble.read=0"
 )
 RULE, BY_LM = "rule", "lm"  # of data.questions; anything else is a file
 OWN_LABELS = "auto"  # of train.labels: made in the run directory
-# Of requests to a server: those on which scores rest, and those that only change what the LM answers.
+# Fields of requests to a server: scores depend on the first tuple; the second only changes answers.
 REQUEST_FIELDS = (
     *("model", "messages", "prompt", "text", "input_ids", "n", "stream", "stop", "echo", "logprobs", "top_logprobs"),
     *("prompt_logprobs", "continue_final_message", "add_generation_prompt", "sampling_params"),
 )
 FIELDS_OF_ANSWERS = ("max_tokens", "max_completion_tokens", "temperature", "top_p", "seed")
 TEXT_FIELDS = ("text", "id", "domain")  # fields of a row of data.source; `data.fields` gives their names in files
-QUESTION_TOKENS = 64  # tokens of a question that move posterior weights: an answer is too short to move them
-QUESTION = "{question}"  # where a question stands in questions.query
-DOCUMENT, CONTEXT = "{document}", "{context}"  # where both stand in lm.prompt
+QUESTION_TOKENS = 64  # tokens of a question that update posterior weights: an answer is too short for that
+QUESTION = "{question}"  # placeholder of the question in questions.query
+DOCUMENT, CONTEXT = "{document}", "{context}"  # placeholders in lm.prompt
 YES_PROMPT = r"Passage: {document}\n\nText: {context}\n\nDoes the passage help to answer? Answer Yes or No.\nAnswer:"
 
 
@@ -64,7 +64,7 @@ def check_rules(config: AnyConfig, needs_lm: bool = True, needs_retriever: bool 
 
 
 def _key_problems(config: AnyConfig) -> Iterator[str]:
-    """Check each key by itself. What should name a variable, and does not, is not shown: it may be a server's key."""
+    """Check each key by itself. An invalid name of a variable is not shown: it may be a server's API key."""
     for key in keys_of(type(config)):
         value, last = attrgetter(key.path)(config), key.path.rpartition(".")[2]
         if last == API_KEY and not re.fullmatch(VARIABLE, value):
@@ -82,7 +82,7 @@ def _ask_problems(config: AskConfig) -> Iterator[str]:
     if (weights := config.ensemble.weights) != EnsembleWeights.posterior:
         for name in ("prune", "read"):
             if (value := getattr(config.ensemble, name)) != getattr(AnsweringConfig(), name):
-                yield f"ensemble.{name} is {value}, and weights={weights} stay as they are; expected weights=posterior"
+                yield f"ensemble.{name} is {value}, but weights={weights} are constant; expected weights=posterior"
 
 
 def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator[str]:
@@ -152,14 +152,14 @@ def _ensemble_problems(ensemble: EnsembleConfig, lm: LMConfig) -> Iterator[str]:
 
 
 def tokens_read(ensemble: EnsembleConfig, lm: LMConfig) -> int:
-    """Return how many tokens of a question move posterior weights; 0 where a server's tokens are not known."""
+    """Return how many tokens of a question update posterior weights; 0 if a server's tokens are unknown."""
     if ensemble.read is not None:
         return ensemble.read
     return QUESTION_TOKENS if _tells_tokens(lm) else 0
 
 
 def _tells_tokens(lm: LMConfig) -> bool:
-    """Return whether the tokens of prompts are known: a server that is asked in chats gets text."""
+    """Return whether the tokens of prompts are known: a chat server gets text."""
     return bool(lm.path or (lm.tokenizer and lm.api is not ServerAPI.chat))
 
 
@@ -193,10 +193,10 @@ def rerank_lm_problems(config: EvaluationConfig) -> Iterator[str]:
 
 
 def lm_problems(lm: LMConfig, trains: bool = False, votes: bool = False) -> Iterator[str]:
-    """Check the section `lm`. Labels, training and a server's answers that vote need no log-probs of texts."""
+    """Check the section `lm`. Labels, training and votes by a server need no log-probs of texts."""
     if lm.score is not Teacher.logprob and not trains and not (votes and lm.url):
         yield (
-            f"lm.score is {lm.score.value}, which is for labels, training and a server whose answers vote; expected "
+            f"lm.score is {lm.score.value}, which is for labels, training and votes by a server; expected "
             "lm.score=logprob here, or only methods such as replug/vote (ask and serve: ensemble.weights=vote)"
         )
     if lm.samples > 1 and lm.score is not Teacher.answer:
@@ -226,7 +226,7 @@ def lm_problems(lm: LMConfig, trains: bool = False, votes: bool = False) -> Iter
 
 def _prompt_problems(lm: LMConfig) -> Iterator[str]:
     if lm.chat and lm.api is ServerAPI.chat:
-        yield "lm.chat is true with lm.api=chat, whose server has a chat template of its own; expected lm.chat=false"
+        yield "lm.chat is true with lm.api=chat, where the server applies its own chat template; expected lm.chat=false"
     elif lm.chat and lm.url and not lm.tokenizer:
         yield "lm.tokenizer is missing; expected the server's tokenizer, since lm.chat=true uses its chat template"
     if lm.prompt is None:
@@ -236,17 +236,17 @@ def _prompt_problems(lm: LMConfig) -> Iterator[str]:
             yield f"lm.prompt has {place} {count or 'no'} times; expected a template with {DOCUMENT} and {CONTEXT} once"
     if any(DOCUMENT in line and CONTEXT in line for line in lm.prompt.split("\n")):
         yield (
-            f"lm.prompt has {DOCUMENT} and {CONTEXT} on one line; expected two, since the document's line is left out "
-            f"where there is none: 'lm.prompt=\"Help: {DOCUMENT}\\n\\n{CONTEXT}\"', with both pairs of quotes"
+            f"lm.prompt has {DOCUMENT} and {CONTEXT} on one line; expected two lines, since the document's line is "
+            f"omitted without a document: 'lm.prompt=\"Help: {DOCUMENT}\\n\\n{CONTEXT}\"', with both pairs of quotes"
         )
     if lm.separator != LMConfig().separator:
-        yield "lm.separator and lm.prompt are both set; expected one of them: lm.prompt has what stands between the two"
+        yield "lm.separator and lm.prompt are both set; expected one of them: lm.prompt contains the text between both"
 
 
 def server_url(lm: LMConfig) -> str:
     """Return lm.url without blanks round it, and without a slash or /completions at its end.
 
-    Raises UserError for what is not a server's address, and shows no password.
+    Raises UserError for an invalid address, without showing a password.
     """
     url, mark, query = (lm.url or "").strip().replace("#", "?").partition("?")
     url = url.rstrip("/").removesuffix("/completions").removesuffix("/chat")
@@ -274,7 +274,7 @@ def is_loopback(host: str) -> bool:
 
 
 def api_version(lm: LMConfig) -> dict[str, str]:
-    """Return the query of lm.url, which gateways such as Azure's want in every request."""
+    """Return the query of lm.url, which gateways such as Azure's need in every request."""
     match = API_VERSION.search(lm.url or "")
     return {"api-version": match.group(1)} if match else {}
 
@@ -308,7 +308,7 @@ def _data_problems(data: DataConfig) -> Iterator[str]:
             expected = f"{store}a file, a folder, or a dataset's name on the hub"
             yield f"data.{name} is a URL of {scheme}://; expected {expected}"  # the rest may hold a password
     for name, field in data.fields.items():
-        if not isinstance(field, str):  # which OmegaConf lets pass
+        if not isinstance(field, str):  # OmegaConf accepts these
             yield f"data.fields.{name} is {field}; expected the name of a field, such as text"
     given = [[f"data.{name}" for name in names if getattr(data, name)] for names in DATA_SOURCES]
     if len(both := [names[0] for names in given if names]) > 1:
@@ -333,7 +333,7 @@ def _data_problems(data: DataConfig) -> Iterator[str]:
 
 
 def _dev_problems(config: Config) -> Iterator[str]:
-    """Refuse a choice by development texts without any, before a text is cut."""
+    """Refuse a choice by development texts if there are none, before texts are cut."""
     data = config.data
     if not chooses_by_dev(config) or data.prepared or (data.num_dev if data.source else data.dev or not data.train):
         return
@@ -368,7 +368,7 @@ def _teacher_problems(config: Config) -> Iterator[str]:
 
 
 def require_room(lm: LMConfig, max_tokens: int, text: int, document: int) -> None:
-    """Raise UserError where an LM does not hold a text's tokens with a document's; one that is cut keeps a part."""
+    """Raise UserError if the LM does not hold a text with a document, or with a part of it if documents are cut."""
     left = max_tokens - text
     if document > left and (left <= 0 or lm.too_long is TooLong.error):
         fixes = f"texts.document_tokens={left}, or lm.too_long=truncate, which cuts documents"
@@ -379,7 +379,7 @@ def require_room(lm: LMConfig, max_tokens: int, text: int, document: int) -> Non
 
 
 def require_logprobs(lm: LMConfig) -> None:
-    """Raise UserError for an LM that gives no log-probs of texts, where something is measured or answered by them."""
+    """Raise UserError for an LM without log-probs of texts, which the caller needs."""
     for problem in lm_problems(lm):
         raise UserError(problem)
 
@@ -414,7 +414,7 @@ def _resource_problems(config: Config) -> Iterator[str]:
 
 
 def _training_problems(config: Config) -> Iterator[str]:
-    """Check which weights learn, and by which loss."""
+    """Check the loss, its micro-batches and its dimensions."""
     if config.loss.in_batch and not config.loss.contrastive:
         yield "loss.in_batch is true, but loss.contrastive is 0; expected loss.contrastive above 0"
     if config.loss.in_batch and config.train.micro_batches > 1:
@@ -454,7 +454,7 @@ def _on_questions(config: Config) -> Iterator[str]:
         yield "train.examples is questions, but data.questions is not set; expected data.questions=rule, lm or a file"
     for name in ("labels", "label_steps", "epochs"):
         if (value := getattr(train, name)) is not None:
-            instead = "train.max_steps instead" if name == "epochs" else "null, since no LM is asked"
+            instead = "train.max_steps instead" if name == "epochs" else "null, since the LM is not used"
             yield f"train.{name} is {value} with train.examples=questions; expected {instead}"
     if names_store(config.data.corpus):
         yield "train.examples is questions, which are made from documents in files; expected no store as data.corpus"

@@ -62,8 +62,8 @@ class DataConfig:
     num_dev: int = key(0, "Number of development examples to keep. 0: none.", FROM_0)
     query_share: float = key(0.2, "Share of the source documents that become training examples.", SHARE)
     heldout_share: float = key(0.1, "Share of the source documents that become held-out examples.", SHARE)
-    corpus_share: float | None = key(None, "Share of the source that becomes the corpus. Default: what is left.", SHARE)
-    ngram_overlap: int | None = key(None, "Drop texts that share so many words in a row with another split.", ABOVE_0)
+    corpus_share: float | None = key(None, "Share of the source that becomes the corpus. Default: the rest.", SHARE)
+    ngram_overlap: int | None = key(None, "Drop texts that share this many words in a row with another split.", ABOVE_0)
     num_workers: int = key(1, "Number of preparing processes, on the machine of the command.", ABOVE_0)
 
 
@@ -94,7 +94,7 @@ class LMConfig:
     dtype: DType = key(DType.auto, "float32, bfloat16, float16, or auto (bfloat16 where the hardware has it).")
     tokens_per_batch: int | None = key(None, "Tokens per pass. Default: 1,024 on a CPU, from 4,096 on a GPU.", ABOVE_0)
     num_replicas: int | None = resumable(None, "Scorer replicas. Default: derived from resources.score.", ABOVE_0)
-    gpus_per_replica: float | None = resumable(None, "GPUs of a replica. Default: as many as hold the LM.", FROM_0)
+    gpus_per_replica: float | None = resumable(None, "GPUs of a replica. Default: enough to hold the LM.", FROM_0)
     url: str | None = resumable(None, "URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1.")
     model: str | None = key(None, "Name of the LM on the server at lm.url.")
     api: ServerAPI = key(ServerAPI.echo, "Server's API: completions with echo or prompt_logprobs (vLLM), or chat.")
@@ -107,7 +107,7 @@ class LMConfig:
     # Both kinds.
     score: Teacher = key(
         Teacher.logprob,
-        "What training learns from: logprob of the continuation, yes (P(yes) to lm.prompt) or answer (F1).",
+        "Training signal: logprob of the continuation, yes (P(yes) to lm.prompt) or answer (F1).",
     )
     samples: int = key(1, "Answers per document with lm.score=answer, drawn at temperature 1. 1: greedy.", ABOVE_0)
     separator: str = key("\n", "Text between a document and the context, without lm.prompt.")
@@ -142,10 +142,10 @@ class EnsembleConfig:
         "Temperature of the ensemble's softmax (paper: 1), or fit. Default: the retriever's setting, else 1.",
         RULED,
     )
-    prune: float = key(0.0, "Posterior weights: documents below this weight are not read further. 0: all are.", BELOW_1)
+    prune: float = key(0.0, "Posterior weights: stop reading documents below this weight. 0: read all.", BELOW_1)
     read: int | None = key(
         None,
-        "Posterior weights: tokens at the prompt's end that move the weights before the answer. 0: none. Default: 64 "
+        "Posterior weights: tokens at the prompt's end that update the weights before the answer. 0: none. Default: 64 "
         "of a question (none with a server without lm.tokenizer), none of a text.",
         FROM_0,
     )
@@ -195,7 +195,7 @@ class ResourcesConfig:
 class TrainConfig:
     examples: Examples = key(
         Examples.texts,
-        "What is trained on: texts (LSR by the LM's scores), or questions made from the documents (contrast, no LM).",
+        "Training data: texts (LSR by the LM's scores), or questions made from the documents (contrast, no LM).",
     )
     max_steps: int = key(1000, "Optimizer steps (paper: 25,000).", ABOVE_0)
     batch_size: int = key(64, "Training examples per step, over all ranks (paper: 64).", ABOVE_0)
@@ -208,7 +208,7 @@ class TrainConfig:
     chunk_tokens: int | None = key(None, "Tokens per gradient-cache chunk, encoded twice. Default: no chunks.", ABOVE_0)
     pipeline_depth: int = key(1, "Batches retrieved and scored ahead. 0: strictly sequential.", FROM_0)
     labels: str | None = key(None, "Folder of labels, or auto (RUN_DIR/labels). Default: score during training.")
-    epochs: int | None = key(None, "Epochs over the labels. Default: as many as train.max_steps makes.", ABOVE_0)
+    epochs: int | None = key(None, "Epochs over the labels. Default: derived from train.max_steps.", ABOVE_0)
     label_steps: int | None = key(None, "Steps on labels before batches are scored live. Default: all steps.", ABOVE_0)
     patience: int | None = key(None, "Development results without improvement until the stop. Default: never.", ABOVE_0)
 

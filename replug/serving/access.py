@@ -1,11 +1,11 @@
-"""Limit who asks, how much and how often: the bearer token, bounds of requests and connections.
+"""Limit access: the bearer token, and bounds on requests and connections.
 
-Whoever has the token may ask. Without a token the server listens on loopback only. A page in a browser could still
-reach it under a name that it made to mean loopback (DNS rebinding), so the name in `Host` must be loopback's too.
+Every client with the token is served. Without a token the server listens on loopback only. A web page could still reach
+it under a name of its author that resolves to loopback (DNS rebinding), so `Host` must name loopback too.
 
-A request must arrive whole in time, and only so many connections are open: uvicorn has no such limits. A head that
-never ends would hold a file descriptor for ever, and without descriptors the server answers nobody. It is a small
-server for one team; what the internet sends is for a proxy before it.
+Requests must arrive in time, and the number of connections is limited: uvicorn has no such limits. An endless head
+would hold a file descriptor for ever, and without descriptors the server answers nobody. It is a small server for one
+team; put a proxy before it to face the internet.
 """
 
 import asyncio
@@ -33,34 +33,34 @@ MIN_TOKEN_CHARACTERS = 16
 MAX_BODY_BYTES = 8 * 2**20
 HEALTH = "/health"  # needs no token
 COMPUTING = ("/v1/embeddings", "/search", "/v1/completions", "/v1/chat/completions")
-GONE = 499  # the status of a client that disconnected, as nginx has it
+GONE = 499  # status for a disconnected client, as in nginx
 SECONDS_TO_ARRIVE = 20.0  # a request's head and body
 MAX_CONNECTIONS = 512  # of the 1,024 descriptors that a process may usually open
 SECONDS_BETWEEN_LINES = 60.0
-BACKLOG = 128  # connections that asyncio accepts at once, before any can be refused
+BACKLOG = 128  # connections that asyncio accepts at once, before refusing any
 
 
 def token_for(host: str) -> str | None:
-    """Return the environment's token. Raises UserError for a weak one, and for none beyond loopback."""
+    """Return the environment's token. Raises UserError for a weak token, or for a missing one beyond loopback."""
     token = os.environ.get(TOKEN_VARIABLE)
     if token is None:
         if not is_loopback(host):
             raise UserError(f"--host {host} can be reached by others; expected a token for them in ${TOKEN_VARIABLE}")
         return None
     if not re.fullmatch(rf"[!-~]{{{MIN_TOKEN_CHARACTERS},}}", token):  # printable ASCII without a space
-        expected = f"expected {MIN_TOKEN_CHARACTERS} ASCII characters or more, such as those of `openssl rand -hex 32`"
+        expected = f"expected {MIN_TOKEN_CHARACTERS} ASCII characters or more, such as by `openssl rand -hex 32`"
         raise UserError(f"${TOKEN_VARIABLE} is not a token; {expected}")
     return token
 
 
 class Guard:
-    """Middleware round the routes: refuse requests without the token, too large, or too many."""
+    """Middleware that refuses requests without the token, large requests, and too many at once."""
 
     def __init__(self, app: ASGIApp, token: str | None, service: Service) -> None:
         self._app, self._token, self._service, self._under_way = app, token, service, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # the server's own start and end
+        if scope["type"] != "http":  # lifespan events
             await self._app(scope, receive, send)
             return
         counted = scope["path"] in COMPUTING
@@ -71,7 +71,7 @@ class Guard:
                 await self._app(scope, receive, send)
         except ApiError as error:
             await error.response()(scope, receive, send)
-        except TimeoutError:  # of a client that does not read: the server closes the connection
+        except TimeoutError:  # the client does not read: the server closes the connection
             return
         finally:
             self._under_way -= counted
@@ -84,8 +84,8 @@ class Guard:
         if self._token is None and not is_loopback(name):
             message = f"Host is {request.headers.get('host')}; expected this machine's own, such as 127.0.0.1"
             raise ApiError(403, message, code="wrong_host")
-        if self._token is None and "origin" in request.headers:  # a browser sends a page's requests without asking
-            message = f"a page of {request.headers['origin']} asks; expected a token (${TOKEN_VARIABLE}) for browsers"
+        if self._token is None and "origin" in request.headers:  # browsers send a page's requests without consent
+            message = f"Origin is {request.headers['origin']}; expected a token (${TOKEN_VARIABLE}) for browsers"
             raise ApiError(403, message, code="wrong_origin")
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if self._token is not None and not (
@@ -106,13 +106,13 @@ class Guard:
 
 
 class BoundedConnection(H11Protocol):
-    """uvicorn's connection, which is closed if its request does not arrive in time, or before, for newer ones.
+    """uvicorn's connection, closed if its request does not arrive in time, or earlier to make room for newer ones.
 
-    `waiting` holds the connections without a request under way; the one that waits longest is the first.
+    `waiting` holds the connections without a request under way, the longest wait first.
     """
 
     waiting: ClassVar[dict["BoundedConnection", None]] = {}
-    _told_at: ClassVar[float] = -math.inf  # the time of the last line on them
+    _told_at: ClassVar[float] = -math.inf  # time of the last warning
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -140,7 +140,7 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _bound(self) -> None:
-        """Begin to count when a request begins, and end when it is here."""
+        """Start the timer while a request is awaited or arriving; stop it when the request is complete."""
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._end_wait()
         elif self._timer is None:

@@ -1,7 +1,7 @@
 """The HTTP server: routes, refusals, streams, and the process.
 
-Everything is loaded before the server listens. SIGTERM and Ctrl-C end it when its requests are answered, at most as
-long as a request may take; a second Ctrl-C does not wait.
+Everything is loaded before the server listens. On SIGTERM and Ctrl-C it answers its requests, for at most the time
+limit of a request, and ends; a second Ctrl-C does not wait.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ def create_app(service: Service, token: str | None) -> FastAPI:
 
 
 def api_error(error: Exception) -> ApiError:
-    """Return the error for the client. Unreadable text is its own mistake; the log alone says other causes."""
+    """Return the error for the client. Unreadable text is the client's mistake; other causes appear only in the log."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
@@ -149,7 +149,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 def _question(
     service: Service, body: CompletionRequest | ChatRequest, build: Build, text: str, default_tokens: int
 ) -> Question:
-    """Return what is to be answered. Refuse what this LM cannot do before a stream begins."""
+    """Return the question of a request. Refuse options that this LM lacks before a stream begins."""
     options = body.options(service.limits, default_tokens)
     if isinstance(service.lm, HttpLM):
         try:
@@ -170,7 +170,7 @@ async def _answer(
     shape: AnswerShape,
     body: CompletionRequest | ChatRequest,
 ) -> Response:
-    """Answer whole, or in a stream after everything that can be refused has been checked."""
+    """Answer whole, or in a stream after all checks that may refuse the request."""
     if not body.stream:
         content = shape.whole(await _within(service, request, _answers(service, questions)))
         return JSONResponse(content)
@@ -182,14 +182,14 @@ async def _answer(
 
 
 async def _answers(service: Service, questions: Sequence[Question]) -> list[Answer]:
-    """Answer all questions. Their searches are one call, and so are their answers."""
+    """Answer all questions: one call for the searches, one for the answers."""
     await _all(service.retrieve(question) for question in questions)
     await asyncio.to_thread(service.require_room, questions)
     return await _all(service.answer(question) for question in questions)
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Return the results of works that run at once. The first error is raised and ends the others."""
+    """Run coroutines at once and return their results. Raises the first error and cancels the others."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
@@ -199,7 +199,7 @@ async def _all(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
 
 
 async def _within(service: Service, request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Wait for work. End it when the time is over or the client disconnects."""
+    """Wait for work. Cancel it when time runs out or the client disconnects."""
     task = asyncio.create_task(_timed(service, work))
     disconnected = asyncio.ensure_future(request.receive())  # the body has been read, so this is the disconnect
     try:
@@ -213,7 +213,7 @@ async def _within(service: Service, request: Request, work: Coroutine[Any, Any, 
 
 
 async def _timed(service: Service, work: Coroutine[Any, Any, Result]) -> Result:
-    """Wait for work. Raises ApiError when the time of a request is over."""
+    """Wait for work. Raises ApiError after the time limit of a request."""
     seconds = service.limits.timeout_seconds
     try:
         async with asyncio.timeout(seconds):
@@ -242,7 +242,7 @@ def _event(content: Json | str) -> bytes:
 
 
 async def _pieces(service: Service, question: Question) -> AsyncGenerator[str | Answer, None]:
-    """Yield pieces as the LM's thread tells them, then the answer. Closing the generator ends the answer."""
+    """Yield the pieces from the LM's thread, then the answer. Closing the generator ends the answer."""
     loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None]()
     question.listen = lambda piece: loop.call_soon_threadsafe(pieces.put_nowait, piece)  # type: ignore[assignment]
     answering = asyncio.create_task(_timed(service, service.answer(question)))
@@ -277,16 +277,16 @@ SECONDS_TO_END = 5.0  # beyond the time of a request
 def run_server(app: FastAPI, listener: socket.socket, service: Service) -> None:
     """Serve until a signal ends the server; its requests are answered first. Raises RunError if it ends by itself."""
     timeout_seconds = service.limits.timeout_seconds
-    listener.listen()  # a connection that comes before uvicorn accepts waits
+    listener.listen()  # connections wait until uvicorn accepts
     host, port = listener.getsockname()[:2]
     log.info(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}")
-    # uvicorn raises the signal that ended it once more, for whoever handled it before; here the end is a success.
+    # uvicorn raises its signal again for the earlier handler; here the end is a success.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     config = uvicorn.Config(
         app,
         log_config=None,
-        access_log=False,  # it would record what users ask
+        access_log=False,  # it would record users' requests
         server_header=False,
         http=BoundedConnection,
         backlog=BACKLOG,
@@ -295,11 +295,11 @@ def run_server(app: FastAPI, listener: socket.socket, service: Service) -> None:
     _Server(config, timeout_seconds).run([listener])
     if service.failure:
         raise RunError(f"the server has ended: {service.failure}")
-    log.info("stopped; every request that was accepted has been answered")
+    log.info("stopped; all accepted requests have been answered")
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which ends at last where a call that nothing can break off still holds a thread."""
+    """uvicorn's server, which exits the process if an uninterruptible call still holds a thread."""
 
     def __init__(self, config: uvicorn.Config, timeout_seconds: float) -> None:
         super().__init__(config)

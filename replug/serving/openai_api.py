@@ -1,8 +1,8 @@
 """Requests and responses in OpenAI's shapes; documents, weights and the index version are under `replug`.
 
-Unknown keys are refused, and so are values that an ensemble cannot fulfil, such as n=2. Clients send many keys at the
-value that asks for nothing, such as n=1: these are accepted. Keys that no answer depends on, such as user, are ignored.
-A key that is null counts as absent. Refusals have OpenAI's error shape, so that its clients raise their own errors.
+Unknown keys are refused, and so are values that an ensemble cannot fulfil, such as n=2. Neutral values that clients
+often send, such as n=1, are accepted. Keys that do not change answers, such as user, are ignored. Null means absent.
+Refusals have OpenAI's error shape, so that its clients raise their own errors.
 """
 
 import base64
@@ -28,16 +28,16 @@ QUERY: Final = "query"
 DOCUMENT: Final = "document"
 LM_NAME, RETRIEVER_NAME = "replug", "retriever"  # values of `model`
 MAX_TEXTS, MAX_DOCUMENTS = 2048, 100  # of one request; OpenAI's own limit of inputs
-# Keys of OpenAI's API that no answer depends on: `prediction` makes its answers faster, and tools are refused here.
+# Keys of OpenAI's API that do not change answers: `prediction` only speeds them up, and tools are refused here.
 IGNORED = (
     *("user", "safety_identifier", "metadata", "store", "service_tier", "prediction", "parallel_tool_calls"),
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
 )
-DEFAULT_TOKENS = 16  # of a completion, as OpenAI has it; chats default to the server's limit
+DEFAULT_TOKENS = 16  # of a completion, as at OpenAI; chats default to the server's limit
 
 
 class ApiError(Exception):
-    """A refusal: an HTTP status, a line for a person, the parameter that it is about, and a code for a program."""
+    """A refusal: an HTTP status, a message, the parameter concerned, and a code for programs."""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -52,12 +52,12 @@ class ApiError(Exception):
 
 
 def refused(param: str, message: str, code: str | None = None) -> ApiError:
-    """Make the error of a request that is wrong or cannot be fulfilled; `message` says what is expected."""
+    """Make the error of an invalid or unsupported request; `message` names the expected value."""
     return ApiError(400, f"{param}: {message}", param, code)
 
 
 def validation_refused(error: RequestValidationError) -> ApiError:
-    """Make the error of the first wrong key, with pydantic's message."""
+    """Make the error of the first invalid key, with pydantic's message."""
     first: Json = error.errors()[0]
     place = plain_line(".".join(str(part) for part in first["loc"] if part != "body"))[:200] or "body"
     if first["type"] == "extra_forbidden":
@@ -67,7 +67,7 @@ def validation_refused(error: RequestValidationError) -> ApiError:
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """Limits that a user sets; `max_prompt_tokens` count a prompt with a document and the answer."""
+    """Limits that a user sets; `max_prompt_tokens` counts a prompt with a document and the answer."""
 
     max_prompt_tokens: int = 4096
     max_new_tokens: int = 512
@@ -84,9 +84,9 @@ Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
 class StrictRequest(BaseModel):
-    """A request that may hold no other keys and no other types.
+    """A request that refuses other keys and other types.
 
-    `neutral` are keys that are accepted at the values that ask for nothing.
+    `neutral` keys are accepted with their neutral values only.
     """
 
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
@@ -111,7 +111,7 @@ class StrictRequest(BaseModel):
 
 
 class EmbeddingRequest(StrictRequest):
-    """Texts to embed; `input_type` says for which side of the retriever."""
+    """Texts to embed; `input_type` chooses the side of the retriever."""
 
     model: Literal["retriever"]
     input: Texts
@@ -126,7 +126,7 @@ class SearchRequest(StrictRequest):
 
 
 class EnsembleOptions(StrictRequest):
-    """REPLUG's own: the number of documents, and the query that finds them instead of the prompt."""
+    """REPLUG's own options: the number of documents, and a query to use instead of the prompt."""
 
     k: int | None = Field(default=None, ge=0, le=MAX_DOCUMENTS)
     query: str | None = None
@@ -180,7 +180,7 @@ class TextPart(StrictRequest):
 
 
 class Message(StrictRequest):
-    """A message; an assistant's may be one that a client got and sends back."""
+    """A message; clients also send back earlier answers of the assistant."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
@@ -209,7 +209,7 @@ class ChatRequest(_Generation):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer of the ensemble; `evidence` is what clients get under `replug`."""
+    """An answer of the ensemble; `evidence` becomes `replug` in the response."""
 
     generated: Generated
     finish_reason: Literal["length", "stop"]  # whether max_tokens ended it
@@ -286,7 +286,7 @@ class AnswerShape:
 
 
 def _usage(answers: Sequence[Answer]) -> Json | None:
-    """Count the tokens of all documents' prompts as the LM read them; None if it does not tell."""
+    """Count the tokens of all documents' prompts as the LM read them; None if it does not report them."""
     read = [answer.generated.prompt_tokens for answer in answers]
     if None in read:
         return None

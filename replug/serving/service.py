@@ -4,8 +4,8 @@ An answer is REPLUG's (section 3.2): documents are retrieved for the query, each
 predictions are mixed by weights that begin as softmax(similarities / temperature) and follow the answer
 (`models.ensemble`). Requests that wait together are computed in one call.
 
-In a chat the document stands inside the user's last message, because the template begins with what the LM's chats begin
-with. Too long a prompt loses the end of its document, never words of its own, and the answer says so.
+In a chat the document stands inside the user's last message, so that the chat template still opens the prompt. If a
+prompt is too long, the end of its document is cut, never the user's text, and the answer reports it.
 """
 
 import asyncio
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LEAST_PROMPTS = 16  # of the longest that are admitted; a request may have as many as the server's --k too
-GATHER_SECONDS = 0.005  # clients that were answered together ask again together
+LEAST_PROMPTS = 16  # prompts of full length that a request may have, or --k if that is more
+GATHER_SECONDS = 0.005  # clients of one batch send their next requests together
 MAX_TEXTS_A_CALL = 256
 Listener = Callable[[str], None]  # called with the pieces of an answer, in the LM's thread
 
@@ -69,24 +69,24 @@ Work = tuple[Callable[..., Sequence[Any]], *tuple[Hashable, ...]]  # a function 
 class ServedIndex:
     """The newest version of an index, with its encoder and the ensemble's temperature. Raises UserError.
 
-    A temperature replaces the retriever's own.
+    `temperature` replaces the retriever's own.
     """
 
     def __init__(self, root: Path, temperature: float | None = None) -> None:
         index = LocalIndex(root, available_cores())
         self.retriever, self.version = IndexRetriever(index), index.plan.version
         self.temperature = own_temperature(self.retriever).value if temperature is None else temperature
-        self._is_independent = index.is_independent  # the queries of one search do not change each other's documents
+        self._is_independent = index.is_independent  # queries of one search do not affect each other's results
 
     def require_side(self, side: Side | None) -> Side:
-        """Return the side that a request names. Raises ApiError if it names none, and both are embedded apart."""
+        """Return the side that a request names. Raises ApiError if it names none and the sides differ."""
         encoder = self.retriever.encoder
         if side is None and (encoder.is_pair or encoder.prompt(QUERY) != encoder.prompt(DOCUMENT)):
-            raise refused("input_type", "this retriever embeds queries and documents apart; expected query or document")
+            raise refused("input_type", "the retriever's sides differ; expected query or document")
         return side or QUERY
 
     def require_length(self, dimensions: int | None) -> None:
-        """Raise ApiError for vectors of another length than the index has; None means its own."""
+        """Raise ApiError if the index has another vector length; None means the index's."""
         if dimensions not in (None, self.retriever.encoder.dim):
             raise refused("dimensions", f"{dimensions}; expected {self.retriever.encoder.dim} (index.dims sets it)")
 
@@ -101,7 +101,7 @@ class ServedIndex:
     def search(self, k: int, queries: Sequence[str]) -> list[tuple[list[Retrieved], bool]]:
         """Return each query's documents, and whether it was cut.
 
-        Queries are searched apart where others in a pass could change what a lossy index finds.
+        Queries are searched one by one if a lossy index's results depend on the other queries of a pass.
         """
         passes = [queries] if self._is_independent else [[query] for query in queries]
         results = [documents for each in passes for documents in self.retriever.retrieve(each, k)]
@@ -113,10 +113,10 @@ class ServedIndex:
 
 
 class BatchQueue:
-    """Compute requests that wait together in one call, in a thread of its own, first come first served.
+    """Compute waiting requests in one call, in a separate thread, first come first served.
 
-    A call takes the first item and up to `max_size` in all of equal work. A cancelled request leaves the queue. If a
-    call fails, each of its items is computed alone, so that an item fails only by its own fault.
+    A call takes the first item and others of equal work, at most `max_size` in all. A cancelled request leaves the
+    queue. If a call fails, its items are computed one by one, so that an item fails only by its own fault.
     """
 
     def __init__(self, name: str, max_size: int) -> None:
@@ -136,7 +136,7 @@ class BatchQueue:
             self._waiting.pop(future, None)
 
     async def run(self) -> None:
-        """Compute what is submitted until cancelled; then wait for the call under way."""
+        """Compute submitted items until cancelled, then wait for the call under way."""
         try:
             while True:
                 await self._is_filled.wait()
@@ -149,7 +149,7 @@ class BatchQueue:
                     items = list(taken.values())
                     outcomes = await asyncio.get_running_loop().run_in_executor(self._thread, _outcomes, work, items)
                     for future, outcome in zip(taken, outcomes, strict=True):
-                        if future.done():  # its client has gone
+                        if future.done():  # its client disconnected
                             continue
                         if isinstance(outcome, Exception):
                             future.set_exception(outcome)
@@ -165,7 +165,7 @@ def _outcomes(work: Work, items: Sequence[Any]) -> list[Any]:
     function, *arguments = work
     try:
         results = attempt(function, *arguments, items)
-    except BaseException as error:  # noqa: BLE001 - a panic of a tokenizer's Rust is no Exception
+    except BaseException as error:  # noqa: BLE001 - a panic in a tokenizer's Rust code is not an Exception
         results = RuntimeError(f"{type(error).__name__}: {error}")
     if isinstance(results, Exception):
         return [results] if len(items) == 1 else [_outcomes(work, [item])[0] for item in items]
@@ -175,9 +175,9 @@ def _outcomes(work: Work, items: Sequence[Any]) -> list[Any]:
 def build_chat(
     template: PromptTemplate, tokenizer: "PreTrainedTokenizerBase | None", messages: Sequence[Message]
 ) -> Build:
-    """Return how a chat becomes the LM's prompt. Raises ApiError if its chat template refuses the messages.
+    """Return a function that builds a chat's prompt. Raises ApiError if the chat template refuses the messages.
 
-    Without a tokenizer there are no chats.
+    Chats need a tokenizer.
     """
     if tokenizer is None or not tokenizer.chat_template:
         message = (
@@ -201,10 +201,10 @@ def build_chat(
 
 @dataclass(eq=False)
 class Question:
-    """A prompt to answer from `k` documents that `query` finds, and the state of its answer.
+    """A prompt to answer from the `k` documents retrieved for `query`, and the state of its answer.
 
-    `listen` is called with the pieces of the answer as they come. Setting `disconnected` ends the answer in the LM at
-    its next token.
+    `listen` is called with the pieces of the answer as they come. Setting `disconnected` ends the answer at the LM's
+    next token.
     """
 
     build: Build
@@ -223,7 +223,7 @@ class Question:
         self._growing = GrowingAnswer(self.options.stop)
 
     def fit(self, template: PromptTemplate, weighting: Weighting, temperature: float) -> Mixture:
-        """Build the prompts of the ensemble, each with as much of its document as fits."""
+        """Build the prompts of the ensemble, each with its document, cut to fit."""
         if not self.documents:
             self.ensemble = Mixture([self.build(None)], [1.0], REPLUG_WEIGHTS)
             return self.ensemble
@@ -235,17 +235,17 @@ class Question:
         return self.ensemble
 
     def on_token(self, text: str, is_whole: bool = False) -> bool:
-        """Tell the client what is new in the text so far; return whether the answer is still wanted."""
+        """Send the client the new part of the text; return whether the answer is still wanted."""
         if self.listen is not None and self.error is None and not self.disconnected.is_set():
             try:
                 if piece := (self._growing.end if is_whole else self._growing.grow)(text):
                     self.listen(piece)
-            except RunError as error:  # the tokenizer changed earlier text; other answers of the call go on
+            except RunError as error:  # the tokenizer changed earlier text; other answers continue
                 self.error = error
         return self.error is None and not self.disconnected.is_set()
 
     def answered(self, generated: Generated, index: ServedIndex) -> Answer:
-        assert self.ensemble is not None, "fitted when it was asked"
+        assert self.ensemble is not None, "fitted before the call"
         weights, priors = generated.weights.tolist(), self.ensemble.weights
         rows = zip(self.documents, weights, priors, self.are_cut, strict=bool(self.documents))
         evidence = {
@@ -264,7 +264,7 @@ class Question:
 class Service:
     """The models behind the routes. `k` is the default number of documents of an answer.
 
-    `template` counts and cuts prompts where it has a tokenizer; `chats` is the tokenizer that writes chats.
+    `template` counts and cuts prompts where it has a tokenizer; `chats` is the tokenizer with the chat template.
     """
 
     def __init__(
@@ -279,13 +279,13 @@ class Service:
     ) -> None:
         self.lm, self.template, self.k, self.index, self.limits = lm, template, k, index, limits
         self.weighting, self.chats = weighting, chats
-        self.failure = ""  # why the server ends by itself
+        self.failure = ""  # the reason if the server ends by itself
         self._retriever_queue = BatchQueue("retriever", MAX_TEXTS_A_CALL)
         self._lm_queue = BatchQueue("lm", limits.max_batch)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Compute requests."""
+        """Compute requests inside the context."""
         tasks = [asyncio.create_task(queue.run()) for queue in (self._retriever_queue, self._lm_queue)]
         for task in tasks:
             task.add_done_callback(self._note_end)
@@ -297,11 +297,11 @@ class Service:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _note_end(self, task: "asyncio.Task[None]") -> None:
-        """End the server where a task ends that should not: its requests would wait for ever."""
+        """End the server if a queue has ended unexpectedly: its requests would wait for ever."""
         if not task.cancelled():
             error = task.exception()
             self.failure = f"{type(error).__name__}: {error}" if error else "a queue has ended"
-            log.error(f"the server ends, since a part of it has: {self.failure}")
+            log.error(f"the server ends, since a part of it failed: {self.failure}")
             signal.raise_signal(signal.SIGTERM)
 
     async def embed(self, side: Side, texts: Sequence[str]) -> list[tuple[np.ndarray, int, bool]]:
@@ -313,7 +313,7 @@ class Service:
         return await asyncio.gather(*(self._retriever_queue.submit((self.index.search, k), query) for query in queries))
 
     async def retrieve(self, question: Question) -> None:
-        """Find the documents of a question. Raises ApiError if its prompt does not fit the LM even without one."""
+        """Retrieve the documents of a question. Raises ApiError if its prompt does not fit the LM without documents."""
         num_new = question.options.max_new_tokens
         if not await asyncio.to_thread(lambda: self.template.holds(question.build(None), num_new)):
             message = f"the prompt and max_tokens={num_new} exceed {self.template.max_tokens} tokens; expected less"
@@ -322,9 +322,9 @@ class Service:
             [(question.documents, question.query_is_cut)] = await self.search(question.k, [question.query])
 
     def require_room(self, questions: Sequence[Question]) -> None:
-        """Raise ApiError for questions whose prompts have more tokens together than a request may hold the LM for.
+        """Raise ApiError for questions with more prompt tokens in total than a request may use.
 
-        Where they cannot be counted any number is admitted.
+        Any number is admitted if the tokens cannot be counted.
         """
         longest = self.template.max_tokens
         if longest is None:
@@ -339,15 +339,15 @@ class Service:
             raise ApiError(400, f"{message}fewer documents (replug.k), or shorter prompts", code="request_too_large")
 
     async def answer(self, question: Question) -> Answer:
-        """Answer from the question's documents. Cancelling it ends the answer in the LM. Raises RunError.
+        """Answer from the question's documents. Cancelling ends the answer in the LM. Raises RunError.
 
-        A call to a server does not wait for its other answers: a call that hangs holds up no other.
+        Answers of a server are awaited separately: a hanging call does not delay the others.
         """
         try:
             if isinstance(self.lm, AsyncLM):
                 call = await self._lm_queue.submit((self._ask_server, question.options), question)
                 answers = await asyncio.wrap_future(call)
-                assert question.ensemble is not None, "fitted when it was asked"
+                assert question.ensemble is not None, "fitted before the call"
                 generated = question.ensemble.answer(answers)
                 question.on_token(generated.text, is_whole=True)
             else:
@@ -384,7 +384,7 @@ def load_service(
     spread: bool = False,
     weighting: Weighting = POSTERIOR_WEIGHTS,
 ) -> Service:
-    """Load the newest index of a run or an index directory, and an LM that has been reached.
+    """Load the newest index of a run or an index directory, and the LM of `source`.
 
     `spread` lays local weights over all GPUs; a temperature of None means the retriever's own.
     """
@@ -393,6 +393,6 @@ def load_service(
     lm = source.load(spread) if isinstance(source, LocalSource) else source.open_here()
     most = min(limits.max_prompt_tokens, lm.max_tokens or limits.max_prompt_tokens)
     log.info(f"loaded {config.path or config.model} ({lm.identity}), index version {index.version}")
-    # A server that is asked in chats has a chat template of its own, and would read ours as text.
+    # A chat server applies its own chat template, and would read ours as text.
     tokenizer = None if config.url and config.api is ServerAPI.chat else source.tokenizer()
     return Service(lm, limited_template(config, source, most), k, index, limits, weighting, tokenizer)

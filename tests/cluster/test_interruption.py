@@ -122,7 +122,7 @@ def test_a_second_ctrl_c_ends_at_once_wherever_the_main_thread_is(how, begun):
     status, said, _ = interrupted(how, [signal.SIGINT, signal.SIGINT], begun)
     assert (status, said) == (
         130,
-        SAVING + "replug: interrupted by Ctrl-C; finished work is kept, run the same command again\n",
+        SAVING + "replug: interrupted by Ctrl-C; finished work is kept; run the same command again\n",
     )
 
 

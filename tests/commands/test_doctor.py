@@ -59,7 +59,7 @@ def test_a_cluster_is_joined_and_says_how_a_run_would_be_laid_out_on_it(config, 
     assert check.state is State.ok
     assert check.found.startswith(f"{ray_address}; index.num_shards 1, resources.index 1, lm.num_replicas 2")
     few = layout(config(f"ray.address={ray_address}", "lm.num_replicas=20"))
-    assert few.state is State.warning and "scorers find no room" in few.found
+    assert few.state is State.warning and "scorers do not fit" in few.found
     none = layout(config(f"ray.address={ray_address}", "resources.index=20"))
     assert none.state is State.wrong and "the cluster has 8 CPUs on 1 nodes" in none.found
     assert not sys.modules["ray"].is_initialized()

@@ -45,7 +45,7 @@ def test_openais_client_asks_the_real_command_which_ends_well(index: Path, monke
     finally:
         process.kill()
     assert process.returncode == 0, output
-    assert "stopped; every request that was accepted has been answered" in output
+    assert "stopped; all accepted requests have been answered" in output
     assert TOKEN not in output
 
 

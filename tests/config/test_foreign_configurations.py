@@ -36,7 +36,7 @@ def write(folder: Path, text: str) -> Path:
 
 def test_a_run_from_somebody_else_names_neither_the_server_nor_the_key(tmp_path: Path) -> None:
     write(tmp_path, SERVER)
-    with pytest.raises(UserError, match=r"names the server http://evil\.example/v1, which is asked on your word only"):
+    with pytest.raises(UserError, match=r"names the server http://evil\.example/v1, which is called only if you give"):
         config_of(tmp_path, [])
     own = "lm.url=http://127.0.0.1:8000/v1"
     assert config_of(tmp_path, [own, "lm.model=mine"]).lm.api_key_env == "REPLUG_LM_API_KEY"

@@ -164,7 +164,7 @@ def test_a_queue_that_ends_ends_the_server_loudly(root: Path, caplog, monkeypatc
     done = ask(service, test)
     assert (done.status_code, done.json()["error"]["message"]) == (500, "the server ends: KeyError: 'the queue'")
     assert raised == [signal.SIGTERM]
-    assert "the server ends, since a part of it has: KeyError: 'the queue'" in caplog.messages
+    assert "the server ends, since a part of it failed: KeyError: 'the queue'" in caplog.messages
 
 
 # Time, disconnects ------------------------------------------------------------------------------------------------

@@ -197,7 +197,7 @@ def test_an_lm_that_cannot_be_sent_is_refused(tmp_path: Path, ray_session: None)
         ({"train": ["a text"]}, r"train\[0\] is a str; expected a dict with context and continuation"),
         ({"train": {"context": "a"}}, "train is a dict; expected a path, or rows such as a list of dicts"),
         ({"corpus": [{"text": "a"}]}, r"given/corpus.jsonl:1: field 'id' is missing"),
-        ({"corpus": [{"id": 1, "text": b"a"}]}, r"corpus\[0\] is no row of JSON: a bytes is not text"),
+        ({"corpus": [{"id": 1, "text": b"a"}]}, r"corpus\[0\] is not a row of JSON: a bytes is not text"),
         ({"corpus": pandas.DataFrame({"id": ["a"], "text": [None]})}, "field 'text' is null or empty"),
     ],
 )
