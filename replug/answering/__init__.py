@@ -1,1 +1,1 @@
-"""Answers to questions with passages as evidence: candidates that an LM samples, factors, and what ranks them."""
+"""Answers to questions with passages as evidence: candidates sampled from an LM, their factors and rerankers."""

@@ -1,22 +1,21 @@
 """Sample candidates for an answer, score the factors of each, and rank them (Lazaridou et al. 2022, section 3.3).
 
-Four candidates are sampled for each passage, and equal ones of a passage are one. In classification the labels are
-every passage's candidates. Factors are natural logarithms of probabilities of whole texts with their end, float64.
-p(a|q,p) is that of the LM that answers: a sample's own, which costs nothing, or a label's. A sample that was cut before
-its end has none of its own, so the LM scores it with an end. The other factors are of the LM that reranks, which may be
-smaller.
+The LM samples four candidates for each passage; duplicates within a passage count once. In classification the labels
+are the candidates of every passage. Factors are natural logarithms (float64) of the probabilities of whole texts,
+including their end. The answering LM gives p(a|q,p): a sample's own probability, at no extra cost, or a label's. It
+scores truncated samples again, with an end. The other factors come from the reranking LM, which may be smaller.
 
-A score is a logarithm of any scale: only the order counts. An answer that several passages gave has the score of its
-best candidate, or the sum of all where the reranker says so. Weights w are exponents, 1 by default.
+A score is a logarithm of any scale: only the order counts. If several passages gave an answer, its score is that of its
+best candidate, or their sum if the reranker has `adds`. Weights w are exponents, 1 by default.
 
     direct         p(a|q,p), of the passage that gave the answer
     rag            the sum of p_tfidf(p|q)^w p(a|q,p)^w over the passages that gave the answer
     noisy_channel  p(q|a,p)^w p(a|p)^w p(a|q,p)^w / p(q|p)^w (Bayes' rule times p(a|q,p), as the paper's footnote)
     poe            the product of experts: p_tfidf(p|q)^w times the noisy channel's
 
-Weights are fitted on the validation part of a set only, by a deterministic coordinate search over a fixed grid: they
-make right answers likely where scores are log-probabilities up to a constant. A few questions say nothing about five
-weights, so below MIN_QUESTIONS all stay 1. An evaluation writes them to a file of JSON:
+Weights are fitted on the validation part of a set only, by a deterministic coordinate search over a fixed grid. They
+maximise the likelihood of right answers, taking scores as log-probabilities up to a constant. A few questions cannot
+determine five weights, so below MIN_QUESTIONS all stay 1. An evaluation writes the weights to a JSON file:
 
     {"format": 1, "lm": ..., "reranker": ..., "methods": {"poe@10": {"weights": {"answer_alone": 0.5, ...}, ...}}}
 
@@ -45,26 +44,26 @@ from replug.models.ensemble import log_softmax
 from replug.models.generation import Generated, GenerationOptions
 from replug.web.passages import Passage
 
-# In one call: a few passes of a CPU, and work for several replicas. The texts of a call are scored together.
+# A few forward passes on a CPU, and work for several replicas. The LM scores the texts of a call together.
 PASSAGES_PER_CALL = 8
-NUM_SAMPLES, NUM_SAMPLES_ALONE = 4, 50  # of each passage; closed book, and of gold evidence
+NUM_SAMPLES, NUM_SAMPLES_ALONE = 4, 50  # for each passage; closed book and with gold evidence
 PASSAGE = "passage"
-# The factors by their names, which are the fields of `Factors`.
+# The names of the factors, which are the fields of `Factors`.
 FACTORS = (ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER, ANSWER_ALONE, QUESTION_ALONE, PASSAGE)
 
 
 Reader = tuple[AsyncLM, AnswerPrompts]  # an LM, with prompts that fit it
 
 
-# An answer on one line, the number of its passage, and log p(a|q,p): None of a label, and of a sample that was cut.
+# An answer on one line, the number of its passage, and log p(a|q,p), None for labels and truncated samples.
 Candidate = tuple[str, int, float | None]
 
 
 def logprobs_of_samples(samples: Sequence[Generated], max_new_tokens: int) -> dict[str, float | None]:
     """Return each distinct answer with its largest log-probability (nats), in the order they were drawn.
 
-    One text may have been drawn by several sequences of tokens. None means that all of them had `max_new_tokens`, so
-    that the end of the answer, which other log-probs count, may be missing. Empty answers are left out.
+    Several token sequences may give the same text. None means that all of them reached `max_new_tokens`: they may lack
+    the end of the answer, which the other log-probs include. Empty answers are left out.
     """
     logprobs: dict[str, float | None] = {}
     for sample in samples:
@@ -79,8 +78,8 @@ def logprobs_of_samples(samples: Sequence[Generated], max_new_tokens: int) -> di
 class Factors:
     """The factors of one question's candidates.
 
-    `answers` [C] are the candidates' texts, `passages` [C] the numbers of their passages. Raises ValueError for a
-    factor that is not a number, since any order could follow from it.
+    `answers` [C] are the candidates' texts, `passages` [C] the numbers of their passages. Raises ValueError for NaN,
+    which would make the order arbitrary.
     """
 
     answers: tuple[str, ...]
@@ -102,11 +101,11 @@ class Factors:
         return tuple(dict.fromkeys(self.answers))
 
     def of_first(self, num_passages: int) -> "Factors":
-        """Return the factors as if there were only `num_passages` passages; p_tfidf is a share of their sum."""
+        """Return the factors of the first `num_passages` passages, with p_tfidf normalised over them."""
         kept, shares = self.passages < num_passages, self.passage[:num_passages]
         if np.isfinite(shares).any():
             shares = shares - np.logaddexp.reduce(shares)
-        else:  # all are 0: equal ones
+        else:  # all are 0: use equal shares
             shares = np.full(len(shares), -np.log(max(1, len(shares))))
         answers = tuple(answer for answer, is_kept in zip(self.answers, kept, strict=True) if is_kept)
         return Factors(
@@ -127,16 +126,16 @@ def submit_factors(
     passages: Sequence[Passage],
     candidates: Sequence[Candidate],
 ) -> Callable[[], Factors]:
-    """Ask for the factors of a question that no sampling gave; the returned function waits for them.
+    """Request the factors of a question that sampling did not give; the returned function waits for them.
 
-    Errors are those of `AsyncLM.submit`.
+    Raises the errors of `AsyncLM.submit`.
     """
     (lm, asking), (scorer, prompts) = answering, reranking
     texts = [passage.text for passage in passages]
     values = {name: np.zeros(len(passages if name == QUESTION_ALONE else candidates)) for name in SCORED}
 
     def parts(numbers: range) -> Iterator[tuple[AsyncLM, str, int, ScoredPart]]:
-        """Yield what is asked about these passages and their candidates: an LM, and the factor of an entry."""
+        """Yield the requests for these passages and their candidates: LM, factor, entry, and text to score."""
         own = [(row, *candidate) for row, candidate in enumerate(candidates) if candidate[1] in numbers]
         for row, answer, passage, logprob in own:
             if logprob is None:
@@ -176,7 +175,7 @@ def submit_factors(
 
 
 def normalized_over_labels(factors: Factors) -> Factors:
-    """Return the factors of a classification, whose answers' probabilities are shares of the labels in each passage."""
+    """Return the factors of a classification, with answer probabilities normalised over the labels of each passage."""
     if not factors.answers:  # no passages
         return factors
     given, alone = factors.answer_given_question.copy(), factors.answer_alone.copy()
@@ -189,14 +188,14 @@ def normalized_over_labels(factors: Factors) -> Factors:
 # Rerankers -----------------------------------------------------------------------------------------------------------
 
 Weights = Mapping[str, float]  # by factor
-GradedQuestion = tuple[Factors, Mapping[str, float]]  # with the gain of each answer (exact match or accuracy, 0 to 1)
+GradedQuestion = tuple[Factors, Mapping[str, float]]  # and the gain of each answer (exact match or accuracy, 0 to 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Reranker:
-    """The factors that a score multiplies, each with a weight.
+    """The product of weighted factors that scores an answer.
 
-    `adds` sums over the passages that gave an answer, in place of taking the best.
+    `adds` sums the scores of an answer over its passages instead of taking the best.
     """
 
     factors: tuple[str, ...]
@@ -223,7 +222,7 @@ class Reranker:
 
 
 def best_answer(scores: Mapping[str, float]) -> str:
-    """Return the answer of the largest score, the first of equals; empty if there is none."""
+    """Return the answer with the largest score, the first among equals; empty without answers."""
     return max(scores, key=lambda answer: scores[answer], default="")
 
 
@@ -238,15 +237,15 @@ RERANKERS = {
 
 GRID = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
 MIN_QUESTIONS = 30
-SMALLEST_SHARE = 1e-9  # of an answer from a passage of no probability
-MAX_ROUNDS = 10  # through all factors; it ends earlier where a round changes nothing
+SMALLEST_SHARE = 1e-9  # floor of gains and shares, for finite logarithms
+MAX_ROUNDS = 10  # over all factors; a round without a change ends the search
 
 
 def fit_weights(reranker: Reranker, questions: Sequence[GradedQuestion]) -> tuple[Weights, float, float]:
-    """Return the weights that make right answers likeliest, their mean gain, and that of the default weights.
+    """Return the weights that make right answers likeliest, their mean gain, and the mean gain of the default weights.
 
-    The search begins at the defaults and changes one weight at a time. Among equals it takes those closest to the
-    defaults. It returns these for fewer than MIN_QUESTIONS questions, and for one factor alone: no order changes.
+    The search begins at the defaults and changes one weight at a time. Ties go to the weights closest to the defaults.
+    With fewer than MIN_QUESTIONS questions, or a single factor (no weight changes the order), it returns the defaults.
     """
     defaults = reranker.default_weights
 
@@ -267,9 +266,9 @@ def fit_weights(reranker: Reranker, questions: Sequence[GradedQuestion]) -> tupl
 
 
 def _mean_log_share(reranker: Reranker, questions: Sequence[GradedQuestion], weights: Weights) -> float:
-    """Return the mean log of right answers' share of exp(score), over questions with some right and some wrong answer.
+    """Return the mean log of right answers' share of exp(score), over questions with both right and wrong answers.
 
-    It changes with every weight, where which answer is best changes for a few questions.
+    It responds to every change of a weight; the best answer changes only for a few questions.
     """
     logs = []
     for factors, gains in questions:
@@ -282,7 +281,7 @@ def _mean_log_share(reranker: Reranker, questions: Sequence[GradedQuestion], wei
 
 
 def _mean_gain(reranker: Reranker, questions: Sequence[GradedQuestion], weights: Weights) -> float:
-    """Return the mean gain of the best answers; a question without candidates gains nothing, and counts."""
+    """Return the mean gain of the best answers; a question without candidates counts as 0."""
     gained = []
     for factors, gains in questions:
         best = best_answer(reranker.score(factors, weights))
@@ -293,7 +292,7 @@ def _mean_gain(reranker: Reranker, questions: Sequence[GradedQuestion], weights:
 class Answerer:
     """Ask `lm` for candidates and log p(a|q,p), and `scorer`, which may be smaller, for the other factors.
 
-    `labels` are the candidates of classification, in which nothing is sampled.
+    `labels` are the candidates of classification, which replace sampling.
     """
 
     def __init__(
@@ -305,10 +304,10 @@ class Answerer:
     def submit(
         self, question: str, passages: Sequence[Passage], prompts: AnswerPrompts, scorer_prompts: AnswerPrompts
     ) -> Callable[[], Callable[[], Factors]]:
-        """Ask for candidates at once, for factors when the returned function is called; what that returns waits.
+        """Request candidates now, and factors when the returned function is called; its result waits for them.
 
-        `scorer_prompts` fit the scorer, if it holds less than the LM. What is asked follows from the order of the
-        calls, never from which answer came first.
+        `scorer_prompts` fit the scorer, which may have a shorter context than the LM. The requests depend on the order
+        of the calls only, never on the order of the responses.
         """
         labels: list[Candidate] = [(label, number, None) for number in range(len(passages)) for label in self._labels]
         drawn: Future[list[list[Generated]]] | None = None
@@ -335,7 +334,7 @@ class Answerer:
         """Ask closed book, or with one text as evidence, such as the gold one.
 
         Return a function that waits for the log-prob (nats) of each distinct sample, or of each label, normalised over
-        the labels. Samples that were cut before their end are scored with it.
+        the labels. Truncated samples are scored again, with an end.
         """
 
         def submit(answers: Sequence[str]) -> Callable[[], list[float]]:

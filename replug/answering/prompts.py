@@ -1,4 +1,4 @@
-"""Build prompts: shots of evidence, question and answer, then what is asked, in the order of each factor.
+"""Build prompts: shots of evidence, question and answer, then the query, in the order of each factor.
 
     Evidence: The Loire flows through Nantes.
     Question: Which river flows through Nantes?
@@ -6,8 +6,9 @@
 
 An empty line separates blocks, and each line of a block has one label (Lazaridou et al. 2022, section 3.2). A prompt
 ends after a label. Its continuation begins with a space and ends with the line, `" The Loire\\n"`, so an answer's
-probability counts its end. The shots of a factor have the order of its block, so factors of one order share their
-opening, which an LM reads once. Evidence first gives p(q|p) too; evidence, answer, question gives p(a|p) and p(q|a,p).
+probability includes its end. Shots have the same line order as the block of the factor, so factors with the same order
+share an opening, which the LM reads once. The order evidence, question, answer also gives p(q|p); evidence, answer,
+question gives p(a|p) and p(q|a,p).
 """
 
 from bisect import bisect_left
@@ -31,7 +32,7 @@ Order = tuple[str, ...]  # of a block's lines
 CLOSED_BOOK: Order = (QUESTION, ANSWER)
 EVIDENCE_FIRST: Order = (EVIDENCE, QUESTION, ANSWER)
 ANSWER_FIRST: Order = (EVIDENCE, ANSWER, QUESTION)
-# Factors that an LM is asked for, log p(a|q,p), p(q|a,p), p(a|p) and p(q|p): the order, and the line that is scored.
+# The factors log p(a|q,p), p(q|a,p), p(a|p) and p(q|p): the order of lines, and the scored line.
 ANSWER_GIVEN_QUESTION, QUESTION_GIVEN_ANSWER = "answer_given_question", "question_given_answer"
 ANSWER_ALONE, QUESTION_ALONE = "answer_alone", "question_alone"
 SCORED: dict[str, tuple[Order, str]] = {
@@ -40,14 +41,14 @@ SCORED: dict[str, tuple[Order, str]] = {
     ANSWER_ALONE: (ANSWER_FIRST, ANSWER),
     QUESTION_ALONE: (EVIDENCE_FIRST, QUESTION),
 }
-ScoredPart = tuple[str, str, str]  # an opening, a prefix that begins with it, and the continuation that is scored
-LINE_ENDS = 2  # tokens that a question and an answer may have behind them
+ScoredPart = tuple[str, str, str]  # an opening, a prefix that begins with it, and the continuation to score
+LINE_ENDS = 2  # tokens of the line ends after a question and an answer
 AnyShot = TypeVar("AnyShot")
 
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """A question that is answered in the prompt, with gold evidence or None."""
+    """A question with its answer, and gold evidence or None."""
 
     question: str
     answer: str
@@ -55,7 +56,7 @@ class Shot:
 
 
 class AnswerPrompts:
-    """Build the prompts of one set of questions, which have the same shots.
+    """Build the prompts of questions that share their shots.
 
     Raises UserError for a shot without evidence if a prompt has evidence.
     """
@@ -65,22 +66,22 @@ class AnswerPrompts:
         self._openings: dict[Order, str] = {}
 
     def opening(self, has_evidence: bool) -> str:
-        """Return the shots, which the prompts of `ask` begin with."""
+        """Return the shots, the opening of the prompts of `ask`."""
         return self._opening(EVIDENCE_FIRST if has_evidence else CLOSED_BOOK)
 
     def ask(self, question: str, evidence: str | None) -> str:
-        """Return the prompt that an answer is sampled from, with evidence or closed book."""
+        """Return the prompt for sampling an answer, with evidence or closed book."""
         return self.part(ANSWER_GIVEN_QUESTION, question, "", evidence)[1]
 
     def part(self, factor: str, question: str, answer: str, evidence: str | None) -> ScoredPart:
-        """Return what gives the log-probability of a factor; log p(a|q) closed book, without evidence."""
+        """Return the texts for scoring a factor; without evidence log p(a|q), closed book."""
         order, end = (CLOSED_BOOK, ANSWER) if evidence is None else SCORED[factor]
         opening, given = self._opening(order), {QUESTION: question, ANSWER: answer, EVIDENCE: evidence or ""}
         lines = [f"{label}: {one_line(given[label])}" for label in order[: order.index(end)]]
         return opening, opening + STOP.join([*lines, f"{end}:"]), f" {one_line(given[end])}{STOP}"
 
     def openings(self, has_evidence: bool) -> list[str]:
-        """Return the openings of all orders that are asked closed book, or with evidence and for its factors."""
+        """Return the openings of all orders in use: closed book, or with evidence and its factors."""
         return [self._opening(order) for order in ((EVIDENCE_FIRST, ANSWER_FIRST) if has_evidence else (CLOSED_BOOK,))]
 
     def _opening(self, order: Order) -> str:
@@ -96,10 +97,10 @@ class AnswerPrompts:
 
 
 def fit_shots(shots: Sequence[AnyShot], fits: Callable[[Sequence[AnyShot]], bool]) -> Sequence[AnyShot]:
-    """Return the shots that a question's prompts have room for: the earliest go, and never the question's evidence.
+    """Return the last shots that fit into a question's prompts beside its whole evidence.
 
-    `fits` says whether all its prompts fit with these shots. If it never does, no shots are left: the caller cuts
-    the evidence, or refuses the question.
+    `fits` returns whether all prompts fit with the given shots. If no number of them fits, the result is empty:
+    the caller cuts the evidence or refuses the question.
     """
     if fits(shots):
         return shots
@@ -108,15 +109,15 @@ def fit_shots(shots: Sequence[AnyShot], fits: Callable[[Sequence[AnyShot]], bool
 
 
 class FittingPrompts:
-    """Build prompts for one LM with the shots that each question leaves room for, the same in every order of a block.
+    """Build prompts for one LM with the shots that fit beside each question, the same in every order of a block.
 
-    `counting` knows what the LM holds, with an answer of `max_new_tokens`. All shots are kept for an LM whose tokenizer
-    or limit is unknown: too long a prompt is refused when it is asked.
+    `counting` knows the LM's token limit; `max_new_tokens` are reserved for the answer. For an LM of unknown tokenizer
+    or limit all shots are kept, and the LM refuses prompts that are too long.
     """
 
     def __init__(self, whole: AnswerPrompts, counting: "PromptTemplate", max_new_tokens: int) -> None:
         self._whole, self._counting, self._num_after = whole, counting, max_new_tokens + LINE_ENDS
-        self._by_shots = {len(whole.shots): whole}  # prompts of equal shots share their openings
+        self._by_shots = {len(whole.shots): whole}  # prompts with equal shots share their openings
         self._fitted: dict[tuple[str | None, ...], AnswerPrompts] = {}
 
     def of(self, question: str, texts: Sequence[str | None]) -> AnswerPrompts:
@@ -131,7 +132,7 @@ class FittingPrompts:
         return self._fitted[key]
 
     def num_dropped(self, prompts: AnswerPrompts) -> int:
-        """Return how many shots these prompts lack."""
+        """Return the number of shots missing from these prompts."""
         return len(self._whole.shots) - len(prompts.shots)
 
     def _kept(self, question: str, texts: Sequence[str | None]) -> Sequence[Shot]:

@@ -1,1 +1,1 @@
-"""Measuring retrievers by what they do for the LM, and the pictures of it."""
+"""Evaluations: measure retrievers by their effect on the LM, and draw the results."""

@@ -1,12 +1,12 @@
 """Adaptive retrieval (Mallen et al. 2023, section 5): retrieve for subjects that are less popular than a threshold.
 
 `replug report DIR... --policies OUT` reads finished evaluations of PopQA, one for each LM, and asks no LM. For every
-pair of methods, one without retrieval and one with it, each relation has a threshold of popularity that is fitted to
-its questions (`evals.thresholds`); the policy is measured on questions that are left out.
+pair of methods, one without retrieval and one with it, each relation has a threshold of popularity fitted to its
+questions (`evals.thresholds`); the policy is measured on held-out questions.
 
-The page has the paper's table 1 and figure 1, and the policy beside never and always retrieving and an oracle.
-`report.json` holds every number of the page by LM, and the thresholds, fitted to all questions. The numbers of the
-paper are those of `paper` in the evaluations' configurations.
+The page has the paper's table 1 and figure 1, and compares the policy with never retrieving, always retrieving and an
+oracle. `report.json` holds every number of the page by LM, and the thresholds, fitted to all questions. The paper's
+numbers come from `paper` in the evaluations' configurations.
 """
 
 import logging
@@ -36,11 +36,11 @@ from replug.evals.tables import Block, Blocks, Table, figure, html_page, row_nam
 log = logging.getLogger(__name__)
 
 POPULARITY = "popularity"
-Pair = tuple[str, str]  # the names of a method without retrieval and of one with it
-Numbers = Mapping[str, np.ndarray]  # a method's numbers of N questions by name, NaN where a question has none
-Measured = dict[str, Any]  # what report.json holds of one LM, or of a pair of its methods
-MIN_DRAWN = 5  # questions: an accuracy of fewer says nothing, and its interval hides the others
-COSTS = {  # of a question, by the numbers of outcomes: the head of a column, and its digits
+Pair = tuple[str, str]  # the names of a method without retrieval and a method with it
+Numbers = Mapping[str, np.ndarray]  # name -> a method's numbers [N], NaN for unknown ones
+Measured = dict[str, Any]  # the content of report.json for an LM, or for a pair of its methods
+MIN_DRAWN = 5  # questions: with fewer, the interval is too wide to draw
+COSTS = {  # of a question: name in outcomes -> column head and digits
     "lm_calls": ("LM calls", 2),
     "retriever_calls": ("searches", 2),
     "prompt_tokens": ("prompt tokens", 0),
@@ -49,13 +49,13 @@ COSTS = {  # of a question, by the numbers of outcomes: the head of a column, an
 CAPTION = "Two methods, and a policy by popularity on questions left out of fitting (dashed); Wilson's intervals."
 NOTE = (
     "The policy is fitted to 75% of the questions and measured on the others, in 100 random splits. Intervals are "
-    "95%, by fitting anew in a bootstrap over questions. The gain is that over the better of never and always. A "
-    f"relation with fewer than {fit.MIN_QUESTIONS} questions to fit to has the threshold of all questions."
+    "95%, by a bootstrap over questions that refits the policy. Gains are over the better of never and always. A "
+    f"relation with fewer than {fit.MIN_QUESTIONS} questions to fit to uses the threshold of all questions."
 )
 
 
 def pair_name(pair: Pair) -> str:
-    """Return the name of the second method, with the first one's before it unless that is closed book."""
+    """Return the name of the second method, after the first one's unless that is closed book."""
     closed, augmented = pair
     return augmented if closed == NONE else f"{closed} + {augmented}"
 
@@ -76,21 +76,21 @@ class AnsweredQuestions:
         return self.methods[NONE][POPULARITY]
 
     def right(self, pair: Pair) -> tuple[np.ndarray, np.ndarray]:
-        """Return 0 or 1 for each question by the two methods, int64 [N] each."""
+        """Return whether each of the two methods is right, 0 or 1, int64 [N] each."""
         closed, augmented = (self.methods[name]["accuracy"].astype(np.int64) for name in pair)
         return closed, augmented
 
     def pairs(self) -> list[Pair]:
-        """Return closed book with each other method, and GenRead with each that reads documents, as the paper does."""
+        """Return closed book with each other method, and GenRead with each retrieval method, as the paper does."""
         others = [method for method in self.methods if method != NONE]
         retrieving = [method for method in others if method != GENREAD]
         return [*((NONE, name) for name in others), *((GENREAD, name) for name in retrieving if GENREAD in others)]
 
 
 def read_answered(folders: Sequence[EvaluationFolder]) -> list[AnsweredQuestions]:
-    """Return what finished evaluations of the same questions hold, named by their LMs, or else by their folders.
+    """Return the answers of finished evaluations of the same questions, named by LM, or by folder if LMs repeat.
 
-    Raises UserError for outcomes without closed-book answers or without others.
+    Raises UserError for outcomes without closed-book answers or without another method.
     """
     configs = [load_stored_evaluation_config(folder.config) for folder in folders]
     names = [config.lm.model or Path(str(config.lm.path)).name.rpartition(":")[2] for config in configs]
@@ -101,7 +101,7 @@ def read_answered(folders: Sequence[EvaluationFolder]) -> list[AnsweredQuestions
         rows = [*{row["id"]: row for row in reversed(OutcomeFile(folder.outcomes).rows)}.values()][::-1]
         methods = rows[0]["methods"]
         if len(rows) < 2:
-            raise UserError(f"{folder.path} asked one question; expected two or more: to fit to and to measure")
+            raise UserError(f"{folder.path} asked one question; expected two or more, to fit and to measure")
         if NONE not in methods or len(methods) == 1:
             raise UserError(
                 f"{folder.path} has answers by {', '.join(methods)}; expected {NONE}, and a method with documents"
@@ -122,7 +122,7 @@ def _numbers(rows: Sequence[Row], method: str) -> dict[str, np.ndarray]:
 
 
 def measure_pair(answered: AnsweredQuestions, pair: Pair, num_resamples: int = fit.NUM_RESAMPLES) -> Measured:
-    """Return what report.json holds of a method without retrieval and one with it."""
+    """Return the entry of report.json for a method without retrieval and a method with it."""
     right, splits = answered.right(pair), fit.draw_splits(len(answered.relations))
     rule = fit.rule_by(answered.popularity, answered.relations)
     retrieved = fit.decisions(rule, *right, splits)
@@ -134,7 +134,7 @@ def measure_pair(answered: AnsweredQuestions, pair: Pair, num_resamples: int = f
         fit.NEVER_RETRIEVE: {name: float(without[name].mean()) for name in counted},
         fit.ALWAYS_RETRIEVE: {name: float(with_documents[name].mean()) for name in counted},
         fit.ADAPTIVE: {name: fit.mean_over_splits(own, splits) for name, own in chosen.items()},
-        fit.ORACLE: {},  # which nobody can follow
+        fit.ORACLE: {},  # no real policy
     }
     return {
         "closed": pair[0],
@@ -148,7 +148,7 @@ def measure_pair(answered: AnsweredQuestions, pair: Pair, num_resamples: int = f
 
 
 def thresholds_of(answered: AnsweredQuestions, pair: Pair) -> dict[str, float | Literal["never", "always"]]:
-    """Return the thresholds, fitted to all questions, of relations with questions enough, and that of `others`."""
+    """Return the thresholds, fitted to all questions, of relations with enough questions, and of `others`."""
     right, popularity = answered.right(pair), answered.popularity
     fitted = fit.fit_thresholds(fit.rule_by(popularity, answered.relations), *right)
     [fitted["others"]] = fit.fit_thresholds(fit.rule_by(popularity), *right).values()
@@ -167,8 +167,8 @@ def accuracies(answered: AnsweredQuestions, among: np.ndarray) -> dict[str, Any]
 def help_and_harm(answered: AnsweredQuestions, pair: Pair) -> list[Measured]:
     """Return the four cells of right and wrong (table 1): retrieval harms in the second, helps in the third.
 
-    `recall` is the share whose documents hold an answer; None without questions, or where nothing says what documents
-    hold.
+    `recall` is the share of questions with an answer in their documents; None without questions or without the number
+    `answer_recall`.
     """
     holds, right = answered.methods[pair[1]].get("answer_recall"), answered.right(pair)
     cells = []
@@ -181,9 +181,9 @@ def help_and_harm(answered: AnsweredQuestions, pair: Pair) -> list[Measured]:
 
 
 def accuracy_by_popularity(answered: AnsweredQuestions, pair: Pair, adaptive: np.ndarray) -> list[Measured]:
-    """Return the accuracy of a pair and of its policy in bins of popularity that hold questions: half powers of ten.
+    """Return the accuracy of a pair and its policy by bin of popularity, half powers of ten, without empty bins.
 
-    `adaptive` [N] is how often the policy answers each question right. A popularity below 1 counts as 1.
+    `adaptive` [N] is the rate of right answers of the policy for each question. A popularity below 1 counts as 1.
     """
     popularity = np.maximum(answered.popularity, 1)
     edges = 10 ** (np.arange(0, 2 * np.ceil(np.log10(popularity.max() + 1)) + 1) / 2)
@@ -203,7 +203,7 @@ def accuracy_by_popularity(answered: AnsweredQuestions, pair: Pair, adaptive: np
 
 
 def write_report(lms: Sequence[AnsweredQuestions], out: Path) -> dict[str, Blocks]:
-    """Write figures, report.json, and last report.html; return the sections of the page."""
+    """Write figures, report.json and, last, report.html; return the sections of the page."""
     out.mkdir(parents=True, exist_ok=True)
     progress = Progress("policies compared", sum(len(answered.pairs()) for answered in lms))
     measured: dict[str, Measured] = {}
@@ -229,14 +229,14 @@ def write_report(lms: Sequence[AnsweredQuestions], out: Path) -> dict[str, Block
                 figure(svg, CAPTION),
                 *_pair_blocks(of),
             ]
-    papers: dict[tuple[str, str, str], None] = {}  # the configurations' figures, each once
+    papers: dict[tuple[str, str, str], None] = {}  # the figures of all configurations, without duplicates
     for paper in (answered.paper for answered in lms):
         for group, values in {"accuracy": paper.values, **paper.groups}.items():
             papers |= {(paper.table or "", f"{group}: {name}", f"{value:g}"): None for name, value in values.items()}
     if papers:
         sections["The paper"] = [
-            "Mallen et al. asked far larger LMs all 14,282 questions, with passages of Wikipedia.",
-            Table(["table", "what", "value"], list(papers)),
+            "Mallen et al. asked much larger LMs all 14,282 questions, with passages from Wikipedia.",
+            Table(["table", "figure", "value"], list(papers)),
         ]
     write_json(out / "report.json", measured)
     replace_file(out / "report.html", html_page("When to retrieve", sections).encode())
@@ -255,7 +255,7 @@ def accuracy_table(measured: Mapping[str, Measured]) -> Table:
 
 
 def _draw_popularity(axes: Axes, bins: Sequence[Measured]) -> None:
-    """Draw figure 1: a line for each method, moved a little so that intervals do not hide each other."""
+    """Draw figure 1: a line for each method, shifted slightly so that intervals do not overlap."""
     methods = list(dict.fromkeys(method for of in bins for method in of["accuracy"]))
 
     def drawn(accuracy: float | dict[str, float]) -> Value:
@@ -272,7 +272,7 @@ def _draw_popularity(axes: Axes, bins: Sequence[Measured]) -> None:
         ]
         for number, method in enumerate(methods)
     }
-    # A logarithmic scale needs limits where no bin has questions enough to be drawn.
+    # A logarithmic scale needs limits even if no bin has enough questions to be drawn.
     axes.set_xlim(bins[0]["low"], bins[-1]["high"])
     dashed = [method for method in methods if method.startswith(fit.ADAPTIVE)]
     lines(axes, points, "popularity of the subject", "right answers", log_x=True, is_share=True, dashed=dashed)
@@ -298,7 +298,7 @@ def _pair_blocks(of: Measured) -> Iterator[Block]:
 
 
 def comparison_table(of: Measured) -> Table:
-    """Show a policy a row; a column that nobody measured is left out."""
+    """Show one policy per row; columns without a value are left out."""
     head = ["policy", "accuracy", f"gain over {of['better']}", "retrieves", *(name for name, _ in COSTS.values())]
     rows = []
     for name, policy in of["policies"].items():

@@ -1,7 +1,7 @@
 """The figures of all evaluations and of training, as SVG or PNG.
 
-A value is a number, or an `Interval`, which gets an error bar. matplotlib's figures are made directly, so that no
-backend of a caller's is changed.
+A value is a number, or an `Interval`, which gets an error bar. Figures are created without pyplot, to keep the
+caller's backend.
 """
 
 import io
@@ -38,14 +38,14 @@ Draw = Callable[[Axes], None]
 
 @contextmanager
 def _styled() -> Iterator[None]:
-    """Draw in our style, without a warning for each letter that the font lacks: a browser has another font."""
+    """Use our style, and suppress warnings of missing glyphs: browsers have other fonts."""
     with matplotlib.rc_context(fname=STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing", UserWarning)
         yield
 
 
 def to_svg(draw: Draw, width: float = 6.4, height: float = 3.0) -> str:
-    """Return one set of axes, drawn, as an <svg> element."""
+    """Return one set of drawn axes as an <svg> element."""
     content = io.StringIO()
     with _styled():
         _drawn(draw, width, height).savefig(content, format="svg", metadata={"Date": None})
@@ -54,7 +54,7 @@ def to_svg(draw: Draw, width: float = 6.4, height: float = 3.0) -> str:
 
 
 def write_png(path: Path, draw: Draw, width: float, height: float) -> None:
-    """Write one set of axes as a picture."""
+    """Write one set of drawn axes as a PNG file."""
     with _styled():
         _drawn(draw, width, height).savefig(path, dpi=110)
 
@@ -88,7 +88,7 @@ def lines(
         axes.axvline(mark, color="black", alpha=0.4, linewidth=0.8, linestyle=":")
     if log_x:
         axes.set_xscale("log")
-        # Written out: a power of ten would be a formula, and formulas are not read in our figures.
+        # Written out: a power of ten needs math text, which our style switches off.
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x < 1e9 else f"{x:.0e}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
     if is_share:
@@ -101,13 +101,13 @@ def lines(
 
 
 def colours_of(names: Sequence[str]) -> dict[str, str]:
-    """Return a colour for each name: its own, or the next of the others, the same for the same order."""
+    """Return a colour for each name: its fixed colour, or the next of OTHERS in the order of names."""
     unknown = [name for name in names if name not in COLOURS]
     return {name: COLOURS.get(name) or OTHERS[unknown.index(name) % len(OTHERS)] for name in names}
 
 
 def legend(axes: Axes) -> None:
-    """Write a legend above the axes, in as many columns as its longest name leaves room for."""
+    """Write a legend above the axes, in columns that fit its longest name."""
     longest = max(len(str(label)) for label in axes.get_legend_handles_labels()[1])
     columns = min(6, max(1, LEGEND_CHARACTERS // (longest + 8)))
     axes.legend(frameon=False, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=9)
@@ -129,7 +129,7 @@ def _errors(values: Sequence[Value]) -> list[list[float]] | None:
 
 
 def draw_document_weights(axes: Axes, picture: Mapping[str, Any]) -> None:
-    """Draw the weight of each document at each token of a text as shades, and below it what the weights gain.
+    """Draw the weight of each document at each token of a text as shades, and the gain of the weights below.
 
     `picture` has the texts of `tokens` [T], `documents`, their ids [K], `weights` [K][T] and `gain_bits` [T].
     """

@@ -1,16 +1,16 @@
 """The temperature of each retriever's ensemble in an evaluation: given, saved with the retriever, or fitted.
 
-A fitted one is each retriever's own, for the LM that is asked and as many documents as its largest ensemble has. It is
-fitted to the development texts of the prepared set, as language modelling; what is measured is never looked at.
+Each retriever's temperature is fitted for the LM and for the number of documents in the retriever's largest ensemble,
+by language modelling on the development texts of the prepared set, never on the evaluated texts.
 
     bits(T) = - sum over texts and tokens t of log2 sum over d of softmax_d(similarity_d / T) p(y_t | d, x, y_<t)
 
 A grid over log T, from nearly the first document alone to nearly even weights, finds the valley, and a golden section
-searches between the neighbours of the best grid point (Kiefer 1953). The grid's unit is how far similarities of a text
-are apart, which is 0.01 for a tuned encoder with cosines and 10 for one with inner products.
+searches between the neighbours of the best grid point (Kiefer 1953). The grid's unit is the spread of a text's
+similarities, about 0.01 for a tuned encoder with cosines and 10 for an encoder with inner products.
 
-A temperature outlives its fit: `ask` and `serve` weigh by it. So it stays 1 where there are fewer than MIN_TEXTS texts,
-and where the best of the grid is one of its ends, at which similarities say nothing.
+`ask` and `serve` use the temperature too. So it stays 1 with fewer than MIN_TEXTS texts, and if the best grid point is
+an end of the grid, where similarities do not inform the weights.
 """
 
 import logging
@@ -41,11 +41,11 @@ from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, tempe
 log = logging.getLogger(__name__)
 
 Temperatures = Mapping[str, EnsembleTemperature]  # by source
-AGAIN = "remove it, and temperatures are settled again"
+AGAIN = "remove it to determine the temperatures again"
 GOLDEN = (math.sqrt(5) - 1) / 2
 LOWEST, HIGHEST, STEP = -5.0, 10.0, 0.5  # of the grid: log2 of the temperature over the similarities' spread
 TOLERANCE = 1e-4  # in log2 of the temperature
-DIGITS = 4  # of a fitted temperature that are kept, so that a last bit of a score changes none
+DIGITS = 4  # of a fitted temperature: rounding hides differences in the last bits of scores
 
 
 def settled_temperatures(
@@ -55,19 +55,19 @@ def settled_temperatures(
     lm: PromptedLM | None,
     folder: EvaluationFolder,
 ) -> Temperatures:
-    """Return the temperature of every source whose similarities weigh documents, and keep it in a file.
+    """Return the temperature of every source with a weighted method, and keep the temperatures in a file.
 
-    Raises UserError where they are to be fitted, and there are no development texts.
+    Raises UserError if they are to be fitted without development texts.
     """
     if folder.temperatures.is_file():
         return _read(folder.temperatures)
-    largest: dict[str, Method] = {}  # by source, of those whose similarities weigh documents, that of most documents
+    largest: dict[str, Method] = {}  # source -> its weighted method with the most documents
     for method in methods:
         if method.is_weighted and method.takes_from_corpus:
             largest[method.source] = max(largest.get(method.source, method), method, key=lambda one: one.k)
     given = config.ensemble.temperature
     if given == FIT and largest:
-        assert lm is not None, "what fits asks an LM"
+        assert lm is not None, "fitting needs an LM"
         if not isinstance(corpus, PreparedSet):
             raise UserError(
                 "ensemble.temperature is fit, and documents alone have no development texts; expected a prepared set "
@@ -92,14 +92,14 @@ def settled_temperatures(
 def with_temperatures(
     found: Mapping[str, RetrievedDocuments], temperatures: Temperatures
 ) -> dict[str, RetrievedDocuments]:
-    """Give what sources found the temperature of their ensembles."""
+    """Return the retrieved documents of each source with the temperature of its ensemble."""
     return {source: replace(of, temperature=temperatures.get(source, PAPER)) for source, of in found.items()}
 
 
 def fit_ensemble(
     lm: PromptedLM, examples: Sequence[Example], corpus: CorpusStore, found: RetrievedDocuments, method: Method
 ) -> EnsembleTemperature:
-    """Fit the temperature of a method's retriever to what it finds for development texts, and log its worth there."""
+    """Fit the temperature of a method's retriever on development texts, and log the bits per byte there."""
     book = EvidenceBook([method], corpus, {method.source: found}, [True] * len(examples))
     task, scores = LanguageModelling(examples, keeps_documents=True), []
     task.open(lm, book)
@@ -143,9 +143,9 @@ def ensemble_bits(texts: Sequence[DocumentScores], temperature: float) -> float:
 
 
 def fit_temperature(texts: Sequence[DocumentScores]) -> tuple[float, str]:
-    """Return the best temperature, the same for the same texts in the same order, and why it is 1 without a fit.
+    """Return the best temperature, and the reason if it stays 1 without a fit. Deterministic in the order of texts.
 
-    It is 1 also where the documents of every text are equally similar: no temperature changes anything then.
+    If the documents of every text are equally similar, no temperature changes the weights, and the result is 1.
     """
     if not can_fit(len(texts)):
         return 1.0, f"a fit needs {MIN_TEXTS} development texts or more"
@@ -168,7 +168,7 @@ def fit_temperature(texts: Sequence[DocumentScores]) -> tuple[float, str]:
 
 
 def golden_section(function: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
-    """Return where a function with one valley between `low` and `high` is lowest, to within the tolerance."""
+    """Return the minimum point of a unimodal function between `low` and `high`, to within the tolerance."""
     left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     at_left, at_right = function(left), function(right)
     while high - low > tolerance:

@@ -1,4 +1,4 @@
-"""The evidence: the documents that each method puts before the LM for one example."""
+"""The evidence: the documents that each method gives the LM for one example."""
 
 import hashlib
 import io
@@ -21,7 +21,7 @@ from replug.models.ensemble import POSTERIOR_WEIGHTS, REPLUG_WEIGHTS, Weighting,
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
 from replug.models.generation import Generated, GenerationOptions
 
-# The errors of reading a damaged archive of numpy.
+# The errors of reading a damaged npz file.
 DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError)
 
 
@@ -29,7 +29,7 @@ DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFE
 class RetrievedDocuments:
     """The documents of one source for all N examples: rows [N, K] of the corpus, nearest first, and similarities.
 
-    `temperature` is that of its ensemble.
+    `temperature` is the temperature of the ensemble.
     """
 
     doc_rows: np.ndarray
@@ -44,15 +44,13 @@ class RetrievedDocuments:
 
     @classmethod
     def load(cls, path: Path) -> "RetrievedDocuments":
-        """Load what was saved; the file has a checksum of each array. Raises UserError where it differs."""
+        """Load a saved file, which has a checksum of each array. Raises UserError for a damaged file."""
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 saved = json.loads(str(arrays["temperature"])) if "temperature" in arrays else {"value": 1.0}
                 return cls(arrays["doc_rows"], arrays["similarities"], EnsembleTemperature(**saved))
         except DAMAGED as error:
-            raise UserError(
-                f"{path} is damaged ({error}); remove it, and the documents are searched for again"
-            ) from error
+            raise UserError(f"{path} is damaged ({error}); remove it to search for the documents again") from error
 
     def of(self, examples: Sequence[int]) -> "RetrievedDocuments":
         """Return the documents of these examples."""
@@ -60,7 +58,7 @@ class RetrievedDocuments:
 
 
 def random_documents(num_documents: int, num_examples: int, k: int, seed: int) -> RetrievedDocuments:
-    """Draw documents evenly without repetition, the same for the same seed; all weigh the same."""
+    """Draw documents uniformly without replacement, reproducibly by the seed; all have similarity 0."""
     rng = np.random.default_rng([seed, 1])
     rows = np.stack([rng.choice(num_documents, size=k, replace=False) for _ in range(num_examples)])
     return RetrievedDocuments(rows, np.zeros(rows.shape))
@@ -68,7 +66,7 @@ def random_documents(num_documents: int, num_examples: int, k: int, seed: int) -
 
 @dataclass(frozen=True, slots=True)
 class WrittenDocument:
-    """A document that an LM wrote for a question; `text` is None where it wrote nothing. The LM counted the tokens."""
+    """A document that an LM wrote for a question; `text` is None if it is empty. Token counts come from the LM."""
 
     text: str | None
     prompt_tokens: int | None
@@ -77,12 +75,12 @@ class WrittenDocument:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Texts [K] that are put before the prompt one at a time, and the logarithms of the weights [K] they begin with.
+    """Texts [K] to put before the prompt, one at a time, and the logarithms of their initial weights [K].
 
-    A text None is the LM without documents. `doc_rows` are all documents used: more than texts where they are
-    concatenated into one, the nearest last, so that too long a text is to be cut at its beginning.
-    `has_long_context`: the LM reads as much of the text before as it holds.
-    `weighting` says how weights move. `votes`: each text has an answer of its own, and these vote.
+    The text None means the LM without documents. `doc_rows` are the corpus rows of all documents: more than texts if
+    they are concatenated into one, nearest last, so that an overlong text should be cut at its beginning.
+    `has_long_context`: the preceding text fills the LM's context.
+    `weighting` is the rule that updates the weights. `votes`: the texts give separate answers, which vote.
     """
 
     texts: tuple[str | None, ...]
@@ -95,17 +93,17 @@ class Evidence:
 
     @property
     def weights(self) -> np.ndarray:
-        """Return the weights [K] that texts begin with, which sum to 1."""
+        """Return the initial weights [K] of the texts, with sum 1."""
         weights = np.exp(self.log_prior)
         return weights / weights.sum()
 
     def submit(self, lm: AsyncLM, prompts: Sequence[str], options: GenerationOptions) -> Future[Generated]:
-        """Return a future of the one answer to a prompt for each text."""
+        """Return a future of the single answer to the prompts, one prompt for each text."""
         mixture = Mixture(prompts, self.weights.tolist(), replace(self.weighting, votes=self.votes))
         return mapped(mixture.submit(lm, options), mixture.answer)
 
     def final(self, weights: np.ndarray) -> dict[str, list[float]]:
-        """Return the detail of an outcome that tells the weights [K] after the text, or votes; none where they stay."""
+        """Return the final weights [K], or votes, as a detail of the outcome; empty if weights are fixed."""
         return {"final_weights": weights.round(6).tolist()} if self.weighting.share < 1 or self.votes else {}
 
 
@@ -115,12 +113,12 @@ NOTHING = Evidence((None,), np.zeros(1))
 class EvidenceBook:
     """The evidence of every method for every example.
 
-    `found` maps a source, or the name of a method that orders its documents anew (`Method.found_by`), to rows and
-    similarities of all examples.
+    `found` maps a source, or the name of a reranked method (`Method.found_by`), to rows and similarities of all
+    examples.
 
-    `retrieves[row]` is False for an example that nothing can be retrieved for. `written` are the documents of
-    `genread`, one for each example, where a method has them. `posterior` is how weights move where they follow the
-    text. `cut` shortens documents before the LM reads them.
+    `retrieves[row]` is False for an example with a blank query. `written` are the documents of `genread`, one for each
+    example, if a method needs them. `posterior` is the weighting of methods with weights that follow the text. `cut`
+    shortens documents before the LM reads them.
     """
 
     def __init__(
@@ -142,7 +140,7 @@ class EvidenceBook:
         return {method.name: self._evidence(method, row) for method in self.methods}
 
     def nearest(self, method: Method, row: int) -> str | None:
-        """Return the text of the first document."""
+        """Return the text of the first document; None for a method without documents."""
         if method.source == GENREAD:
             return self._written[row].text
         if not method.takes_from_corpus:
@@ -151,13 +149,13 @@ class EvidenceBook:
         return self._cut(text)
 
     def similarities(self, method: Method, row: int) -> np.ndarray:
-        """Return the similarities [K] of all documents that a retriever found, the nearest first; else none."""
+        """Return the similarities [K] of all retrieved documents, nearest first; empty without a retriever."""
         if not method.takes_from_corpus or method.source == RANDOM or not self._retrieves[row]:
             return np.empty(0)
         return self._found[method.found_by].similarities[row]
 
     def num_effective(self, method: Method, row: int, final: Sequence[float] | None) -> float:
-        """Return exp(entropy of the weights), those after the text where they are known; k for k equal weights."""
+        """Return exp(entropy) of the final weights if known, else of the initial ones; k for k equal weights."""
         if not self._retrieves[row]:
             return 1.0
         found = self._found[method.found_by].similarities[row, : method.num_read]
@@ -167,7 +165,7 @@ class EvidenceBook:
         return float(np.exp(-(weights * np.log(weights)).sum()))
 
     def written(self, method: Method, row: int) -> WrittenDocument | None:
-        """Return what the LM wrote for the method; None where it was not asked to."""
+        """Return the document that the LM wrote for a `genread` method; None for other methods and blank queries."""
         return self._written[row] if method.source == GENREAD and self._retrieves[row] else None
 
     def ids(self, doc_rows: Sequence[int]) -> list[str]:
@@ -175,7 +173,7 @@ class EvidenceBook:
         return [document.id for document in self._corpus.documents(list(doc_rows))] if doc_rows else []
 
     def digest(self) -> str:
-        """Return a hash of the documents that every method gives every example, and of their weights."""
+        """Return a hash of the documents and weights of every method for every example."""
         digest = hashlib.sha256(repr((self.methods, self._retrieves)).encode())
         for method in self.methods:
             if method.source == GENREAD:
@@ -191,7 +189,7 @@ class EvidenceBook:
         return digest.hexdigest()
 
     def temperature(self, method: Method) -> float:
-        """Return the temperature of a method's ensemble; 1 where similarities weigh nothing."""
+        """Return the temperature of a method's ensemble; 1 for a method without weights by similarity."""
         return self._found[method.found_by].temperature.value if method.is_weighted else PAPER.value
 
     def all_texts(self) -> Iterator[str]:
@@ -224,9 +222,8 @@ class EvidenceBook:
 def texts_of(evidence: Mapping[str, Evidence]) -> dict[str | None, bool]:
     """Return every text of all methods once, and whether it is concatenated.
 
-    None comes first, then what the LM wrote, single documents by their rows, and concatenations: what is scored
-    together, and in which order, decides the last bits of scores, so methods that are named in another order must not
-    change it.
+    None comes first, then documents written by the LM, single documents by row, and concatenations. The order does not
+    depend on the order of methods, because batches and their order determine the last bits of scores.
     """
     placed = [
         ((one.is_concatenated, -1 if text is None or not one.doc_rows else one.doc_rows[place], text is not None), text)

@@ -15,21 +15,21 @@ from replug.data.folder import Folder
 from replug.evals.tables import print_markdown
 
 MEND = "bring it back, or give another out"
-# Other contents of the folder, which its manifest does not list.
+# Other contents of the folder, which the manifest does not list.
 OTHERS = (
     *("data", "found", "snapshot", "scores.sqlite*", "lm_spent.json*", "rerank_scores.sqlite*"),
     *("rerank_lm_spent.json*", "submitted", "logs", "*.partial"),
 )
 LM, TEXTS, CORPUS = "lm.identity", "texts.sha256", "corpus.sha256"  # inputs beside the configuration's keys
 
-INDEX = "index"  # in found/: by retriever, and of the inputs whose names begin so
+INDEX = "index"  # in found/: a folder for each retriever; OF_INDEX: prefixes of the inputs that it depends on
 OF_INDEX = (CORPUS, "retriever", "index")
 
 log = logging.getLogger(__name__)
 
 
 class EvaluationFolder:
-    """Paths under `out`."""
+    """The paths under `out`, and the manifest of the evaluation."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,7 +57,7 @@ class EvaluationFolder:
         return self.folder.is_finished
 
     def require_finished(self) -> None:
-        """Raise UserError where the folder holds no finished evaluation, or a file of it is not what was written."""
+        """Raise UserError if the folder holds no finished evaluation, or one of its files has changed."""
         self.folder.manifest()
         self.folder.require()
 
@@ -66,9 +66,9 @@ class EvaluationFolder:
         return self.is_finished or (self.outcomes.is_file() and self.outcomes.stat().st_size > 0)
 
     def show(self) -> dict[str, Any]:
-        """Print the table of a finished evaluation and where its files are; return what results.json holds.
+        """Print the table of a finished evaluation and the paths of its files; return the content of results.json.
 
-        Raises UserError where a file is not what was written.
+        Raises UserError if a file has changed.
         """
         self.require_finished()
         print_markdown(self.table.read_text(), width=140)
@@ -78,12 +78,12 @@ class EvaluationFolder:
         return self.read_results()
 
     def read_results(self) -> dict[str, Any]:
-        """Return what results.json holds."""
+        """Return the content of results.json."""
         results: dict[str, Any] = json.loads(self.results.read_text())
         return results
 
     def require(self, config: EvaluationConfig, lm_identity: str | None) -> None:
-        """Raise UserError if what is there was measured with another configuration or LM, or is not an evaluation."""
+        """Raise UserError if the folder is not an evaluation, or has outcomes of another configuration or LM."""
         self.folder.check({**inputs_of(config), LM: lm_identity} if self._has_outcomes else {}, are_all=False)
 
     def claim(
@@ -94,10 +94,10 @@ class EvaluationFolder:
         questions: Sequence[str] = (),
         corpus_sha256: str | None = None,
     ) -> None:
-        """Begin, or check that what is there was made with the same configuration, LM, texts and documents.
+        """Start the evaluation, or check that existing outcomes have the same configuration, LM, texts and documents.
 
-        Files can change while their names stay, and what was found and answered before would be mixed with the rest.
-        A try that measured nothing claims nothing: what it found is removed where an input has changed.
+        Contents are compared, since files may change under the same name and old and new outcomes would be mixed. An
+        evaluation without outcomes may restart with changed inputs; its outdated retrieved documents are removed.
         """
         texts = hashlib.sha256(json.dumps([list(queries), list(questions)]).encode()).hexdigest()
         inputs = {**inputs_of(config), LM: lm_identity, TEXTS: texts, CORPUS: corpus_sha256}
@@ -115,6 +115,6 @@ class EvaluationFolder:
         replace_file(self.config, config_to_yaml(config).encode())
 
     def finish(self) -> None:
-        """Write the manifest, which says that the evaluation is finished."""
+        """Write the manifest, which marks the evaluation as finished."""
         files = (*self._shown, self.config, self.table, self.outcomes, self.temperatures, *self.runs.glob("*.trec"))
         self.folder.finish([str(path.relative_to(self.path)) for path in files if path.is_file()])

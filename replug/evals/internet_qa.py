@@ -1,12 +1,12 @@
 """Answer questions from searched passages (Lazaridou et al. 2022): closed book, with gold evidence, by rerankers.
 
-Every question is searched for before the LM is opened, on the web or in a corpus. One pass over the questions then
-measures what all methods need: a method that reads N passages has the candidates and factors of the first N.
+Passages for every question are retrieved first, from the web or a corpus. One pass over the questions then serves all
+methods: a method that reads N passages uses the candidates and factors of the first N.
 
-A row of outcomes.jsonl holds the answers of `none` and `gold`, and under `passages` the factors of all candidates. When
-all is measured, weights are fitted on the validation part, and every method is decided by them without asking again.
-The results are of the test part; an entry `validation` of each method that reranks says which weights were fitted, on
-how many questions, and what the metric was there with them and with the default weights.
+A row of outcomes.jsonl holds the answers of `none` and `gold`, and under `passages` the factors of all candidates. Then
+weights are fitted on the validation part, and every reranker chooses its answers without another request to the LM. The
+results are of the test part; the entry `validation` of each reranking method has the fitted weights, the number of
+questions, and the metric on the validation part with fitted and with default weights.
 """
 
 import json
@@ -60,13 +60,12 @@ from replug.web.passages import FoundEvidence, Passage, found_in_documents
 
 log = logging.getLogger(__name__)
 
-LOCAL, SEARCH = "local", "search"  # an engine; what is found by it
-PASSAGES = "passages"  # an outcome's name
-# `answer_in_evidence`: a passage has an accepted answer; `copied`: it has the prediction. No passage has a label.
-# `answer_in_pages`: a page of the engine has one, whether or not the passages that are read do.
-# `best_candidate`: no reranker can be better.
-# `gold_overlap`: the largest share of the gold evidence's words that a passage has, where answers are labels; of claims
-# that have evidence.
+LOCAL, SEARCH = "local", "search"  # an engine, and the name of its search
+PASSAGES = "passages"  # the name of an outcome
+# `answer_in_evidence`: a passage has an accepted answer; `copied`: a passage has the prediction. Not for labels.
+# `answer_in_pages`: a whole page has an accepted answer.
+# `best_candidate`: the upper bound of all rerankers.
+# `gold_overlap`: the largest share of the gold evidence's words in a passage, for labelled questions with evidence.
 FREE_ANSWER_METRICS = ("f1", "answer_in_evidence", "answer_in_pages", "copied")
 OTHER_METRICS = ("best_candidate", "gold_overlap", "retrieval_recall", "passages", "shots")
 HAS_EVIDENCE = "has_evidence"
@@ -74,10 +73,10 @@ SHOWN_OF_PASSAGES = ("url", "title", "fetched", "rank", "cosine", "probability",
 
 
 class InternetQa(Task):
-    """Reads nothing of `evidence`: passages are `found` before. Candidates come first, then their factors.
+    """Open-domain questions answered from searched passages: sample candidates, then score their factors.
 
-    `gold` is the evidence of the questions that are asked with it, by id. `in_pages` are the ids of questions that a
-    page answers, before passages are cut and chosen.
+    `found` holds the passages; `evidence` is unused. `gold` is the gold evidence by question id, for the method `gold`.
+    `in_pages` are the ids of questions with an accepted answer in a whole page.
     """
 
     reads = (
@@ -101,8 +100,8 @@ class InternetQa(Task):
         self._methods, self._max_new_tokens, self._seed = methods, max_new_tokens, seed
         self._reranking = [method for method in methods if method.k]
         self._alone = {method.source for method in methods if not method.k}
-        self._num_passages = max(method.k for method in methods)  # as many as any method reads
-        self._searched: Sequence[Method] = ()  # the search of a corpus that gives the passages
+        self._num_passages = max(method.k for method in methods)  # the most that any method reads
+        self._searched: Sequence[Method] = ()  # the corpus search for passages
         self._max_passages = 0
         self.found: Mapping[str, FoundEvidence] = {}
         self.in_pages: set[str] = set()
@@ -123,18 +122,18 @@ class InternetQa(Task):
             yield "data.corpus is missing; web.engine=local expects documents to search in, another engine needs none"
         if num_passages > config.web.max_passages:
             most = config.web.max_passages
-            yield f"web.max_passages is {most}, but a method reads {num_passages}; expected as many or more"
+            yield f"web.max_passages is {most}, but a method reads {num_passages}; expected {num_passages} or more"
 
     @classmethod
     def searches(cls, config: EvaluationConfig) -> list[Method]:
-        """Return what the local engine searches by: `retriever.path` or else BM25. Empty for other engines."""
+        """Return the search of the local engine: by `retriever.path`, else by BM25. Empty for other engines."""
         if config.web.engine != LOCAL or not any(name not in (NONE, GOLD) for name in config.methods):
             return []
         return [Method(SEARCH, REPLUG if config.retriever.path else BM25, config.web.num_results, False)]
 
     @classmethod
     def of(cls, config: EvaluationConfig, corpus: Corpus | None, source: LMSource | None) -> Self:
-        """Draw the questions; those of an engine on the web are searched for here, before anything heavy starts."""
+        """Draw the questions. Web engines search here, before anything heavy starts."""
         keys, methods, store = config.questions, evaluation_methods(config), corpus.corpus if corpus else None
         reads = any(method.source != NONE for method in methods)
         measured, shots = plan_questions(keys, config.seed, with_evidence=reads)
@@ -164,7 +163,7 @@ class InternetQa(Task):
         return task
 
     def take_evidence(self, found: Iterable[FoundEvidence]) -> None:
-        """Take what was found for each question, in their order. Pages are not kept in memory."""
+        """Take the evidence of each question, in order. Pages are not kept in memory."""
         progress, kept = Progress("search", len(self.questions)), dict[str, FoundEvidence]()
         for question, evidence in zip(self.questions, found, strict=True):
             kept[question.example.id] = replace(evidence, pages=())
@@ -174,8 +173,8 @@ class InternetQa(Task):
         self.found = kept
         if without := sum(not evidence.passages for evidence in kept.values()):
             log.warning(
-                f"{without} of {len(kept)} questions have no passage, so methods that rerank answer them with nothing; "
-                "the table says why"
+                f"{without} of {len(kept)} questions have no passage, so reranking methods give no answer; "
+                "the table has the reasons"
             )
 
     # Asking -------------------------------------------------------------------------------------------------------
@@ -202,7 +201,7 @@ class InternetQa(Task):
         return question.example.query, *question.answers
 
     def passages(self, question: InternetQuestion) -> Sequence[Passage]:
-        """Return the passages that some method reads."""
+        """Return the passages that any method reads."""
         return self.found[question.example.id].passages[: self._num_passages] if self._reranking else ()
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Callable[[], Outcomes]]:
@@ -241,19 +240,19 @@ class InternetQa(Task):
         return {"references": list(question.answers), "prompt": prompt}
 
     def _shots(self, prompts: Sequence[AnswerPrompts]) -> dict[str, float]:
-        """Return how many shots the prompts of the LM that answers, or else of the one that reranks, have and lack."""
+        """Return the numbers of kept and dropped shots, for the LM (answering or reranking) that drops more."""
         dropped = max(fitting.num_dropped(one) for fitting, one in zip(self._prompts, prompts, strict=False))
         return {"shots": float(len(self.shots) - dropped), DROPPED: float(dropped)}
 
     # Outcomes -----------------------------------------------------------------------------------------------------
 
     def answer_numbers(self, answer: str, question: InternetQuestion) -> dict[str, float]:
-        """Return the metrics of an answer alone."""
+        """Return the metrics that depend on the answer alone."""
         f1 = token_f1(answer, question.answers) if answer else 0.0
         return {self.metric: gain(answer, question), **({"f1": f1} if self.metric == EXACT_MATCH else {})}
 
     def reranked_outcomes(self, question: InternetQuestion, passages: Sequence[Passage], factors: Factors) -> Outcomes:
-        """Return the numbers of each reranking method that no weights change, and under PASSAGES the factors."""
+        """Return the weight-independent numbers of each reranking method, and under PASSAGES the factors."""
         name, texts = question.example.id, [passage.text for passage in passages]
         holds_answer = [has_answer(text, question.answers) for text in texts]
         outcomes = {}
@@ -264,12 +263,12 @@ class InternetQa(Task):
             if self.metric == EXACT_MATCH:
                 numbers["answer_in_evidence"] = float(any(holds_answer[: method.k]))
                 numbers["answer_in_pages"] = float(name in self.in_pages)
-            elif name in self.gold:  # of another claim, where nothing is evidence of this one
+            elif name in self.gold:  # a claim without evidence has the evidence of another
                 has_own = bool(question.evidence or question.evidence_ids)
                 overlap = gold_overlap(self.gold[name], texts[: method.k]) if has_own else 0.0
                 numbers |= {"gold_overlap": overlap, HAS_EVIDENCE: float(has_own)}
             gold, ids = set(question.example.gold), [passage.doc_id for passage in first]
-            if gold and None not in ids:  # unknown where the set names none, or the engine's documents have no ids
+            if gold and None not in ids:  # unknown without gold ids or document ids
                 numbers["retrieval_recall"] = len(gold.intersection(ids)) / len(gold)
             documents = [passage.doc_id or passage.url for passage in first]
             detail = {"documents": documents, "weights": [passage.probability for passage in first]}
@@ -285,7 +284,7 @@ class InternetQa(Task):
     def settle(self, rows: Sequence[Row], folder: EvaluationFolder) -> list[Row]:
         """Fit weights on the validation part; keep the test part, and return its rows with every method's answers.
 
-        Raises UserError where no question is in the test part.
+        Raises UserError if the test part is empty.
         """
         test: list[tuple[InternetQuestion, Row, Factors | None]] = []
         validation: list[tuple[InternetQuestion, Row, Factors | None]] = []
@@ -327,7 +326,7 @@ class InternetQa(Task):
         return decided
 
     def findings(self, rows: Sequence[Row], results: Results, folder: EvaluationFolder) -> Blocks:
-        """Add the fitted weights to the results, and return tables of them."""
+        """Add the fitted weights to the results, and return their tables."""
         fitted: dict[str, dict[str, Any]] = json.loads(folder.weights.read_text())["methods"]
         for method, fit in fitted.items():
             value = {"value": fit["gain"], "n": fit["num_questions"]}
@@ -337,7 +336,7 @@ class InternetQa(Task):
 
 
 def documents_of(method: Method, book: EvidenceBook, row: int) -> list[Retrieved]:
-    """Return the documents of a method for an example, best first; of BM25's those that share a word with it."""
+    """Return the documents of a method for an example, best first; for BM25 only documents with a positive score."""
     evidence = book.of(row)[method.name]
     rows = zip(book.ids(evidence.doc_rows), evidence.texts, book.similarities(method, row), strict=False)
     return [
@@ -348,9 +347,9 @@ def documents_of(method: Method, book: EvidenceBook, row: int) -> list[Retrieved
 
 
 def gold_overlap(gold: str, passages: Sequence[str]) -> float:
-    """Return the largest share of the gold evidence's distinct words, without stop words, that a passage has.
+    """Return the largest share of the gold evidence's distinct words, without stop words, in one passage.
 
-    The paper's "normalized word overlap" (section 4), which it defines no further.
+    This is the paper's "normalized word overlap" (section 4), which the paper does not define exactly.
     """
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
@@ -359,17 +358,17 @@ def gold_overlap(gold: str, passages: Sequence[str]) -> float:
 
 
 def factors_as_json(factors: Factors) -> dict[str, Any]:
-    """Return the factors as lists, to the last bit; null is minus infinity, which JSON lacks."""
+    """Return the exact factors as lists; null stands for minus infinity, which JSON lacks."""
     arrays = {name: getattr(factors, name) for name in FACTORS}
     lists = {name: np.where(np.isneginf(array), np.array(None), array).tolist() for name, array in arrays.items()}
     return {"answers": list(factors.answers), "from": factors.passages.tolist(), **lists}
 
 
 def read_factors(content: Mapping[str, Any]) -> Factors:
-    """Return what `factors_as_json` was given."""
+    """Return the factors from the output of `factors_as_json`."""
 
     def array(values: list) -> np.ndarray:
-        numbers = np.array(values, dtype=np.float64)  # null is NaN here, which no factor is
+        numbers = np.array(values, dtype=np.float64)  # null becomes NaN, which no factor has
         return np.where(np.isnan(numbers), -np.inf, numbers)
 
     of_names = {name: array(content[name]) for name in FACTORS}
@@ -378,13 +377,13 @@ def read_factors(content: Mapping[str, Any]) -> Factors:
 
 
 def gain(answer: str, question: InternetQuestion) -> float:
-    """Return exact match; for a label this is accuracy."""
+    """Return the exact match of an answer; for a label this is accuracy."""
     return exact_match(answer, question.answers) if answer else 0.0
 
 
 def best_first(scores: Mapping[str, float]) -> list[str]:
-    """Return the answers, the likeliest first."""
-    return sorted(scores, key=lambda answer: -scores[answer])  # stable: the first of equals is the answer
+    """Return the answers, best score first."""
+    return sorted(scores, key=lambda answer: -scores[answer])  # stable: among equals the first is the answer
 
 
 def _weight_blocks(fitted: dict[str, dict[str, Any]], metric: str) -> list[Block]:
@@ -398,17 +397,17 @@ def _weight_blocks(fitted: dict[str, dict[str, Any]], metric: str) -> list[Block
         weights = ", ".join(f"{name} {value:g}" for name, value in fit["weights"].items())
         rows.append([method, f"{fit['default_gain']:.3f}", f"{fit['gain']:.3f}", weights])
     return [
-        f"Weights are fitted on the validation part (n = {n}), and on none of the questions above.",
+        f"Weights are fitted on the validation part (n = {n}), which has none of the questions above.",
         Table([f"method, its {metric} there", "default weights", "fitted weights", "weights"], rows),
     ]
 
 
 def _failure_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Count what failed for all questions, those of the validation part too."""
+    """Count the failures of all questions, including the validation part."""
     counts: Counter[str] = Counter()
     for row in rows:
         counts.update(row["methods"][PASSAGES]["detail"]["failures"] if PASSAGES in row["methods"] else {})
     if not counts:
         return []
     named = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
-    return [f"Pages and searches that gave nothing, over {len(rows)} questions: {named}."]
+    return [f"Failed pages and searches, over {len(rows)} questions: {named}."]

@@ -1,20 +1,20 @@
-"""Read the public sets that are answered from searched passages, and draw their shots with gold evidence.
+"""Read the public question sets of the Internet-augmented system, and draw their shots with gold evidence.
 
-A row of any set may have `gold_evidence`, a text or a list of texts that answers the question. It replaces what the set
-itself gives, and is needed where the set gives none and `data.corpus` lacks the documents that it names.
+A row of any set may have `gold_evidence`, a text or a list of texts that answers the question. It replaces the set's
+own evidence, and is required if the set has none and `data.corpus` lacks the gold documents.
 
 nq           NQ-open (Lee et al. 2019): JSONL of `question` and `answer` (or `answers`). Evidence is the first of DPR's
              `positive_ctxs` (its files are JSON arrays), else the first document of `gold`, by its id in the corpus
 hotpotqa     HotpotQA (Yang et al. 2018): its JSON array. Evidence is the paragraphs that `supporting_facts` name
-fever        FEVER (Thorne et al. 2018): JSONL of claims with one of three labels. Evidence is the documents whose ids
-             are the pages of the first set of evidence. A claim with NOT ENOUGH INFO has none
+fever        FEVER (Thorne et al. 2018): JSONL of claims with one of three labels. Evidence is the documents of the
+             corpus with the page names of the first evidence set as ids. A claim with NOT ENOUGH INFO has none
 strategyqa   StrategyQA (Geva et al. 2021): yes or no. Evidence is the `facts` of its JSON array, or of JSON Lines
 situatedqa   SituatedQA (Zhang and Choi 2021): questions of Natural Questions with a date, or with a place; JSONL of its
-             qa_data. `edited_question` says the date or place, and is asked. The rows of one `id` are one question at
-             several dates. They have no evidence: `questions.demonstrations` are Natural Questions, as `nq` reads them
+             qa_data. The question is `edited_question`, with the date or place. Rows with one `id` are a question at
+             several dates. They have no evidence: `questions.demonstrations` are Natural Questions, read like `nq`
 
-Variants of one question (`InternetQuestion.origin`) are on one side of every border: shown, measured, and of what is
-measured the validation part, on which weights are fitted.
+Variants of one question (`InternetQuestion.origin`) stay together in every split: shots, test part, or the validation
+part, on which weights are fitted.
 """
 
 import re
@@ -50,9 +50,9 @@ GOLD_EVIDENCE = "gold_evidence"
 class InternetQuestion(OpenQuestion):
     """A question with its accepted answers; the first one is shown in shots.
 
-    `evidence` are texts that answer it; without them `evidence_ids` name documents of the corpus that do. A question
-    with neither is one that nothing answers, or whose set gives no evidence. `labels` are all possible answers of a set
-    of classification; empty means that answers are free.
+    `evidence` are texts that answer it; without them `evidence_ids` are ids of such documents in the corpus. Both are
+    empty for an unanswerable question and in a set without evidence. `labels` are all possible answers in
+    classification; empty means free answers.
     """
 
     evidence: tuple[str, ...] = ()
@@ -61,12 +61,12 @@ class InternetQuestion(OpenQuestion):
 
     @property
     def origin(self) -> str:
-        """Return what variants of one question share: they are on one side of every split."""
+        """Return the id shared by the variants of a question, which stay together in every split."""
         return self.example.source or self.example.id
 
 
 def given_evidence(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Return the texts of `gold_evidence`; empty where the row has no such field."""
+    """Return the texts of `gold_evidence`; empty if the row lacks the field."""
     if row.get(GOLD_EVIDENCE) is None:
         return ()
     if isinstance(row[GOLD_EVIDENCE], str):
@@ -88,7 +88,7 @@ def _hotpotqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion:
         group=text_of(row, "type", where) if row.get("type") is not None else "all",
     )
     evidence = given_evidence(row, where)
-    if not evidence:  # the paragraphs that `supporting_facts` name, in their order
+    if not evidence:  # the paragraphs of `supporting_facts`, in order
         paragraphs, titles = dict(row["context"]), dict.fromkeys(title for title, _ in row["supporting_facts"])
         evidence = tuple(" ".join(sentence.strip() for sentence in paragraphs[title]) for title in titles)
     return InternetQuestion(example, (text_of(row, "answer", where),), evidence)
@@ -101,7 +101,7 @@ def _claim(row: Mapping[str, Any], where: str) -> InternetQuestion:
     label = text_of(row, "label", where)
     if label not in FEVER_LABELS:
         raise UserError(f"{where}: label {label!r} is unknown; expected one of {', '.join(FEVER_LABELS)}")
-    # A set holds [annotation, evidence, page, sentence]; the page is null without evidence.
+    # An evidence set has entries [annotation, evidence, page, sentence]; the page is null without evidence.
     sets = [dict.fromkeys(page for _, _, page, _ in one if page is not None) for one in row.get("evidence", [])]
     example = Item(
         id=name_of(row, ("id",), where) or Path(where).name,
@@ -129,13 +129,13 @@ def _strategyqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion
 
 
 DATE = re.compile(r"(?:(\w+)\b.*\D)?(\d{4})")  # "2014", "December 2020" and "December 13, 1999"
-# Facts that the paper's LM, trained on text up to November 2020, cannot know (section 5.4): questions as of any later
-# date mostly ask for older ones, so a row counts by when its answer began to be true.
+# New facts are unknown to the paper's LM, trained on text up to November 2020 (section 5.4). Questions with a later
+# date mostly ask for older facts, so the group depends on the date from which the answer is true.
 NEW, OLD = "facts since December 2020", "older facts"
 
 
 def _situatedqa_question(row: Mapping[str, Any], where: str) -> InternetQuestion:
-    """Return the question, whose id is the file's name and the line: several rows of one `id` may have one date."""
+    """Return the question, named by file and line: several rows with the same `id` may have the same date."""
     group = "all"  # a question about a place has no date
     if row.get("date") is None:
         text_of(row, "location", where)
@@ -165,14 +165,14 @@ QUESTION_SETS: dict[str, tuple[str, Callable[[Mapping[str, Any], str], InternetQ
     "fever": (ACCURACY, _claim),
     "strategyqa": (ACCURACY, _strategyqa_question),
     "situatedqa": (EXACT_MATCH, _situatedqa_question),
-}  # the metric of a set's answers, and how a row becomes a question
-SHOTS_OF = {"situatedqa": "nq"}  # whose own rows have no evidence
+}  # set -> metric of its answers, reader of its rows
+SHOTS_OF = {"situatedqa": "nq"}  # set without evidence -> set of its shots
 
 
 def read_set(dataset: str, path: str | Path) -> list[InternetQuestion]:
     """Return every question of a file of rows, such as a JSON array or JSON Lines.
 
-    Raises UserError with file and line for a field that is missing or malformed.
+    Raises UserError with file and line for a missing or malformed field.
     """
 
     def read(row: Mapping[str, Any], where: str) -> InternetQuestion:
@@ -180,7 +180,7 @@ def read_set(dataset: str, path: str | Path) -> list[InternetQuestion]:
             return QUESTION_SETS[dataset][1](row, where)
         except UserError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:  # of lists within lists
+        except (KeyError, TypeError, ValueError, AttributeError) as error:  # from nested lists
             raise UserError(
                 f"{where}: its evidence is not as in the files of {dataset} ({type(error).__name__}: {error}); "
                 f"expected their form, or the field {GOLD_EVIDENCE}"
@@ -192,13 +192,13 @@ def read_set(dataset: str, path: str | Path) -> list[InternetQuestion]:
 # Gold evidence, shots and the validation part -----------------------------------------------------------------------
 
 NUM_SHOTS = 15
-VALIDATION_PARTS = 10  # one part in ten, by the hash
+VALIDATION_PARTS = 10  # a tenth of the questions, by hash
 
 
 def is_validation(question: InternetQuestion) -> bool:
-    """Return whether weights may be fitted on it: a tenth of all, which follows from its words, or its variants' id.
+    """Return whether a question is in the validation part: a tenth, by hash of its words or of its variants' id.
 
-    Other ids are of a file: another copy of the set would have another tenth.
+    Other ids depend on the file, so another copy of the set would have a different validation part.
     """
     origin = question.example.source or question.example.query
     return hash64(normalize_answer(origin)) % VALIDATION_PARTS == 0
@@ -207,9 +207,9 @@ def is_validation(question: InternetQuestion) -> bool:
 def plan_questions(
     keys: QuestionsConfig, seed: int, with_evidence: bool = True
 ) -> tuple[list[InternetQuestion], list[InternetQuestion]]:
-    """Return the questions that are measured, in the file's order, and those that are shown before each.
+    """Return the questions to measure, in the file's order, and the shots.
 
-    Both are drawn by the seed; `with_evidence` draws shots with evidence alone. Raises UserError for too few questions.
+    Both are drawn by the seed; `with_evidence` draws only shots with evidence. Raises UserError for too few questions.
     """
     num_shots, dataset = NUM_SHOTS if keys.shots is None else keys.shots, str(keys.dataset)
     questions = read_set(dataset, str(keys.path))
@@ -233,8 +233,8 @@ def _possible_shots(
     path: str,
     with_evidence: bool,
 ) -> list[InternetQuestion]:
-    """Return questions of the pool that are not measured, one of the variants of each."""
-    # In a set of classification a question that nothing answers may be shown.
+    """Return unmeasured questions of the pool, one variant of each."""
+    # In classification, unanswerable questions may be shots.
     free = [
         question
         for question in _without_variants(pool, measured)
@@ -258,11 +258,11 @@ def _without_variants(
 
 
 def gold_evidence(questions: Sequence[InternetQuestion], corpus: CorpusStore | None, needed_for: str) -> dict[str, str]:
-    """Return the evidence of every question, by its id: texts of the set, or documents of the corpus.
+    """Return the evidence of every question by id: texts of the set, or documents of the corpus.
 
-    A question of classification that nothing answers (FEVER's NOT ENOUGH INFO) has the evidence of another one, which
-    its id chooses: Thorne et al. 2018 sample it likewise. Raises UserError for a question without evidence, with what
-    it is `needed_for`.
+    An unanswerable question of classification (FEVER's NOT ENOUGH INFO) gets the evidence of another question, chosen
+    by a hash of its id, like the sampling of Thorne et al. 2018. Raises UserError for a question without evidence;
+    the message names `needed_for`.
     """
     known = {question.example.id: _own_evidence(question, corpus) for question in questions}
     donors = sorted({text for text in known.values() if text})
@@ -287,8 +287,8 @@ def _own_evidence(question: InternetQuestion, corpus: CorpusStore | None) -> str
         return None
     if corpus is None:
         raise UserError(
-            f"question {question.example.id} names documents as its gold evidence, but there is no corpus to read them "
-            f"in; expected data.corpus, or the field {GOLD_EVIDENCE}"
+            f"question {question.example.id} names documents as its gold evidence, but there is no corpus; "
+            f"expected data.corpus, or the field {GOLD_EVIDENCE}"
         )
     rows = corpus.rows_of(question.evidence_ids)
     if missing := [name for name in question.evidence_ids if name not in rows]:

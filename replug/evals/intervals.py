@@ -3,9 +3,9 @@
 value = transform(sum of numerators / sum of denominators), so that long texts weigh more where they should. An interval
 of a difference draws the same examples for both methods.
 
-Examples of one text are alike, so texts are drawn and not examples (`tests/evals/test_intervals.py`). Subjects, as
-MMLU's, are strata: each keeps its number of clusters in every draw. With fewer than FEW_CLUSTERS the percentiles of a
-bootstrap are too narrow (Cameron, Gelbach and Miller 2008), and with fewer than FEWEST_CLUSTERS nothing is shown.
+Examples of one text are correlated, so the bootstrap draws texts (`tests/evals/test_intervals.py`). Subjects, as in
+MMLU, are strata: each keeps its number of clusters in every resample. With fewer than FEW_CLUSTERS bootstrap
+percentiles are too narrow (Cameron, Gelbach and Miller 2008); with fewer than FEWEST_CLUSTERS no difference is shown.
 """
 
 import math
@@ -16,16 +16,16 @@ import numpy as np
 
 Transform = Callable[[np.ndarray], np.ndarray]
 NORMAL_QUANTILE = 1.959963984540054  # 97.5% of a standard normal distribution lie below
-CHUNK_COUNTS = 1 << 18  # numbers of a matrix of counts: 2 MiB each, so that they stay in the cache
+CHUNK_COUNTS = 1 << 18  # entries of a matrix of counts: 2 MiB, which stay in the cache
 FEW_CLUSTERS = 20
-FEWEST_CLUSTERS = 6  # the differences of fewer have one sign by chance more than 1 time in 20: 2 / 2^5
-DIGITS = 5  # a difference that is printed as 0.00000 is one of rounding
+FEWEST_CLUSTERS = 6  # with 5, all signs agree by chance in 2 / 2^5 > 1/20 of cases
+DIGITS = 5  # decimals: a difference printed as 0.00000 is rounding
 LEVEL = 0.05
 NO_DIFFERENCE = "no difference shown"
 
 
 def bits_of(token_logprobs: np.ndarray) -> float:
-    """Return the bits of a text whose tokens have these log-probs in nats: the sum of -log2 p."""
+    """Return the bits of a text, the sum of -log2 p, from the log-probs (nats) of its tokens."""
     return float(-np.asarray(token_logprobs, dtype=np.float64).sum() / math.log(2))
 
 
@@ -44,14 +44,14 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Clusters:
-    """Examples that are drawn together: the cluster [N] of each, from 0, and the stratum [C] of each cluster."""
+    """Examples to draw together: the cluster [N] of each, from 0, and the stratum [C] of each cluster."""
 
     of_example: np.ndarray
     strata: np.ndarray
 
     @staticmethod
     def by_name(names: Sequence[Hashable], strata: Sequence[Hashable] | None = None) -> "Clusters":
-        """Put examples of one name into a cluster; one stratum holds all where none are given."""
+        """Return a cluster for each name; None means one stratum for all."""
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
         of_example = np.array([numbers[name] for name in names], dtype=np.int64)
         if strata is None:
@@ -83,14 +83,14 @@ class Interval:
 
 
 def sign_shown(low: float, high: float, num_clusters: int) -> int:
-    """Return the sign of the difference that an interval over so many clusters shows, 0 where it shows none."""
+    """Return the sign of the difference that an interval shows, 0 if it shows none or has too few clusters."""
     if num_clusters < FEWEST_CLUSTERS:
         return 0
     return int(round(low, DIGITS) > 0) - int(round(high, DIGITS) < 0)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number, in the order given (Holm 1979): all together err 1 time in 20."""
+    """Return p-values corrected for multiple comparisons by Holm (1979), in the given order."""
     order = sorted(range(len(p_values)), key=lambda place: p_values[place])
     corrected, largest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(order):
@@ -105,30 +105,30 @@ def value_of(ratio: Ratio) -> float:
 
 
 def wilson_interval(num_right: float, num_all: int) -> Interval:
-    """Return the 95% interval of a share by its score test (Wilson 1927). Raises ValueError where n is 0.
+    """Return the 95% interval of a share by the score test (Wilson 1927). Raises ValueError if `num_all` is 0.
 
-    Unlike a bootstrap it has a width where all of few examples are right, or none.
+    Unlike a bootstrap it has a width if all examples are right, or none.
     """
     if num_all < 1 or not 0 <= num_right <= num_all:
-        raise ValueError(f"{num_right:g} of {num_all} is no share")
+        raise ValueError(f"{num_right:g} of {num_all} is not a share")
     share, z2 = num_right / num_all, NORMAL_QUANTILE**2
     centre = (share + z2 / (2 * num_all)) / (1 + z2 / num_all)
     half = math.sqrt(share * (1 - share) * z2 / num_all + (z2 / (2 * num_all)) ** 2) / (1 + z2 / num_all)
-    # At 0 and 1 an end is the share itself, but for rounding.
+    # At a share of 0 or 1, one end equals the share up to rounding.
     return Interval(share, max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half)))
 
 
 def interval_of(ratio: Ratio, num_resamples: int = 10_000, seed: int = 0, clusters: Clusters | None = None) -> Interval:
-    """Return the metric with its interval; each example is a cluster where none are given."""
+    """Return the metric with its interval; by default each example is a cluster."""
     return percentile_interval(value_of(ratio), _resampled([ratio], num_resamples, seed, clusters)[:, 0])
 
 
 def interval_of_shares(
     ratio: Ratio, num_resamples: int = 10_000, seed: int = 0, clusters: Clusters | None = None
 ) -> Interval:
-    """Return `interval_of`, or Wilson's interval where every example counts 0 or 1 of 1.
+    """Return `interval_of`, or Wilson's interval if the metric is a share of examples.
 
-    Wilson's takes examples for independent, so clusters and strata have a bootstrap's, unless that has no width.
+    Wilson's assumes independent examples, so clusters and strata get a bootstrap, unless its interval has no width.
     """
     is_share = (
         ratio.transform is identity and np.all(ratio.denominators == 1) and np.isin(ratio.numerators, (0, 1)).all()
@@ -146,7 +146,7 @@ def difference_and_p(
 ) -> tuple[Interval, float]:
     """Return the metric of a minus that of b with its interval, and the two-sided p-value of no difference.
 
-    The p-value is 1 where there are fewer than FEWEST_CLUSTERS.
+    The p-value is 1 with fewer than FEWEST_CLUSTERS.
     """
     both = _resampled([a, b], num_resamples, seed, clusters)
     value, resampled = value_of(a) - value_of(b), both[:, 0] - both[:, 1]
@@ -156,16 +156,16 @@ def difference_and_p(
 
 
 def percentile_interval(value: float, resampled: np.ndarray) -> Interval:
-    """Return a value with the interval of its resampled values [num_resamples]; NaN is a resample without one."""
+    """Return a value with the interval of its resampled values [num_resamples]; NaN marks an undefined one."""
     low, high = np.percentile(resampled[~np.isnan(resampled)], [2.5, 97.5])
     return Interval(value, float(low), float(high))
 
 
 def p_value(value: float, resampled: np.ndarray) -> float:
-    """Return twice the share of resamples beyond 0: below 0.05 exactly where the 95% interval is without 0.
+    """Return twice the share of resamples beyond 0: below 0.05 exactly if the 95% interval excludes 0.
 
-    Where none is on the other side their number is all that bounds it, and the normal distribution of their spread is
-    taken, where it says less.
+    If no resample is beyond 0, the number of resamples bounds p, and a normal approximation with their standard
+    deviation replaces the bound if it is smaller.
     """
     resampled = np.sort(resampled[~np.isnan(resampled)])
     share = min(_share_up_to_0(resampled), _share_up_to_0(-resampled[::-1]))
@@ -176,7 +176,7 @@ def p_value(value: float, resampled: np.ndarray) -> float:
 
 
 def _share_up_to_0(ordered: np.ndarray) -> float:
-    """Return the quantile that 0 is, as `np.percentile` interpolates; 0 where all values are above it."""
+    """Return the quantile of 0, interpolated like `np.percentile`; 0 if all values are above it."""
     place = int(np.searchsorted(ordered, 0, "right"))
     if place in (0, len(ordered)):
         return float(place > 0)
@@ -185,9 +185,9 @@ def _share_up_to_0(ordered: np.ndarray) -> float:
 
 
 def _resampled(ratios: Sequence[Ratio], num_resamples: int, seed: int, clusters: Clusters | None = None) -> np.ndarray:
-    """Return values [num_resamples, M] of M ratios; the clusters of a resample are the same for all of them.
+    """Return values [num_resamples, M] of M ratios, with the same clusters in a resample for all of them.
 
-    NaN where a resample has nothing to divide by.
+    NaN marks a resample with a denominator of 0.
     """
     sums = np.stack([part for ratio in ratios for part in (ratio.numerators, ratio.denominators)], axis=1)  # [N, 2M]
     if clusters is not None:
@@ -203,9 +203,9 @@ def _resampled(ratios: Sequence[Ratio], num_resamples: int, seed: int, clusters:
 def resample_counts(
     num_examples: int, num_resamples: int, seed: int, strata: np.ndarray | None = None
 ) -> Iterator[np.ndarray]:
-    """Yield how often each example is drawn, [resamples, N] in float64, some resamples at a time.
+    """Yield the counts of each example in resamples, float64 [resamples, N], in chunks of resamples.
 
-    With the stratum [N] of each, every resample has as many of a stratum as there are.
+    With `strata` [N], every resample keeps the size of each stratum.
     """
     rng = np.random.default_rng(seed)
     of_stratum = [] if strata is None else [np.flatnonzero(strata == stratum) for stratum in np.unique(strata)]

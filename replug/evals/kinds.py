@@ -1,6 +1,6 @@
-"""The kinds of evaluation, each a task in a module of its name, and what a configuration lacks for its kind.
+"""The kinds of evaluation, each a task in the module of its name, and checks of a configuration for its kind.
 
-An evaluation is added by its module, its line in `KINDS`, and a YAML file.
+To add an evaluation, write its module, its line in `KINDS`, and a YAML file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ KINDS = {
     "retrieval": "Retrieval",
     "token_gain": "TokenGain",
 }
-# Sections and keys that every kind reads; `reads` of a task names its others.
+# Sections and keys that every kind reads; `Task.reads` names the others of a kind.
 SHARED = (
     *("evaluation", "out", "methods", "k", "num_resamples", "seed"),
     *("data", "retriever", "lm", "index", "ray", "paper"),
@@ -37,7 +37,7 @@ MAY_RERANK_DOCUMENTS = ("language_modelling", "mmlu", "open_qa", "token_gain")
 
 
 def check_evaluation(config: EvaluationConfig) -> type[Task]:
-    """Return the task of the kind that a configuration names. Raises UserError for the first thing that it lacks."""
+    """Return the task class of a configuration's kind. Raises UserError for the first problem."""
     if config.evaluation not in KINDS:
         raise UserError(f"evaluation: {config.evaluation!r} is unknown; expected one of {', '.join(KINDS)}")
     kind: type[Task] = getattr(import_module(f"replug.evals.{config.evaluation}"), KINDS[config.evaluation])
@@ -52,7 +52,7 @@ def check_evaluation(config: EvaluationConfig) -> type[Task]:
 
 
 def checked_evaluation(config: str | Path | EvaluationConfig, overrides: Sequence[str]) -> EvaluationConfig:
-    """Load the configuration of an evaluation. Raises UserError for the first thing that it lacks or cannot find."""
+    """Load and check the configuration of an evaluation. Raises UserError for the first problem or missing path."""
     evaluation = load_evaluation_config(config, overrides)
     check_evaluation(evaluation)
     check_paths(evaluation)
@@ -61,7 +61,7 @@ def checked_evaluation(config: str | Path | EvaluationConfig, overrides: Sequenc
 
 
 def _problems(config: EvaluationConfig, kind: type[Task], methods: Sequence[Method]) -> Iterator[str]:
-    """Yield what does not go together in any kind of evaluation."""
+    """Yield the problems of a configuration that are common to all kinds."""
     yield from _method_problems(config, kind, methods)
     if "questions.path" in kind.reads and not config.questions.path:
         yield f"questions.path is missing; evaluation={config.evaluation} expects the questions"
@@ -73,28 +73,28 @@ def _problems(config: EvaluationConfig, kind: type[Task], methods: Sequence[Meth
     usual, follows = EnsembleConfig(), any(method.follows_text for method in methods)
     for name in ("prune", "read"):
         if getattr(config.ensemble, name) != getattr(usual, name) and not follows:
-            yield f"ensemble.{name} is set, but no method's weights follow the text; expected such as replug/posterior"
+            yield f"ensemble.{name} is set, but no method's weights follow the text; expected one like replug/posterior"
     reranking = [method.name for method in methods if method.is_reranked]
     for lm, section in ((config.lm, "lm"), (config.rerank_lm, "rerank_lm")):
         key = "chat" if lm.chat else "prompt"
         if (lm.chat or lm.prompt is not None) and (reranking or config.evaluation == INTERNET_QA):
             what = f"the reranking of {reranking[0]}" if reranking else f"evaluation={INTERNET_QA}"
-            yield f"{section}.{key} is set, but {what} asks by prompts of its own; expected it without {section}.{key}"
+            yield f"{section}.{key} is set, but {what} uses fixed prompts. Remove {section}.{key}"
 
 
 def _method_problems(config: EvaluationConfig, kind: type[Task], methods: Sequence[Method]) -> Iterator[str]:
-    """Yield methods that answer questions where none are asked, read on where no texts are, or are not counted."""
+    """Yield problems of methods that need questions, whole texts or reranking in a kind without them."""
     name = config.evaluation
     asks_questions, reads_texts = "questions.shots" in kind.reads, "texts.path" in kind.reads
     for method in methods:
         if method.source == GENREAD and not asks_questions:
-            yield f"methods: genread writes a document for a question; evaluation={name} asks the LM none"
+            yield f"methods: genread writes a document for a question; evaluation={name} asks the LM no questions"
         if method.votes and not asks_questions:
-            yield f"methods: {method.name}; answers vote, and evaluation={name} asks the LM for none"
+            yield f"methods: {method.name}; votes need answers, and evaluation={name} asks the LM for none"
         if method.source == LONG_CONTEXT and not reads_texts:
-            yield f"methods: long_context reads on in a text; evaluation={name} asks questions"
+            yield f"methods: long_context needs whole texts; evaluation={name} asks questions"
         if method.is_reranked and name not in MAY_RERANK_DOCUMENTS:
             yield (
-                f"methods: {method.name} reranks documents by the LM, but evaluation={name} counts its calls "
-                f"otherwise or asks none; expected it with {', '.join(MAY_RERANK_DOCUMENTS)}"
+                f"methods: {method.name} reranks documents by the LM, which evaluation={name} does not support; "
+                f"expected evaluation to be one of {', '.join(MAY_RERANK_DOCUMENTS)}"
             )

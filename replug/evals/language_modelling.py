@@ -2,16 +2,16 @@
 
 The texts are spans of whole texts (`evals/spans.py`), or the held-out texts of a prepared set.
 
-Beside each ensemble stands what an oracle reaches with the same documents:
+Oracles with the same documents stand beside each ensemble:
 
-best_document   of the K documents the one with which the LM predicts the text best, alone
-q_weighted      the mixture weighed by the LM's own scores, softmax(mean log-prob / beta): what training draws the
-                retriever's weights towards (REPLUG, section 4.2), so tuning can hardly give more with these documents
-half_weighted   each half of the text by the mixture weighed by the LM's scores of the other half
+best_document   the single document, of K, with which the LM predicts the text best
+q_weighted      the mixture weighted by the LM scores, softmax(mean log-prob / beta): the target of the retriever's
+                weights in training (REPLUG, section 4.2), so tuning can hardly give more with these documents
+half_weighted   each half of the text by the mixture weighted by the LM scores of the other half
 
-The first two know the text that they predict, and no retriever can. So some of what they gain is luck: of K documents
-that say nothing of a text, the best still fits it better than the mean. What the third gains can be predicted: it holds
-for words that the weights have not seen.
+The first two know the predicted text, unlike any retriever. So part of their gain is luck: of K unrelated documents the
+best still fits a text better than the mean. The gain of the third is predictable: its weights have not seen the words
+that they predict.
 """
 
 import logging
@@ -55,21 +55,21 @@ from replug.models.prompt import PromptTemplate
 
 log = logging.getLogger(__name__)
 
-SPLIT = "test"  # of a dataset on the hub that names none
-BETA = 0.1  # the paper's, where no training says another
-HALF_BETA = 0.5  # of half a text's scores, which are noisier; at 0.1 they gain nothing (docs/experiments.md)
+SPLIT = "test"  # the default for a dataset on the hub
+BETA = 0.1  # the paper's, unless training used another
+HALF_BETA = 0.5  # for the noisier scores of half a text; 0.1 gains nothing (docs/experiments.md)
 BEST_DOCUMENT, Q_WEIGHTED, HALF_WEIGHTED = "best_document", "q_weighted", "half_weighted"
-ORACLES = {name: f"bits_{name}" for name in (BEST_DOCUMENT, Q_WEIGHTED, HALF_WEIGHTED)}  # and their numbers in outcomes
-MOVING = f"/{POSTERIOR}"  # ends the names of methods whose weights follow the text
-SAMPLED = 500  # texts, and documents, whose tokens are counted before anything is embedded
-LEAST_GAIN = 1e-4  # bits per byte: of less headroom a share would be noise
+ORACLES = {name: f"bits_{name}" for name in (BEST_DOCUMENT, Q_WEIGHTED, HALF_WEIGHTED)}  # name -> number in outcomes
+MOVING = f"/{POSTERIOR}"  # the suffix of methods with weights that follow the text
+SAMPLED = 500  # texts, and documents, for counting tokens before anything is embedded
+LEAST_GAIN = 1e-4  # bits per byte: shares of less headroom are noise
 
 
 BITS_PER_BYTE = Metric("bits", "bytes")
 
 
 class LanguageModelling(Task):
-    """Scores continuations after their contexts. A document that several methods use is scored once."""
+    """Score continuations after their contexts. A document that several methods use is scored once."""
 
     metrics: Mapping[str, Metric] = {
         "bpb": BITS_PER_BYTE,
@@ -91,10 +91,10 @@ class LanguageModelling(Task):
         keeps_documents: bool = False,
         beta: float = BETA,
     ) -> None:
-        """Hold the texts of tokens in outcomes if `tokens_of` is given, which cuts continuations into the LM's tokens.
+        """Take the examples. With `tokens_of`, which cuts continuations into LM tokens, outcomes have their texts.
 
-        Those that keep documents hold `document_logprobs`, an array [K, T], and are not to be written as JSON. `beta`
-        is the temperature of the oracle that weighs documents by the LM's own scores.
+        With `keeps_documents` outcomes have `document_logprobs`, an array [K, T] that JSON cannot hold. `beta` is the
+        temperature of the oracle `q_weighted`.
         """
         self._tokens_of, self._keeps_documents, self._beta = tokens_of, keeps_documents, beta
         self._spans = [*map(scored_span, examples)]
@@ -114,7 +114,7 @@ class LanguageModelling(Task):
             if getattr(keys, field.name) != getattr(usual, field.name):
                 yield f"texts.{field.name} is set, but held-out texts are measured as they are; expected texts.path"
         if any(method.source == LONG_CONTEXT for method in methods):
-            yield "methods: long_context reads on in whole texts, and held-out ones have no more; expected texts.path"
+            yield "methods: long_context needs whole texts, and held-out examples are only parts; expected texts.path"
 
     @classmethod
     def of(cls, config: EvaluationConfig, corpus: Corpus | None, source: LMSource | None) -> Self:
@@ -160,14 +160,14 @@ class LanguageModelling(Task):
         return finish
 
     def _prefixes(self, span: ScoredSpan, evidence: Mapping[str, Evidence]) -> dict[tuple[str | None, bool], str]:
-        """Return prefixes by document, and whether the LM reads as much of the text before as it holds."""
+        """Return prefixes by document and `has_long_context`."""
         short = {name: one for name, one in evidence.items() if not one.has_long_context}
         prefixes = {
             (text, False): self._template.prefix(text, span.context, span.continuation, keep_end)
             for text, keep_end in texts_of(short).items()
         }
         if len(short) < len(evidence):
-            assert span.long_context is not None, "the texts were read for a method that reads on in them"
+            assert span.long_context is not None, "spans have a long context if a method needs it"
             prefixes[None, True] = self._template.prefix(None, span.long_context, span.continuation)
         return prefixes
 
@@ -195,12 +195,12 @@ class LanguageModelling(Task):
 
 
 def items_of(examples: Sequence[Example]) -> list[Item]:
-    """Return items whose query is the context, or the end of it that is a span's query."""
+    """Return items with the context as query, or only its end for spans with a query."""
     return [Item(w.id, w.query, w.domain, w.gold, w.source) for w in map(scored_span, examples)]
 
 
 def document_cutter(config: EvaluationConfig) -> Callable[[str], str]:
-    """Return what cuts a document to its first `texts.document_tokens` tokens of the LM, as the authors' code does."""
+    """Return a function that cuts documents to `texts.document_tokens` LM tokens, like the authors' code."""
     from replug.data.tokenizing import load_plain
     from replug.models.build import lm_tokenizer_json
 
@@ -213,9 +213,9 @@ def document_cutter(config: EvaluationConfig) -> Callable[[str], str]:
 def require_room_for(
     config: EvaluationConfig, spans: Sequence[Example], corpus: Corpus | None, cut: Callable[[str], str]
 ) -> None:
-    """Raise UserError, before anything is embedded, where the LM cannot hold texts with documents of the corpus.
+    """Raise UserError, before anything is embedded, if texts with documents exceed the LM's context.
 
-    A sample of both is counted, where the LM's limit and tokenizer are known.
+    Counts tokens of a sample of both, if the LM's limit and tokenizer are known.
     """
     from replug.models.build import has_tokenizer, lm_max_tokens, lm_tokenizer
     from replug.models.pair_tokens import num_tokens, pair_token_ids
@@ -237,11 +237,11 @@ def require_room_for(
 
 
 def require_sources(ids: Sequence[str], sources: Sequence[str | None]) -> None:
-    """Raise UserError where an example names no source: what is its own would not be known."""
+    """Raise UserError for an example without a source: its own documents would be unknown."""
     if unknown := [identifier for identifier, source in zip(ids, sources, strict=True) if not source]:
         raise UserError(
             f"exclude_own_source is set, but {len(unknown)} of {len(ids)} texts name no source, {unknown[0]} for one; "
-            "expected a source of each: the field `source` of held-out rows"
+            "expected a source for each: the field `source` of held-out rows"
         )
 
 
@@ -258,12 +258,12 @@ def read_spans(config: EvaluationConfig, corpus: Corpus | None) -> list[ScoredSp
         rows = draw_evenly(len(data.heldout), config.texts.max_examples, config.seed)
         spans = [scored_span(example) for example in data.heldout.examples(rows)]
     if alone := sum(not span.query.strip() for span in spans):
-        log.info(f"{alone} of {len(spans)} spans have nothing before them: nothing is retrieved for them")
+        log.info(f"{alone} of {len(spans)} spans have no text before them and get no documents")
     return spans
 
 
 def token_texts(lm: LMConfig) -> Callable[[Example], list[str]]:
-    """Return what cuts a continuation into the texts of the LM's tokens, which join to it."""
+    """Return a function that cuts a continuation into the texts of its LM tokens, without loss."""
     from replug.models.build import lm_tokenizer
     from replug.models.pair_tokens import token_spans
 
@@ -283,7 +283,7 @@ def _spans_of_texts(config: EvaluationConfig) -> list[ScoredSpan]:
 
     keys = config.texts
     counted_by = config.lm
-    if keys.tokenizer is not None:  # several LMs are to be measured on the same spans of the same texts
+    if keys.tokenizer is not None:  # the same spans for several LMs
         counted_by = replace(config.lm, path=keys.tokenizer, url=None, model=None, tokenizer=None)
     tokenizer = load_plain(lm_tokenizer_json(counted_by))
     texts: list[SourceText] = []
@@ -294,7 +294,7 @@ def _spans_of_texts(config: EvaluationConfig) -> list[ScoredSpan]:
             written, begun = detokenized_wikitext(text.text)
         texts.append(replace(text, text=written))
         starts.append(begun)
-    read = {text.id: text.text for text in texts}  # what spans of a text are places in
+    read = {text.id: text.text for text in texts}  # the text that a span is cut from
     if keys.join:
         whole, spans = joined_spans(texts, starts, tokenizer, keys)
         read = dict.fromkeys(read, whole)
@@ -320,24 +320,24 @@ def _texts(config: EvaluationConfig) -> Iterator[SourceText]:
         plan = plan_source(of_split(str(config.texts.path), SPLIT), fields)
     except UserError as error:
         raise UserError(str(error).replace("data.source", "texts.path")) from error
-    # Names that the texts do not have are those of the corpus.
+    # The other field names are for the corpus.
     named = {old: new for old, new in data.fields.items() if old.partition(".")[0] in plan.field_names}
     fields = FieldMap.of(named, data.new_text_at)
     replace(plan, fields=fields).say("texts.path")
     for source_shard in plan.shards:
         for _, item in read_source_shard(source_shard, fields):
             if isinstance(item, Rejected):
-                raise UserError(f"texts.path: {item}; every text must be readable to be measured whole")
+                raise UserError(f"texts.path: {item}; every text must be readable")
             yield item
 
 
 def oracle_bits(token_logprobs: np.ndarray, beta: float = BETA) -> dict[str, float]:
-    """Return the bits of a text by each oracle, from log-probs [K, T] (nats) given each document."""
+    """Return the bits of a text by each oracle, from its log-probs [K, T] (nats) given each document."""
     given = np.asarray(token_logprobs, dtype=np.float64)
     first, second = np.array_split(given, 2, axis=1)
 
     def weighed(predicted: np.ndarray, scored: np.ndarray, beta: float) -> float:
-        scores = scored.sum(axis=1) / max(1, scored.shape[1])  # [K]; of no token, even
+        scores = scored.sum(axis=1) / max(1, scored.shape[1])  # [K]; all equal without tokens
         return bits_of(mix(predicted, prior_log_weights(scores, beta)))
 
     return {
@@ -348,11 +348,11 @@ def oracle_bits(token_logprobs: np.ndarray, beta: float = BETA) -> dict[str, flo
 
 
 def headroom_lines(results: Results) -> list[str]:
-    """Say what oracles would gain over each ensemble, and the part of REPLUG's that other retrievers reach.
+    """Return the headroom of each ensemble, and the part of REPLUG's headroom that other retrievers reach.
 
-    A method that reads one text has no headroom: its oracles are itself. A retriever is compared with `replug` mixing
-    as many documents in the same way, `lsr@3/even` with `replug@3/even`, and weights that follow the text with the same
-    documents' fixed ones, `lsr@3/posterior` with `lsr@3`.
+    A method with a single text has no headroom. A retriever is compared with `replug` in the same kind of ensemble,
+    `lsr@3/even` with `replug@3/even`; weights that follow the text with the fixed weights of the same documents,
+    `lsr@3/posterior` with `lsr@3`.
     """
     rooms = {}
     for method, of in results.items():
@@ -362,9 +362,9 @@ def headroom_lines(results: Results) -> list[str]:
             if abs(ensemble - best) > LEAST_GAIN or abs(ensemble - q_weighted) > LEAST_GAIN:
                 rooms[method] = ensemble, q_weighted, best, half
     lines = [
-        f"Headroom of {method}: {ensemble:.4f} bits per byte; {q_weighted:.4f} weighed by the LM's own scores, "
-        f"{best:.4f} by the best document alone. What can be predicted of it: {half:.4f}, each half of a text weighed "
-        "by the scores of the other half."
+        f"Headroom of {method}: {ensemble:.4f} bits per byte; {q_weighted:.4f} weighted by the LM's own scores, "
+        f"{best:.4f} by the best document alone. The predictable part: {half:.4f}, each half of a text weighted by the "
+        "scores of the other half."
         for method, (ensemble, q_weighted, best, half) in rooms.items()
     ]
     for method, of in results.items():
@@ -376,6 +376,6 @@ def headroom_lines(results: Results) -> list[str]:
             continue
         if base in rooms and (room := rooms[base][0] - rooms[base][1]) > LEAST_GAIN:
             gained = rooms[base][0] - of["bpb"]["value"]
-            share = f"gets {gained / room:.0%} of what weights by the LM's own scores would gain over {base}"
+            share = f"gets {gained / room:.0%} of the gain of weights by the LM's own scores over {base}"
             lines.append(f"{method} {share if gained >= 0 else f'is {-gained:.4f} bits per byte worse than {base}'}.")
     return lines

@@ -1,12 +1,12 @@
-"""Leakage: the examples that the corpus holds. Retrieval that finds them copies, and predicts nothing.
+"""Leakage: examples in the corpus. Retrieving them means copying, not predicting.
 
-An example is in the corpus where a document comes from its source, equals one of its texts (white space and case
-aside), or shares as many words in a row with one, as preparing a set has it (`data.prepare.assembly`). N-grams have 13
-words (Brown et al. 2020); a text of fewer words, down to 8, is compared whole. Words in a row that half of the corpus's
-sources hold, such as a footer, are no leak. The task says which texts are compared: an example with its continuation, a
-question, its choices, its answers.
+An example is in the corpus if a document comes from its source, equals one of its texts (ignoring white space and
+case), or shares an n-gram with one, as in preparing a set (`data.prepare.assembly`). N-grams have 13 words (Brown et
+al. 2020); shorter texts, down to 8 words, are compared whole. An n-gram is no leak if the number of documents with it
+is at least half the number of sources in the corpus, as for a footer. The task names the texts to compare: an example
+with its continuation, a question, its choices, its answers.
 
-The hashes of the examples are held in memory, and the corpus streams past once. leakage.json keeps what was found.
+The hashes of the examples stay in memory during one pass over the corpus. leakage.json has the result.
 """
 
 import hashlib
@@ -34,18 +34,18 @@ from replug.data.words import (
 )
 from replug.evals.loop import Item, Task
 
-MOST_WORDS, LEAST_WORDS = 13, 8  # of an n-gram
-MOST_SOURCES = 1 << 20  # that are counted; in a larger corpus words must stand in half as many documents to be common
+MOST_WORDS, LEAST_WORDS = 13, 8  # in an n-gram
+MOST_SOURCES = 1 << 20  # the largest count; in a larger corpus half of it makes an n-gram common
 SOURCE, EQUAL, NGRAM = "source", "equal text", "n-gram"
 REASONS = (SOURCE, EQUAL, NGRAM)
 
 
 @dataclass(frozen=True, slots=True)
 class Overlaps:
-    """Why examples are in the corpus, by their ids; those that are not are left out.
+    """The reasons by which examples are in the corpus, by id, only for examples with a reason.
 
     `num_with_source` examples name a source, and `num_short` are too short for n-grams. With `excludes_own` documents
-    of an example's own source count for nothing, since it cannot retrieve them.
+    of an example's own source are ignored, since it cannot retrieve them.
     """
 
     reasons: Mapping[str, Sequence[str]]
@@ -64,10 +64,10 @@ def find_overlaps(
     documents: Iterable[Document],
     excludes_own: bool = False,
 ) -> Overlaps:
-    """Compare every example with every document. `texts` are those of each example that no document should hold."""
+    """Compare every example with every document. `texts` has, for each example, its texts to compare."""
     by_source: dict[str, list[int]] = {}
     by_text: dict[bytes, list[int]] = {}
-    given: list[tuple[int, np.ndarray, int]] = []  # the n of each text, the hashes of its n-grams, and its row
+    given: list[tuple[int, np.ndarray, int]] = []  # n, the hashes of a text's n-grams, and its row
     num_short = 0
     for row, (example, own) in enumerate(zip(examples, texts, strict=True)):
         if example.source:
@@ -82,8 +82,8 @@ def find_overlaps(
     for n, hashes, row in given:
         for known in hashes.tolist():
             rows_of.setdefault(n, {}).setdefault(known, set()).add(row)
-    num_holding: Counter[int] = Counter()  # documents that hold a hash
-    holds: set[tuple[int, int]] = set()  # a row, and the hash of it that some document holds
+    num_holding: Counter[int] = Counter()  # hash -> number of documents with it
+    holds: set[tuple[int, int]] = set()  # (row, hash of it in some document)
     matches: dict[str, set[int]] = {reason: set() for reason in REASONS}
     sources: set[int] = set()
     for document in documents:
@@ -113,7 +113,7 @@ def find_overlaps(
 
 
 def overlap_line(overlaps: Overlaps, ids: Sequence[str]) -> str:
-    """Return what a reader of the table must know."""
+    """Return the line about leakage below the table."""
     own = [overlaps.reasons[identifier] for identifier in ids if identifier in overlaps.reasons]
     num = len(own)
     names = {EQUAL: "an equal text", NGRAM: f"{MOST_WORDS} words in a row"}
@@ -124,14 +124,14 @@ def overlap_line(overlaps: Overlaps, ids: Sequence[str]) -> str:
     if overlaps.excludes_own:
         lines.append("Documents of an example's own source are not retrieved, and not compared.")
     elif overlaps.num_with_source < len(ids):
-        lines.append(f"{overlaps.num_with_source} examples name a source; those of others are not compared.")
+        lines.append(f"{overlaps.num_with_source} examples name a source; the others are not compared by source.")
     if overlaps.num_short:
         lines.append(f"{overlaps.num_short} have fewer than {LEAST_WORDS} words: only documents equal to them count.")
     return " ".join(lines)
 
 
 def overlaps_with(config: EvaluationConfig, corpus: Corpus, task: Task, path: Path) -> Overlaps:
-    """Compare every example of a task with the corpus, or read what the file has of the same comparison."""
+    """Compare every example of a task with the corpus, or read the result of the same comparison from a file."""
     texts = [task.compared(row) for row in range(len(task.examples))]
     compared = [[example.id, own, example.source] for example, own in zip(task.examples, texts, strict=True)]
     rule = [MOST_WORDS, LEAST_WORDS, LEAST_COMMON, *Overlaps.__slots__]

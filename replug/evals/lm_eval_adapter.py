@@ -1,12 +1,12 @@
-"""Any `BlackBoxLM`, so also `ReplugLM`, as a model of lm-evaluation-harness (the extra `lm-eval`).
+"""Any `BlackBoxLM` or `ReplugLM` as a model of lm-evaluation-harness (the extra `lm-eval`).
 
     model = HarnessModel(ReplugLM(lm, retriever), query="{question}")
     lm_eval.simple_evaluate(model=model, tasks=["mmlu"], num_fewshot=5)
 
-The harness's context holds demonstrations, and an encoder cuts it long before the question comes: every question would
-find nearly the same documents. So a question is searched for by itself, as `query` makes it of the harness's document.
-Prefix and continuation are tokenized apart, as everywhere here, and their tokens decode to the text; the harness joins
-them first, which gives the same tokens where the border is one of the tokenizer's own.
+The harness's context begins with demonstrations, and an encoder would truncate it before the question, so all questions
+would retrieve nearly the same documents. The query is therefore the question alone, built by `query` from the harness's
+document. Prefix and continuation are tokenized separately, as everywhere in replug; the harness joins them first, which
+gives the same tokens if the border is also a token border.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ from replug.models.ensemble import Retrieved
 from replug.models.generation import GenerationOptions, Stop
 from replug.models.replug_lm import ReplugLM
 
-MAX_NEW_TOKENS = 256  # where a task does not say
+MAX_NEW_TOKENS = 256  # the default for tasks without a limit
 BETWEEN_SHOTS = "\n\n"  # the harness's own `fewshot_delimiter`
 
 
 class HarnessModel(LM):
-    """`query` is a template of the document's fields, such as "{question}".
+    """A harness model. `query` is a template with fields of the task's documents, such as "{question}".
 
-    By default it is what stands behind the last blank line of the context: the question, where demonstrations are apart
-    from it by blank lines and it holds none. `greedy`: also say whether each continuation is what the LM would write,
-    which costs a generation each. Without it the answer is no; only tasks that count exact continuations, such as
-    LAMBADA's accuracy, ask for it.
+    By default the query is the context after its last blank line: the question, if blank lines separate demonstrations
+    and the question has none. `greedy` also checks whether each continuation is the LM's greedy output, at the cost of
+    a generation each, and otherwise reports False. Only tasks that count exact continuations, such as LAMBADA's
+    accuracy, need it.
     """
 
     def __init__(self, lm: BlackBoxLM | ReplugLM, greedy: bool = False, query: str | None = None) -> None:
@@ -54,7 +54,7 @@ class HarnessModel(LM):
         raise NotImplementedError("whole texts are measured by `replug evaluate eval_lm texts.path=TEXTS`")
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return greedy answers that end before the first of the task's stops."""
+        """Return greedy answers, cut before the first of the task's stop texts."""
         retrieved = self._retrieve([self._query_of(request) for request in requests])
         answers = []
         for request, documents in zip(requests, retrieved, strict=True):
@@ -77,7 +77,7 @@ class HarnessModel(LM):
             ) from error
 
     def _retrieve(self, queries: Sequence[str]) -> list[Sequence[Retrieved]]:
-        """Return the documents of each query; none without a retriever, and for a blank one."""
+        """Return the documents of each query; none without a retriever or for a blank query."""
         if not isinstance(self._lm, ReplugLM):
             return [() for _ in queries]
         retrieved = iter(self._lm.retrieve([query for query in queries if query.strip()]))

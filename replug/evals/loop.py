@@ -1,11 +1,11 @@
-"""The one loop of all evaluations: examples go to the LM a few at a time, outcomes to a file as they come.
+"""The common loop of all evaluations: a few examples at a time go to the LM, outcomes go to a file at once.
 
-A rerun measures the examples whose ids are not in the file. The LM scores of an unfinished example are in the cache.
+A rerun measures only examples with ids missing from the file. The LM scores of an unfinished example are in the cache.
 
-outcomes.jsonl     {"id", "group", "source", "methods": {method: {"numbers", "detail"}}} of every example, as it came;
-                   no source where none is known
+outcomes.jsonl     {"id", "group", "source", "methods": {method: {"numbers", "detail"}}} of every example, in order of
+                   writing; without "source" if it is unknown
 examples.parquet   a row for each example and method: question, references, gold, prompt, documents, weights
-                   (`final_weights` after the text), numbers and what the LM said
+                   (`final_weights` after the text), numbers and the LM's output
 """
 
 import json
@@ -42,9 +42,9 @@ Row = dict[str, Any]
 
 
 class OutcomeFile:
-    """Rows as JSON lines, in the order they came. A torn line, which a kill leaves, is removed when the file is opened.
+    """Rows as JSON lines, in order of writing. Opening the file removes incomplete lines, left by a killed process.
 
-    Raises RunError if the disk does not take a row.
+    Raises RunError if a row cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,8 +60,8 @@ class OutcomeFile:
             if row is not None:
                 self.rows.append(row)
                 whole.append(line)
-            elif number < len(lines):  # the last one alone is what a kill leaves
-                log.warning(f"{path}:{number} is damaged, and what it says is done again")
+            elif number < len(lines):  # a killed process leaves only the last line incomplete
+                log.warning(f"{path}:{number} is damaged; its example is measured again")
         if len(whole) < len(lines):
             replace_file(path, b"".join(whole))
 
@@ -74,23 +74,23 @@ class OutcomeFile:
         self.rows.append(row)
 
     def by(self, key: str, known: Collection[str]) -> dict[str, Row]:
-        """Return the row of each known value; the first where two processes wrote one.
+        """Return the row of each known value of a key, the first of several.
 
-        Raises UserError for a row of something else.
+        Raises UserError for a row with an unknown value.
         """
         rows: dict[str, Row] = {}
         for number, row in enumerate(self.rows, start=1):
             if row.get(key) not in known:
                 raise UserError(
-                    f"{self.path}:{number} is of {key} {row.get(key)!r}, which is none of this evaluation's: bring its "
-                    "texts or questions back, or give another out"
+                    f"{self.path}:{number} is of {key} {row.get(key)!r}, which is none of this evaluation's: restore "
+                    "its texts or questions, or give another out"
                 )
             rows.setdefault(row[key], row)
         return rows
 
 
 def outcomes_of(folder: Path, measured: str) -> OutcomeFile:
-    """Open the outcomes of a measurement in a folder; those of any other measurement are dropped."""
+    """Open the outcomes of a measurement in a folder; outcomes of any other measurement are deleted."""
     folder.mkdir(parents=True, exist_ok=True)
     path, mark = folder / "outcomes.jsonl", folder / "measured.json"
     if not mark.is_file() or mark.read_text() != measured:
@@ -100,7 +100,7 @@ def outcomes_of(folder: Path, measured: str) -> OutcomeFile:
 
 
 def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook, task: "Task") -> None:
-    """Write as Parquet what was asked, what is right, what the LM read, and what it said."""
+    """Write examples.parquet: questions, references, prompts with documents, and outcomes."""
     written: list[Row] = []
     for place, (row, example) in enumerate(zip(rows, task.examples, strict=True)):
         of = book.of(place)
@@ -119,7 +119,7 @@ def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook, task: "T
                     **outcome["detail"],
                 }
             )
-    # A column for every name, null where a row has no such number: Arrow would take those of the first row alone.
+    # Name all columns, null for missing values: Arrow would take the names of the first row only.
     names, partial = dict.fromkeys(name for row in written for name in row), path.with_suffix(".partial")
     with writing(partial):
         pq.write_table(pa.table({name: [row.get(name) for row in written] for name in names}), partial)
@@ -130,8 +130,8 @@ def write_examples(path: Path, rows: Sequence[Row], book: EvidenceBook, task: "T
 class Item:
     """One item of an evaluation set.
 
-    Documents are retrieved for `query`. `group` is the domain or subject that figures are given by. `gold` are ids of
-    documents known to be right; they only ever measure. `source` names the text it was cut from, where there is one.
+    Documents are retrieved for `query`. `group` is the domain or subject for results by group. `gold` are the ids of
+    relevant documents, only for measuring. `source` is the text that it was cut from, None if unknown.
     """
 
     id: str
@@ -147,7 +147,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one example under one method: the numbers that metrics add up, and details for readers."""
+    """The outcome of one example under one method: the numbers summed by metrics, and details for readers."""
 
     numbers: dict[str, float]
     detail: dict[str, Any] = field(default_factory=dict)
@@ -158,9 +158,9 @@ Outcomes = dict[str, Outcome]  # by method
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number summed over examples, over the sum of another; the number of examples where there is none.
+    """The sum of a number over examples, divided by the sum of another, by default by the number of examples.
 
-    One that `may_be_unknown` is left out of a method's results where some example does not tell the number.
+    A metric that `may_be_unknown` is left out of a method's results if an example lacks the number.
     """
 
     numerator: str
@@ -171,10 +171,10 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class PromptedLM:
-    """The LM that is asked, behind its cache, and how texts are put to it.
+    """The LM behind its cache, with its prompt template.
 
-    `source` is where the LM comes from. `reranker` is `rerank_lm`, where another LM is to say how good answers are.
-    `num_in_flight` examples are put to the LM before the first is waited for.
+    `source` describes the origin of the LM. `reranker` is the separate `rerank_lm`, None if the LM itself reranks.
+    `num_in_flight` is the number of examples submitted before waiting for the first.
     """
 
     lm: AsyncLM
@@ -185,17 +185,17 @@ class PromptedLM:
 
 
 class Task:
-    """One evaluation: what it needs of a configuration, its examples and metrics, and how the LM is asked.
+    """An evaluation: its keys of the configuration, its examples and metrics, and its requests to the LM.
 
-    `of` reads what is measured. Documents are retrieved for `queries`, one for each example or demonstration, empty
-    where nothing can be retrieved; `open` gives the task what was found, and the LM. Then examples are submitted.
+    `of` reads the examples. Documents are retrieved for `queries`, one for each example or demonstration (blank: no
+    retrieval); `open` gives the task the evidence and the LM. Then examples are submitted.
 
-    Methods are compared by the first metric; a task that `compares_all` also compares each with the first method by
-    every metric. One that `asks_twice` asks more when the first answer is there: waiting for that returns what waits
-    for the rest.
+    Methods are compared by the first metric; with `compares_all` also each method with the first one by every metric.
+    With `asks_twice` an example needs two rounds of requests: its first wait returns the function that waits for the
+    second round.
     """
 
-    reads: ClassVar[tuple[str, ...]] = ()  # keys, or whole sections, beside those of all evaluations
+    reads: ClassVar[tuple[str, ...]] = ()  # keys or sections, in addition to the shared ones
     asks_lm = True
     asks_twice = False
     compares_all = False
@@ -203,24 +203,24 @@ class Task:
     metrics: Mapping[str, Metric]
 
     queries: Sequence[str] = ()
-    asked: Sequence[str] = ()  # for each query the question that an LM may write a document for
-    sources: Sequence[str | None] = ()  # for each query the source whose documents it must not find
-    predicted: Sequence[str] = ()  # texts that an LM is to predict
+    asked: Sequence[str] = ()  # the question of each query, for documents written by the LM
+    sources: Sequence[str | None] = ()  # the excluded source of each query
+    predicted: Sequence[str] = ()  # texts for the LM to predict
     cut: Callable[[str], str] = staticmethod(str)  # shortens documents before the LM reads them
 
     @classmethod
     def problems(cls, config: EvaluationConfig, methods: Sequence[Method]) -> Iterable[str]:
-        """Return what a configuration lacks for this evaluation alone, found before anything starts."""
+        """Return the problems of a configuration specific to this kind, before anything starts."""
         return ()
 
     @classmethod
     def searches(cls, config: EvaluationConfig) -> Sequence[Method]:
-        """Return what is found for every example beside the methods."""
+        """Return searches for every example in addition to the methods."""
         return ()
 
     @classmethod
     def of(cls, config: EvaluationConfig, corpus: Corpus | None, source: LMSource | None) -> Self:
-        """Read what is measured; `corpus` is None where no method retrieves, and `source` where no LM is asked."""
+        """Read the examples; `corpus` is None if no method retrieves, `source` is None without an LM."""
         raise NotImplementedError
 
     def open(self, lms: PromptedLM | None, book: EvidenceBook) -> None:
@@ -228,40 +228,40 @@ class Task:
         self.book = book
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Any]:
-        """Put an example to the LM, and return what waits for its `Outcomes`."""
+        """Submit an example to the LM, and return a function that waits for its `Outcomes`."""
         raise NotImplementedError
 
     def groups(self, row: int) -> tuple[str, ...]:
-        """Return what figures are given for besides all examples, such as a domain."""
+        """Return the groups of an example for results by group, such as its domain."""
         return (self.examples[row].group,)
 
     def stratum(self, row: int) -> str:
-        """Return what the example was chosen from, where so many were chosen of each, such as a subject."""
+        """Return the stratum of an example, such as its subject, if each has a fixed number of examples."""
         return ""
 
     def compared(self, row: int) -> tuple[str, ...]:
-        """Return the texts that no document should hold: what is predicted or asked, and its answers."""
+        """Return the texts that no document should hold: the continuation or question, and its answers."""
         return (self.examples[row].query,)
 
     def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
-        """Return `references`, the answers that are accepted, and `prompt`, the one with the nearest document."""
+        """Return `references`, the accepted answers, and `prompt`, with the nearest document."""
         return {}
 
     def settle(self, rows: Sequence[Row], folder: "EvaluationFolder") -> Sequence[Row]:
-        """Return the rows that results are made of; keep their examples alone, where others only serve to fit."""
+        """Return the rows for the results, and keep only their examples; other rows may serve for fitting."""
         return rows
 
     def findings(self, rows: Sequence[Row], results: "Results", folder: "EvaluationFolder") -> "Blocks":
-        """Add to the results what is more than metrics by method, and return more blocks of the table."""
+        """Add further entries to the results, and return further blocks of the table."""
         return ()
 
 
 def outcome_rows(
     task: Task, book: EvidenceBook, rows: Sequence[int] | None = None, num_in_flight: int = EXAMPLES_IN_FLIGHT
 ) -> Iterator[Row]:
-    """Measure the examples of these numbers, all by default, some at a time; they come in that order.
+    """Measure the examples of these rows, by default all, some at a time; yield their outcomes in order.
 
-    What the LM is asked, and in which order by each stage of a task, does not depend on how many are in flight.
+    The requests to the LM and their order within each stage of a task do not depend on `num_in_flight`.
     """
     numbers = range(len(task.examples)) if rows is None else rows
     waiting = in_order((task.submit(row, book.of(row)) for row in numbers), num_in_flight)
@@ -276,7 +276,7 @@ def outcome_rows(
 
 
 def in_order(begun: Iterable[Callable[[], Result]], num_in_flight: int = EXAMPLES_IN_FLIGHT) -> Iterator[Result]:
-    """Wait for calls in their order while the next ones are under way: taking one from `begun` begins it."""
+    """Yield results in order while later calls run: taking a call from `begun` starts it."""
     in_flight: deque[Callable[[], Result]] = deque()
     for finish in begun:
         in_flight.append(finish)
@@ -289,9 +289,9 @@ def in_order(begun: Iterable[Callable[[], Result]], num_in_flight: int = EXAMPLE
 def run_task(
     task: Task, book: EvidenceBook, file: OutcomeFile, what: str, num_in_flight: int = EXAMPLES_IN_FLIGHT
 ) -> list[Row]:
-    """Return the outcomes of every example in order; those that the file does not hold yet are measured.
+    """Return the outcomes of every example in order, measuring examples missing from the file.
 
-    Raises UserError where two examples have one id, or the file holds another's.
+    Raises UserError if two examples have the same id, or the file has a row of an unknown one.
     """
     ids = [example.id for example in task.examples]
     if twice := [name for name, count in Counter(ids).items() if count > 1]:

@@ -1,11 +1,11 @@
-"""MMLU (Hendrycks et al. 2021) as REPLUG asks it: five demonstrations, a retrieved document, the letter's probability.
+"""MMLU (Hendrycks et al. 2021) as in REPLUG: five demonstrations, a retrieved document, probabilities of letters.
 
-Each demonstration has the first document found for it before it (REPLUG, section 6.2, and the appendix's prompt). The
-LM's probability of each letter is mixed over K documents (`models.ensemble`); the largest answers.
+Each demonstration follows its first retrieved document (REPLUG, section 6.2, and the appendix's prompt). The LM's
+probability of each letter is mixed over K documents (`models.ensemble`); the answer is the letter with the largest.
 
-Where the LM holds fewer tokens, the earliest demonstrations are left out (`evals.questions`); Hendrycks et al.'s code
-leaves out the last. There are three means: the paper's "All" is called the mean of four categories, but its 68.3 of
-Codex is that of subjects, with anatomy in STEM, and LLaMA's is that of questions.
+If a prompt exceeds the LM's context, the earliest demonstrations are dropped (`evals.questions`); Hendrycks et al.'s
+code drops the last. There are three means: the paper calls its "All" the mean of four categories, but its 68.3 for
+Codex is the mean over subjects, with anatomy in STEM, and LLaMA's is the mean over questions.
 """
 
 import csv
@@ -27,9 +27,9 @@ from replug.evals.questions import PUBLISHED_SETS, FewShotPrompts, FewShotTask, 
 from replug.models.black_box_lm import common_read
 from replug.models.ensemble import MovingWeights, log_softmax, mix
 
-# Chung et al. 2022 count anatomy to STEM, and so do Codex's figures.
+# Chung et al. 2022 and Codex's figures count anatomy as STEM.
 WITH_ANATOMY = {"STEM": "STEM with anatomy", "other": "other without anatomy"}
-# Hendrycks et al.'s own categories.
+# The categories of Hendrycks et al.
 CATEGORY_OF = {
     subject: category
     for category, subjects in PUBLISHED_SETS["mmlu_categories"].items()
@@ -43,12 +43,12 @@ NUM_DEMONSTRATIONS = 5
 CHOICES = "{choices}"  # of `questions.query`
 NO_VOTE = -1e9  # nats: finite, and below any letter's log-prob
 FIELDS = "question, A, B, C, D, answer"
-ROOM = 4  # tokens kept free for a letter: one in all vocabularies known to us
+ROOM = 4  # tokens reserved for a letter: 1 in all known vocabularies
 
 
 @dataclass(frozen=True, slots=True)
 class MmluQuestion:
-    """A question, `example.query`, of the subject `example.group`; `answer` is the right choice's place, 0 to 3."""
+    """A question, `example.query`, of the subject `example.group`; `answer` is the right choice, 0 to 3."""
 
     example: Item
     choices: tuple[str, str, str, str]
@@ -63,9 +63,9 @@ class MmluQuestion:
 def read_mmlu(
     folder: Path, num_demonstrations: int = NUM_DEMONSTRATIONS
 ) -> tuple[list[MmluQuestion], dict[str, tuple[MmluQuestion, ...]]]:
-    """Read the questions of every subject that `test/` holds, and demonstrations, the first of its `dev/` file.
+    """Read the questions of every subject in `test/`, and demonstrations, the first of its `dev/` file.
 
-    Raises UserError with file and line where a file is missing, has another form, or holds too few demonstrations.
+    Raises UserError with file and line for a missing or malformed file, or too few demonstrations.
     """
     questions: list[MmluQuestion] = []
     demonstrations: dict[str, tuple[MmluQuestion, ...]] = {}
@@ -75,7 +75,7 @@ def read_mmlu(
     for path in paths:
         subject = path.name.removesuffix("_test.csv")
         if subject not in CATEGORY_OF:
-            raise UserError(f"{path}: {subject!r} is none of MMLU's 57 subjects; rename the file or take it away")
+            raise UserError(f"{path}: {subject!r} is not one of MMLU's 57 subjects; rename or remove the file")
         questions += _read_file(path, subject, "test")
         dev = folder / "dev" / f"{subject}_dev.csv"
         shots = _read_file(dev, subject, "dev") if num_demonstrations else []
@@ -90,11 +90,11 @@ def read_mmlu(
 def mmlu_choice(
     question: MmluQuestion, letter_logprobs: np.ndarray, log_weights: np.ndarray, votes: bool = False
 ) -> tuple[int, float]:
-    """Return the mixture's choice, 0 to 3, and how probable it holds the right one among the four letters.
+    """Return the mixture's choice, 0 to 3, and its probability of the right choice among the four letters.
 
-    From log-probs [K, 4] of CONTINUATIONS (nats) and log weights [K] of K documents; without documents K is 1. The
-    letters' raw probabilities are mixed, and normalised only after; of equal ones the first letter is taken. If
-    documents vote, only the likeliest letter of each counts. Raises RunError for log-probs that are not finite.
+    Takes log-probs [K, 4] of CONTINUATIONS (nats) and log weights [K] of K documents; without documents K is 1. The
+    letters' raw probabilities are mixed, then normalised; ties go to the first letter. If documents vote, only the
+    likeliest letter of each counts. Raises RunError for log-probs that are not finite.
     """
     if not np.isfinite(letter_logprobs).all():
         raise RunError(f"{question.example.id}: the LM gave a letter a log-probability that is not finite")
@@ -125,7 +125,7 @@ def _read_file(path: Path, subject: str, split: str) -> list[MmluQuestion]:
 
 
 def _question(where: str, row: list[str], answers: dict[str, int], subject: str, identifier: str) -> MmluQuestion:
-    """Read a question without white space at the ends of its fields."""
+    """Return the question of a row, with fields stripped of white space."""
     if len(row) != 6:
         raise UserError(f"{where}: expected 6 fields ({FIELDS}), found {len(row)}")
     question, a, b, c, d, answer = (field.strip() for field in row)
@@ -137,7 +137,7 @@ def _question(where: str, row: list[str], answers: dict[str, int], subject: str,
 
 
 def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield each row with where it ends (`file:line`); rows without a field are passed over."""
+    """Yield each row with the place of its end (`file:line`); empty rows are skipped."""
     if not path.is_file():
         raise UserError(f"{path} does not exist; expected rows of {FIELDS}")
     with path.open(newline="", encoding="utf-8-sig") as file:
@@ -151,13 +151,13 @@ def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
 class Mmlu(FewShotTask):
     """Ask for the letters of one prompt together, so that a local LM reads the prompt once."""
 
-    # Over questions, as the official evaluation; over subjects; over the four categories, as the paper's caption.
+    # Means over questions (official evaluation), over subjects, and over the four categories (the paper's caption).
     metrics: Mapping[str, Metric] = {
         "accuracy": Metric("correct"),
         "accuracy_macro": Metric("correct_share", "share"),
         "accuracy_categories": Metric("correct_category_share", "category_share"),
         "right_probability": Metric("right_probability"),
-        "shots": Metric("shots"),  # demonstrations that fitted
+        "shots": Metric("shots"),  # demonstrations that fit
         "accuracy_best_document": Metric("correct_best_document", may_be_unknown=True),  # by an oracle
     }
 
@@ -171,8 +171,8 @@ class Mmlu(FewShotTask):
         moving = [method.name for method in methods if method.follows_text]
         if moving and not tokens_read(config.ensemble, config.lm):
             yield (
-                f"methods: {moving[0]}; an answer of mmlu is one letter, so only the question moves the weights; "
-                "expected ensemble.read above 0, tokens of it that do"
+                f"methods: {moving[0]}; an answer of mmlu is one letter, so only the question can update the "
+                "weights; expected ensemble.read above 0"
             )
 
     @classmethod
@@ -219,7 +219,7 @@ class Mmlu(FewShotTask):
         by_opening: dict[str, set[str]] = {}
         for one in asked.values():
             by_opening.setdefault(one.opening, set()).update(one.prompts)
-        calls = []  # in the order of texts: what is scored together decides the last bits of scores
+        calls = []  # sorted: the batches determine the last bits of scores
         for opening, prompts in ((opening, sorted(some)) for opening, some in sorted(by_opening.items())):
             repeated = [prompt for prompt in prompts for _ in LETTERS]
             future = self.lm.submit(repeated, self._letters * len(prompts), opening=opening)
@@ -240,7 +240,7 @@ class Mmlu(FewShotTask):
         return finish
 
     def _read(self, asked: FewShotPrompts, read: int) -> Callable[[], np.ndarray | None]:
-        """Ask for log-probs [K, N] of what all prompts end with, in a call of its own: letters keep their numbers."""
+        """Request log-probs [K, N] of the common end of the prompts, separately, so that letters keep their scores."""
         if not read or len(asked.prompts) == 1:
             return lambda: None
         prompts = list(dict.fromkeys(asked.prompts))
@@ -260,7 +260,7 @@ class Mmlu(FewShotTask):
         read: np.ndarray | None,
         asked: FewShotPrompts,
     ) -> Outcome:
-        """Mix log-probs [K, 4] by the weights [K] before the answer, which `read` [K, N] of the question has moved."""
+        """Mix log-probs [K, 4] by the weights [K] updated with `read` [K, N], log-probs of the end of the question."""
         moving = MovingWeights(evidence.log_prior, evidence.weighting, read)
         choice, right_probability = mmlu_choice(question, letters, moving.log_weights, evidence.votes)
         is_correct = choice == question.answer

@@ -1,11 +1,11 @@
 """Open-domain question answering: exact match of a greedy short answer after demonstrations (REPLUG, section 6.3).
 
-REPLUG asks after demonstrations with a document each, then document and question (appendix: prompts for MMLU and
+The prompt has demonstrations with a document each, then document and question (REPLUG, appendix: prompts for MMLU and
 open-domain QA). The LM's answer ends at the first newline and is compared with every accepted answer
 (`data.answers`).
 
-Demonstrations come first and the retrieved document after them, so the prompts of one question begin alike whatever
-document they hold: a server that keeps prefixes computes the demonstrations once.
+The retrieved document comes after the demonstrations, so all prompts of a question share a prefix: a server with a
+prefix cache computes the demonstrations once.
 """
 
 from collections.abc import Mapping
@@ -31,19 +31,19 @@ NUM_DEMONSTRATIONS = 16
 
 
 class OpenQa(FewShotTask):
-    """Answers are right where they are one of the accepted ones, normalised."""
+    """Short answers, compared with the accepted answers after normalisation."""
 
     reads = (*FewShotTask.reads, "questions.demonstrations", "questions.max_new_tokens")
     metrics: Mapping[str, Metric] = {
         "exact_match": Metric("exact_match"),
         "f1": Metric("f1"),
         "answer_recall": Metric("answer_recall"),  # some document holds an accepted answer
-        "shots": Metric("shots"),  # demonstrations that the LM had room for
+        "shots": Metric("shots"),  # demonstrations that fit
     }
 
     @classmethod
     def read(cls, config: EvaluationConfig) -> Self:
-        """Draw questions and demonstrations, the same for all questions."""
+        """Draw questions, and demonstrations shared by all questions."""
         keys = config.questions
         num_shots = NUM_DEMONSTRATIONS if keys.shots is None else keys.shots
         pool = read_questions(str(keys.path), config.data.fields)

@@ -9,15 +9,15 @@ akariasai/PopQA     the same on the hub
 The fields are `subj`, `prop` (one of TEMPLATES), `obj`, `possible_answers` (or `answers`; in a table a JSON list),
 `s_pop` (monthly page views), and optional `question`, `id` and `gold`. A `question` must be its template's.
 
-Prompts are those of the official code (`run_model.py`): a question is `Q: ... A:`, with its passage and a blank line
-before it where there is one. Whether demonstrations have passages is not stated: that code looks them up by the
-question in lower case without "?", and the question as it is, so in one file of passages it finds only one of the two.
-Besides whether an answer is right, an outcome holds its costs, popularity, by which a policy decides whether to
-retrieve (`evals.adaptive`), the LM's confidence and the first document's similarity.
+Prompts follow the official code (`run_model.py`): a question is `Q: ... A:`, after its passage, if any, and a blank
+line. The paper does not state whether demonstrations have passages: the code looks up theirs by the lower-case question
+without "?", and the question's by its exact text, so one file of passages serves only one of the two. Besides accuracy
+an outcome has the costs of the answer, the popularity, by which a policy decides whether to retrieve
+(`evals.adaptive`), the LM's confidence and the first document's similarity.
 
-In the results, entries of `accuracy` get `most_frequent_answer`: how often the answer that is most frequent among the
-other questions of the relation is right, which needs no LM. `correlation`, also by relation, is Pearson's, of accuracy
-with log10 of popularity (figure 4).
+In the results, entries of `accuracy` get `most_frequent_answer`: the accuracy of always answering with the most
+frequent answer of the relation's other questions, which needs no LM. `correlation`, also by relation, is Pearson's
+correlation of accuracy with log10 of popularity (figure 4).
 """
 
 import math
@@ -56,23 +56,23 @@ from replug.evals.tables import Blocks, Table
 from replug.models.generation import Generated
 
 NUM_SHOTS = 15
-LEAST_POPULAR = 4000  # questions, whose accuracy section 1 tells
-# Subjects stand where the braces are. The relations' names are those of the field `prop`.
+LEAST_POPULAR = 4000  # questions: section 1 reports the accuracy on them
+# relation (the field `prop`) -> question with braces for the subject
 TEMPLATES: dict[str, str] = PUBLISHED_SETS["popqa_templates"]
 
 
 def question_of(relation: str, subject: str) -> str:
-    """Return the question that asks for a subject's relation, a key of TEMPLATES."""
+    """Return the question about a relation of a subject; `relation` is a key of TEMPLATES."""
     before, after = TEMPLATES[relation].split("{}")
     return f"{before}{subject}{after}"
 
 
 @dataclass(frozen=True, slots=True)
 class PopQuestion(OpenQuestion):
-    """A question of the relation `example.group`; `object` is the answer that shots show.
+    """A question of the relation `example.group`; `object` is its answer in shots.
 
-    `popularity` is the monthly page views of the subject. `most_frequent_answer` is the object that most other
-    questions of the relation have.
+    `popularity` is the monthly page views of the subject. `most_frequent_answer` is the most frequent object among the
+    other questions of the relation.
     """
 
     subject: str
@@ -89,10 +89,10 @@ class PopQuestion(OpenQuestion):
 
 
 def read_popqa(source: str | Path) -> list[PopQuestion]:
-    """Return every question of a file or of the hub's set, in its order.
+    """Return every question of a file or of the set on the hub, in order.
 
-    Raises UserError with file and line for a missing or malformed field, an unknown relation, and a question that its
-    template does not make.
+    Raises UserError with file and line for a missing or malformed field, an unknown relation, and a question that
+    differs from its template.
     """
     return questions_of_rows(read_rows(source), _question, source)
 
@@ -104,14 +104,14 @@ def _question(row: Mapping[str, Any], where: str) -> PopQuestion:
     expected = question_of(relation, subject)
     question = row.get("question") or expected
     if one_line(str(question)) != one_line(expected):
-        raise UserError(f"{where}: question {question!r} is not what prop {relation!r} and subj make: {expected!r}")
+        raise UserError(f"{where}: question {question!r} does not match prop {relation!r}; expected {expected!r}")
     field = answers_field(row, ("possible_answers", "answers"), where)
     answers = row[field]
-    if isinstance(answers, str):  # of PopQA's tables; a text that is not a list is refused below
+    if isinstance(answers, str):  # in PopQA's tables; open_question refuses a text that is not a list
         answers = list_in(answers)
     read = open_question({**row, "question": question, "domain": relation, field: answers}, where, field)
     views = row.get("s_pop")
-    if isinstance(views, str):  # of a table; a word is refused with its field's name
+    if isinstance(views, str):  # in a table; the check below refuses other texts
         with suppress(ValueError):
             views = float(views)
     if isinstance(views, bool) or not isinstance(views, int | float) or not 0 <= views < math.inf:
@@ -125,9 +125,9 @@ def plan_shots(
     """Return the questions to ask, by relation, and the shots before the questions of each relation.
 
     A relation's shots are `num_shots` // (number of other relations) of each other relation, shuffled. The official
-    code draws them anew for every question; here they are drawn once for a relation, so that its questions share an
-    opening. They come from the pool and are never evaluated; `evaluated` None means the rest of the pool. Raises
-    UserError where too few questions are left, and where there is no other relation.
+    code draws new shots for every question; here the questions of a relation share their shots, and so an opening.
+    Shots come from the pool and are never evaluated; `evaluated` None means the rest of the pool. Raises UserError if
+    too few questions are left or there is no other relation.
     """
     relations = sorted({question.relation for question in (pool if evaluated is None else evaluated)})
     questions, shots = list(pool if evaluated is None else evaluated), dict[str, tuple[PopQuestion, ...]]()
@@ -146,7 +146,7 @@ def plan_shots(
             )
         if num_shots < others:
             raise UserError(
-                f"questions.shots is {num_shots}, but each of {others} other relations gives as many shots; expected "
+                f"questions.shots is {num_shots}, but shots come equally from {others} other relations; expected "
                 f"{others} or more, or 0"
             )
         numbers[relation] = num_shots // others
@@ -167,7 +167,7 @@ def _draw(
         if len(questions) < number + (evaluated is None):
             raise UserError(
                 f"{len(questions)} questions of relation {relation!r}, but {number} are shown as shots"
-                f"{' and one at least is to be left to evaluate' if evaluated is None else ''}; ask for fewer "
+                f"{' and at least one must be left to evaluate' if evaluated is None else ''}; ask for fewer "
                 "(questions.shots), or give another file of shots (questions.demonstrations)"
             )
         if evaluated is not None:
@@ -182,7 +182,7 @@ def _draw(
 
 
 def popularity_bin(popularity: float) -> str:
-    """Return the power of ten, such as `popularity 10^2-10^3`, whose lower end belongs to it; 0 has its own bin."""
+    """Return the bin, a power of ten like `popularity 10^2-10^3` (including its lower end), or `popularity 0`."""
     if popularity < 1:
         return "popularity 0"
     power = len(str(int(popularity))) - 1  # a logarithm may round 1,000 down
@@ -190,9 +190,9 @@ def popularity_bin(popularity: float) -> str:
 
 
 def popularity_correlation(popularity: np.ndarray, right: np.ndarray) -> float | None:
-    """Return Pearson's correlation of being right with log10 of popularity, both [N]; below 1 counts as 1.
+    """Return Pearson's correlation of being right with log10 of popularity, both [N]; popularity below 1 counts as 1.
 
-    None means that one of the two is the same for all questions.
+    None means that one of the two is constant.
     """
     logs = np.log10(np.maximum(np.asarray(popularity, dtype=np.float64), 1.0))
     right = np.asarray(right, dtype=np.float64)
@@ -208,10 +208,10 @@ def popularity_correlation(popularity: np.ndarray, right: np.ndarray) -> float |
 
 
 class PopQa(FewShotTask):
-    """Questions are ordered by relation, so that local weights read each opening once.
+    """PopQA's questions, ordered by relation, so that a local LM reads each opening once.
 
-    Few-shot answers end at the first newline. Zero-shot answers are read on, since LMs may begin with a blank line,
-    which the official code skips; their confidence is that of all tokens.
+    Few-shot answers end at the first newline. Zero-shot answers do not, since LMs may begin with a blank line, which
+    the official code skips; their confidence covers all tokens.
     """
 
     reads = (
@@ -225,7 +225,7 @@ class PopQa(FewShotTask):
         "retriever_calls": Metric("retriever_calls"),
         "prompt_tokens": Metric("prompt_tokens", may_be_unknown=True),
         "generated_tokens": Metric("generated_tokens"),
-        "shots": Metric("shots"),  # demonstrations that the LM had room for
+        "shots": Metric("shots"),  # demonstrations that fit
     }
 
     @classmethod
@@ -262,7 +262,7 @@ class PopQa(FewShotTask):
         question, by = self.questions[row], {one.name: one for one in self.book.methods}[method]
         prediction = first_line(generated.text)
         calls, prompt, new = generated.num_prompts, generated.prompt_tokens, generated.num_tokens
-        if written := self.book.written(by, row):  # the document that the LM wrote for the answer costs too
+        if written := self.book.written(by, row):  # count the document written by the LM
             known_tokens = prompt is not None and written.prompt_tokens is not None
             calls, new = calls + 1, new + written.generated_tokens
             prompt = (prompt or 0) + (written.prompt_tokens or 0) if known_tokens else None
@@ -290,8 +290,8 @@ class PopQa(FewShotTask):
         return Outcome({name: float(value) for name, value in known.items() if value is not None}, detail)
 
     def findings(self, rows: Sequence[Row], results: Results, folder: Any) -> Blocks:
-        """Add the most frequent answer and correlations to the results; return tables of them."""
-        questions = [next(iter(row["methods"].values())) for row in rows]  # known of a question under every method
+        """Add the most frequent answer and correlations to the results; return their tables."""
+        questions = [next(iter(row["methods"].values())) for row in rows]  # the same under every method
         relations: dict[str, list[int]] = {}
         bins: dict[str, list[int]] = {}
         for row, question in enumerate(questions):
@@ -323,19 +323,19 @@ class PopQa(FewShotTask):
 
 
 def with_most_frequent_answers(questions: Sequence[PopQuestion]) -> list[PopQuestion]:
-    """Give each question the answer that is most frequent among the others of its relation."""
+    """Return the questions with the most frequent answer among the others of their relation."""
     objects: dict[str, Counter[str]] = {}
     for question in questions:
         objects.setdefault(question.relation, Counter())[question.object] += 1
     counted = []
     for question in questions:
-        others = objects[question.relation] - Counter([question.object])  # its own answer would count for itself
+        others = objects[question.relation] - Counter([question.object])  # without its own answer
         counted.append(replace(question, most_frequent_answer=others.most_common(1)[0][0] if others else ""))
     return counted
 
 
 def relative_popularity(popularity: np.ndarray, relations: Sequence[str]) -> np.ndarray:
-    """Return log10 popularity [N] less the mean of its relation, by its deviation (figure 8); 0 where all are equal."""
+    """Return log10 popularity [N], standardised within its relation (figure 8); 0 if all are equal."""
     logs, names = np.log10(np.maximum(np.asarray(popularity, dtype=np.float64), 1.0)), np.array(relations)
     relative = np.zeros(len(logs))
     for name in set(relations):
@@ -345,7 +345,7 @@ def relative_popularity(popularity: np.ndarray, relations: Sequence[str]) -> np.
 
 
 def _relative_table(questions: Sequence[dict], rows: Sequence[Row], methods: Sequence[str]) -> Table:
-    """Return accuracy by popularity relative to the relation (figure 8), and of the least popular questions."""
+    """Return accuracy by popularity relative to the relation (figure 8), and on the least popular questions."""
     popularity = np.array([question["numbers"]["popularity"] for question in questions])
     relative = np.floor(relative_popularity(popularity, [question["detail"]["relation"] for question in questions]))
     bins = {f"{low:+.0f} to {low + 1:+.0f} deviations": np.flatnonzero(relative == low) for low in np.unique(relative)}

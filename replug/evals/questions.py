@@ -1,12 +1,12 @@
-"""Questions, as all evaluations of questions read, draw and search for them and put them into prompts.
+"""Questions: read them, draw them, search for them and put them into prompts, for all evaluations of questions.
 
 A set has rows with `question` and `answers`, and optional `id`, `domain` and `gold` (ids of documents).
 
-The prompt of mmlu, open_qa and popqa is the demonstrations of the question's group, each with the first document that
-the method finds for it (unless questions.documents_in_shots=false), then the question with its own document. If the LM
-holds fewer tokens, the earliest demonstrations are left out (`answering.prompts.fit_shots`), and the table says of how
-many questions. A question's own document is cut only where no demonstration is left, and only with
-lm.too_long=truncate; else the question is refused by its name.
+The prompt of mmlu, open_qa and popqa has the demonstrations of the question's group, each with its first retrieved
+document (unless questions.documents_in_shots=false), then the question with its document. If a prompt exceeds the LM's
+context, the earliest demonstrations are dropped (`answering.prompts.fit_shots`), and the table shows the number of
+such questions. If a question does not fit without demonstrations, lm.too_long=truncate cuts its document; otherwise
+the question is refused by name.
 """
 
 import json
@@ -36,25 +36,25 @@ from replug.models.generation import Generated, GenerationOptions
 from replug.models.lm_source import LMSource
 from replug.models.prompt import PromptTemplate
 
-DRAWS_QUESTIONS = ("questions.path", "questions.query", "questions.max_questions")  # keys of all that ask questions
+DRAWS_QUESTIONS = ("questions.path", "questions.query", "questions.max_questions")  # shared by evaluations of questions
 DROPPED = "dropped_shots"
 PUBLISHED_SETS = json.loads(Path(__file__).with_name("published_sets.json").read_text(encoding="utf-8"))
 QUESTION_FIELDS = ("id", "question", "answers", "domain", "source", "gold", "candidates")
 
 
 def knowledge_line(document: str | None) -> str:
-    """Return `Knowledge: ...` with its newline; nothing where there is no document."""
+    """Return `Knowledge: ...` with its newline; empty without a document."""
     return "" if document is None else f"Knowledge: {one_line(document)}\n"
 
 
 def first_line(generated: str) -> str:
-    """Return the first line of an answer, after a blank line that it may begin with, as the code of PopQA cuts it."""
+    """Return the first line of an answer, after an optional blank line, like the code of PopQA."""
     return generated.removeprefix(BETWEEN_BLOCKS).partition(STOP)[0].strip()
 
 
 @dataclass(frozen=True, slots=True)
 class OpenQuestion:
-    """A question, `example.query`, and every answer that is accepted; the first one is shown in demonstrations."""
+    """A question, `example.query`, and its accepted answers; demonstrations show the first."""
 
     example: Item
     answers: tuple[str, ...]
@@ -66,9 +66,9 @@ Question = TypeVar("Question", bound=OpenQuestion)
 def read_questions(
     source: str | Path, fields: Mapping[str, str] | None = None, needs_answers: bool = True
 ) -> list[OpenQuestion]:
-    """Read rows of any format; a question without `id` is named by the file and its line.
+    """Read rows of any format; a question without `id` is named by file and line.
 
-    Raises UserError with file and line for a field that is missing or of another form.
+    Raises UserError with file and line for a missing or malformed field.
     """
     names: dict[str, None] = {}
 
@@ -84,7 +84,7 @@ def read_questions(
 def questions_of_rows(
     rows: Iterable[tuple[str, Mapping[str, Any]]], read: Callable[[Mapping[str, Any], str], Question], path: str | Path
 ) -> list[Question]:
-    """Read the question of each row. Raises UserError for an id twice, and for no questions."""
+    """Read the question of each row. Raises UserError for a repeated id, and for no questions."""
     questions: list[Question] = []
     seen: set[str] = set()
     for where, row in rows:
@@ -96,7 +96,7 @@ def questions_of_rows(
 
 
 def text_of(row: Mapping[str, Any], field: str, where: str) -> str:
-    """Return a field that must be a text. Raises UserError with where it stands."""
+    """Return a text field. Raises UserError, naming `where`, for a missing or blank one."""
     value = row.get(field)
     if not isinstance(value, str) or not value.strip():
         named = ", ".join(row) or "none"
@@ -105,7 +105,7 @@ def text_of(row: Mapping[str, Any], field: str, where: str) -> str:
 
 
 def name_of(row: Mapping[str, Any], fields: Sequence[str], where: str) -> str | None:
-    """Return the first of the fields that a row has, a string or an integer; None where it has none of them."""
+    """Return the first present field of `fields`, a string or an integer, as text; None if all are missing."""
     field = next((field for field in fields if row.get(field) is not None), None)
     if field is None:
         return None
@@ -116,7 +116,7 @@ def name_of(row: Mapping[str, Any], fields: Sequence[str], where: str) -> str | 
 
 
 def answers_field(row: Mapping[str, Any], names: Sequence[str], where: str) -> str:
-    """Return which of the names the row has its answers under. Raises UserError where it is not one."""
+    """Return the only one of the names that is a field of the row. Raises UserError unless there is exactly one."""
     given = [name for name in names if row.get(name) is not None]
     if len(given) != 1:
         expected = " or ".join(map(repr, names))
@@ -127,7 +127,7 @@ def answers_field(row: Mapping[str, Any], names: Sequence[str], where: str) -> s
 def open_question(
     row: Mapping[str, Any], where: str, answers: str = "answers", needs_answers: bool = True
 ) -> OpenQuestion:
-    """Read the question of a row. Raises UserError for a field that is missing or of another form."""
+    """Read the question of a row. Raises UserError for a missing or malformed field."""
     example = Item(
         id=name_of(row, ("id",), where) or Path(where).name,
         query=text_of(row, "question", where),
@@ -141,10 +141,10 @@ def open_question(
 def draw_demonstrations(
     pool: Sequence[Question], evaluated: Sequence[OpenQuestion], num: int, seed: int
 ) -> list[Question]:
-    """Draw questions of the pool that are not evaluated, evenly, the same for the same seed.
+    """Draw demonstrations uniformly from the pool by the seed, excluding evaluated questions.
 
-    A question is evaluated where its id or its normalised text is. No two have the same text. Raises UserError where
-    the pool has too few.
+    A question counts as evaluated by its id or its normalised text. No two demonstrations have the same text. Raises
+    UserError if the pool has too few.
     """
     by_text: dict[str, Question] = {}
     for question in not_among(pool, evaluated):
@@ -162,9 +162,9 @@ def draw_demonstrations(
 def hold_out_demonstrations(
     questions: Sequence[Question], num: int, seed: int
 ) -> tuple[list[Question], list[Question]]:
-    """Draw demonstrations from the evaluated file; return them and the questions that are left, in order.
+    """Draw demonstrations from the evaluated file; return them and the remaining questions, in order.
 
-    Raises UserError where nothing would be left.
+    Raises UserError if no question would remain.
     """
     demonstrations = draw_demonstrations(questions, (), num, seed)
     evaluated = not_among(questions, demonstrations)
@@ -174,7 +174,7 @@ def hold_out_demonstrations(
 
 
 def not_among(questions: Sequence[Question], others: Iterable[OpenQuestion]) -> list[Question]:
-    """Return the questions that are none of the others, by id and by normalised text."""
+    """Return the questions that differ from all others, by id and by normalised text."""
     names = [(other.example.id, normalize_answer(other.example.query)) for other in others]
     ids, texts = {identifier for identifier, _ in names}, {text for _, text in names}
     return [
@@ -190,7 +190,7 @@ def queries_of(config: EvaluationConfig, examples: Iterable[Item]) -> list[str]:
 
 
 def draw_questions(questions: list[Question], num: int | None, seed: int) -> list[Question]:
-    """Draw so many questions by the seed, in the file's order; all where there are no more."""
+    """Draw `num` questions by the seed, in the file's order; None or too large a number means all."""
     if num is None or num >= len(questions):
         return questions
     rows = np.random.default_rng([seed, 3]).choice(len(questions), size=num, replace=False)
@@ -199,12 +199,12 @@ def draw_questions(questions: list[Question], num: int | None, seed: int) -> lis
 
 # Few-shot prompts -----------------------------------------------------------------------------------------------------
 
-ShotWithDocument = tuple[Any, str | None]  # a question of the task's own, and its document
+ShotWithDocument = tuple[Any, str | None]  # a question of the task's type, and its document
 
 
 @dataclass(frozen=True, slots=True)
 class FewShotPrompts:
-    """The prompts [K] of a question under a method, one for each text, which all begin with `opening`."""
+    """The prompts [K] of a question under a method, one for each text, all beginning with `opening`."""
 
     opening: str
     prompts: tuple[str, ...]
@@ -213,15 +213,15 @@ class FewShotPrompts:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Return what an outcome says of the demonstrations."""
+        """Return the numbers of demonstrations for an outcome."""
         return {"shots": float(self.num_shots), DROPPED: float(self.num_dropped)}
 
 
 class FewShotTask(Task):
-    """Ask questions, which have `example` and `answers`, and compare the first line of what the LM writes.
+    """Ask questions, which have `example` and `answers`, with demonstrations before them.
 
-    `shots` are the demonstrations of each group, which are searched for behind the questions. The LM must hold
-    `num_new` tokens after a prompt.
+    `shots` are the demonstrations of each group; their queries follow the questions' queries. `num_new` tokens are
+    reserved after a prompt.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("ensemble", "retrievers", *DRAWS_QUESTIONS, "questions.shots")
@@ -245,7 +245,7 @@ class FewShotTask(Task):
 
     @classmethod
     def of(cls, config: EvaluationConfig, corpus: Corpus | None, source: LMSource | None) -> Self:
-        """Raises UnscorableText for a question that does not fit without any demonstration and document."""
+        """Read the task. Raises UnscorableText for a question that does not fit without demonstrations and document."""
         from replug.models.build import prompt_template  # brings torch: only once the configuration is checked
 
         assert source is not None
@@ -261,11 +261,11 @@ class FewShotTask(Task):
         return [*self.questions, *self._shown.values()]
 
     def queries_of(self, config: EvaluationConfig, questions: Sequence[Any]) -> list[str]:
-        """Return what is searched for."""
+        """Return the search queries of questions."""
         return queries_of(config, [question.example for question in questions])
 
     def prompt_by(self, template: PromptTemplate, source: LMSource | None) -> None:
-        """Cut documents as a template does, and count what the LM holds."""
+        """Set the template of prompts, and the counter of tokens for the LM's limit."""
         from replug.models.build import counting_template
 
         self._template, self._counting = template, counting_template(source)
@@ -289,30 +289,30 @@ class FewShotTask(Task):
 
     @staticmethod
     def block(question: Any, document: str | None) -> str:
-        """Return a question, with its document if it has one."""
+        """Return the block of a question in a prompt, with its document if there is one."""
         raise NotImplementedError
 
     @staticmethod
     def answer_of(question: Any) -> str:
-        """Return the answer that a demonstration shows."""
+        """Return the answer of a demonstration."""
         return one_line(question.answers[0])
 
     @classmethod
     def opening(cls, shots: Sequence[ShotWithDocument]) -> str:
-        """Return the demonstrations, which the prompts of all questions of a group begin with."""
+        """Return the demonstrations, the common opening of a group's prompts."""
         return "".join(f"{cls.block(shot, text)} {cls.answer_of(shot)}{BETWEEN_BLOCKS}" for shot, text in shots)
 
     @classmethod
     def prompt(cls, question: Any, shots: Sequence[ShotWithDocument] = (), document: str | None = None) -> str:
-        """Return what the LM continues: the demonstrations, then the question."""
+        """Return the prompt: the demonstrations, then the question."""
         return cls.opening(shots) + cls.block(question, document)
 
     def outcome(self, row: int, method: str, evidence: Evidence, generated: Generated) -> Outcome:
-        """Return what is measured of an answer."""
+        """Return the outcome of an answer."""
         raise NotImplementedError
 
     def stop(self, row: int) -> str | None:
-        """Return the text at which answers end."""
+        """Return the stop text of answers, None for no stop."""
         return STOP
 
     def compared(self, row: int) -> tuple[str, ...]:
@@ -350,9 +350,9 @@ class FewShotTask(Task):
         texts: Sequence[str | None],
         keep_end: bool = False,
     ) -> FewShotPrompts:
-        """Return the prompts of a question for each text, with as many of the last shots as the LM holds.
+        """Return the prompts of a question for each text, with the last shots that fit.
 
-        Raises UnscorableText where the question does not fit without shots.
+        Raises UnscorableText if the question does not fit without shots.
         """
         name, num, template = question.example.id, self._num_new, self._template
 
@@ -378,7 +378,7 @@ class FewShotTask(Task):
 
 
 def dropped_shots(rows: Sequence[Row], results: Results) -> list[Block]:
-    """Return a line for each method with how many questions had fewer demonstrations than the others."""
+    """Return a line for each method with dropped demonstrations: the numbers of its questions and of its drops."""
     lines: list[Block] = []
     for method in results:
         dropped = [int(row["methods"][method]["numbers"][DROPPED]) for row in rows]

@@ -1,12 +1,12 @@
-"""The results of an evaluation: how they are computed, and what results.json holds.
+"""The results of an evaluation, and the content of results.json.
 
     {"mmlu": {"none": {"accuracy": {"value": 0.46, "n": 285, "interval": [0.41, 0.52]}}, "replug": {...}}}
 
 A metric by group is `metric/group`; `metric - OTHER` is the difference from another method on the same examples, with
-the p-value of no difference, alone (`p`) and corrected for the comparisons of the table (`p_holm`). The question that a
-table was made for is tested alone and has no `p_holm`. `interval` is a 95% bootstrap over `clusters`, the sources of
-examples, or Wilson's for shares. `paper` is the paper's figure: where its LM, texts and corpus are others, only the
-signs of gains compare.
+the p-value of no difference, uncorrected (`p`) and corrected for the comparisons of the table (`p_holm`). A planned
+comparison needs no correction and has no `p_holm`. `interval` is a 95% bootstrap over `clusters`, the sources of
+examples, or Wilson's for shares. `paper` is the paper's figure: with another LM, other texts or another corpus, only
+the signs of gains are comparable.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ from replug.evals.loop import Metric, Task
 
 Entry = dict[str, Any]
 Results = dict[str, dict[str, Entry]]
-NO_GROUP = "no domain"  # files beside folders, rows without one: "all" would read as the total
-WITHOUT_OVERLAP, OVERLAPPING = "not in the corpus", "in the corpus"  # groups: what of examples the corpus holds
+NO_GROUP = "no domain"  # of files outside folders and rows without one; "all" would read as the total
+WITHOUT_OVERLAP, OVERLAPPING = "not in the corpus", "in the corpus"  # groups of examples
 MIN_GROUPS = 2  # with one group, its results equal the overall results
 
 
@@ -38,10 +38,10 @@ def compare(
     overlapping: np.ndarray | None = None,
     question: tuple[str, str] | None = None,
 ) -> Results:
-    """Return every metric of every method, by group too, and the differences that `meaningful_comparisons` names.
+    """Return every metric of every method, over all examples and by group, and the `meaningful_comparisons`.
 
-    `overlapping` [N] says which examples the corpus holds: figures of the others, and of these, are groups. `question`
-    is the comparison (other, method) that was decided on before; it needs no correction for the others.
+    `overlapping` [N] marks the examples in the corpus; these and the others form two further groups. `question` is a
+    planned comparison (other, method), which needs no correction for the others.
     """
     strata = [task.stratum(row) for row in range(len(task.examples))]
     measured = Measurements(rows, num_resamples, seed, strata)
@@ -89,7 +89,7 @@ def _groups(task: Task, overlapping: np.ndarray | None) -> dict[str, np.ndarray]
     members: dict[str, list[int]] = {}
     for row in range(len(task.examples)):
         for group in task.groups(row):
-            name = NO_GROUP if group == "all" else group.replace(" - ", " – ")  # " - " is ours, between two methods
+            name = NO_GROUP if group == "all" else group.replace(" - ", " – ")  # " - " separates two methods
             members.setdefault(name, []).append(row)
     if len(members) >= MIN_GROUPS:
         groups |= {group: np.array(of) for group, of in sorted(members.items())}
@@ -97,14 +97,14 @@ def _groups(task: Task, overlapping: np.ndarray | None) -> dict[str, np.ndarray]
 
 
 def paper_metric(results: Results, main: str, group: str) -> str:
-    """Return the metric that a paper's figures of a group are of: the main one there, or the one of that name."""
+    """Return the metric of a paper's figures for a group: the metric of that name, or else the main one by group."""
     return group if any(group in of for of in results.values()) else f"{main}/{group}" if group else main
 
 
 def paper_of_dataset(config: EvaluationConfig) -> PaperConfig:
-    """Return the paper's figures of the data set that is measured.
+    """Return the paper's figures for the evaluated data set.
 
-    A group `nq` holds those of a set's main metric, and `nq METRIC` those of another metric.
+    The group `nq` has the figures of the set's main metric, `nq METRIC` the figures of another metric.
     """
     paper, dataset = config.paper, config.questions.dataset
     own = {name: values for name, values in paper.groups.items() if dataset and name.split()[0] == dataset}
@@ -116,15 +116,15 @@ def paper_of_dataset(config: EvaluationConfig) -> PaperConfig:
 
 
 def correct_for_many(entries: Sequence[Entry]) -> None:
-    """Give differences `p_holm`, their p-values corrected for their number."""
+    """Add `p_holm`, the p-value corrected for the number of entries, to each difference."""
     for entry, corrected in zip(entries, holm([entry["p"] for entry in entries]), strict=True):
         entry["p_holm"] = corrected
 
 
 class Measurements:
-    """The outcomes' numbers by method, and metrics of them over chosen examples, by their rows.
+    """The numbers of outcomes by method, and metrics of them over chosen rows.
 
-    Examples of one `source` are a cluster. `strata` [N] are what examples were chosen from, so many of each.
+    Examples of one `source` are a cluster. `strata` [N] names the stratum of each example (`Task.stratum`).
     """
 
     def __init__(
@@ -144,9 +144,9 @@ class Measurements:
         self._num_resamples, self._seed = num_resamples, seed
 
     def tells(self, method: str, metric: Metric, among: np.ndarray) -> bool:
-        """Return whether a method's outcomes have the metric's numbers, which only some metrics may lack.
+        """Return whether a metric is defined for a method: its numbers are known, and the denominator is not 0.
 
-        No word begins in a piece of a long one, so a perplexity by word may be of nothing.
+        No word begins within a piece of a long word, so the number of words may be 0.
         """
         if metric.may_be_unknown and metric.numerator not in self.numbers[method]:
             return False
@@ -171,7 +171,7 @@ class Measurements:
 
 
 def clusters_of(rows: Sequence[Mapping[str, Any]], strata: Sequence[str] | None = None) -> Clusters:
-    """Return the clusters of examples by their sources; an example that names none stands alone."""
+    """Return the clusters of examples by source; an example without a source is a separate cluster."""
     names: list[str | int] = [row.get("source") or number for number, row in enumerate(rows)]
     return Clusters.by_name(names, strata)
 
@@ -183,12 +183,12 @@ def _entry(interval: Interval, clusters: Clusters) -> Entry:
 
 
 def num_clusters(entry: Entry) -> int:
-    """Return the number of sources of an entry, or of examples where each stands alone."""
+    """Return the number of clusters of an entry: of its sources, or else of its examples."""
     return entry["clusters"] if "clusters" in entry else entry["n"]
 
 
 def add_temperatures(results: Results, book: EvidenceBook, num_examples: int) -> None:
-    """Give weighted methods the entry `temperature`, where one is not the paper's."""
+    """Add the entry `temperature` to weighted methods, if any differs from the paper's, 1."""
     temperatures = {method.name: book.temperature(method) for method in book.methods if method.is_weighted}
     if any(value != 1 for value in temperatures.values()):
         for name, value in temperatures.items():
@@ -196,7 +196,7 @@ def add_temperatures(results: Results, book: EvidenceBook, num_examples: int) ->
 
 
 def add_effective_documents(results: Results, book: EvidenceBook, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Give methods that weigh several documents their mean `effective_documents`: near k, they are an average of k."""
+    """Add the mean `effective_documents` to methods that mix several documents; near k, weights are almost equal."""
     for method in book.methods:
         mixes = method.takes_from_corpus and method.num_read > 1 and not method.is_concatenated
         if mixes and method.name in results:
@@ -206,5 +206,5 @@ def add_effective_documents(results: Results, book: EvidenceBook, rows: Sequence
 
 
 def main_metric(results: Results) -> str:
-    """Return the metric that methods are compared by."""
+    """Return the metric by which methods are compared."""
     return next(iter(next(iter(results.values()))))

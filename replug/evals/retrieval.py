@@ -1,11 +1,11 @@
-"""Retrieval alone: how well the documents that are found fit the gold ones, by `ir-measures`. No LM takes part.
+"""Retrieval quality without an LM: retrieved documents against gold ones, measured by `ir-measures`.
 
-Two recalls go by the name R@k. Here `Success@k` is whether any gold document is among the first k (DPR's top-k
-accuracy); `R@k` is the share of a query's gold documents that are among the first k, as in trec_eval. They are equal
-where every query has one gold document. Judgements (`questions.qrels`, BEIR) may have grades, which nDCG weighs.
-Questions with answers alone are measured by the passages that hold one (DPR, Karpukhin et al. 2020).
+Two recalls are called R@k. Here `Success@k` is whether any gold document is among the first k (DPR's top-k accuracy);
+`R@k` is the share of a query's gold documents among the first k, as in trec_eval. They are equal if every query has one
+gold document. Judgements (`questions.qrels`, BEIR) may have grades, which nDCG uses. For questions with only answers,
+documents that hold an answer are relevant (DPR, Karpukhin et al. 2020).
 
-OUT/runs/METHOD.trec is what each method found, in TREC's form: `ir-measures` gives the same figures for it.
+OUT/runs/METHOD.trec is the run of each method in TREC's format; `ir-measures` gives the same figures for it.
 """
 
 import logging
@@ -36,17 +36,17 @@ log = logging.getLogger(__name__)
 
 RECALL_AT = (1, 5, 20)
 RANKED_AT = 10
-RECALL_DEPTH = max(RECALL_AT)  # documents that recall needs
-DEEP = 100  # documents that BEIR's measures need
+RECALL_DEPTH = max(RECALL_AT)  # documents for recall
+DEEP = 100  # documents for BEIR's measures
 MEASURES = [*(measure @ k for measure in (Success, R) for k in RECALL_AT), RR @ RANKED_AT, nDCG @ RANKED_AT]
 DEEP_MEASURES = [R @ DEEP, AP @ DEEP]
-FIRST_MEASURES = [RR @ RECALL_DEPTH, *(Success @ k for k in RECALL_AT)]  # which only the first right document decides
+FIRST_MEASURES = [RR @ RECALL_DEPTH, *(Success @ k for k in RECALL_AT)]  # determined by the first relevant document
 
 
 class Retrieval(Task):
-    """Measures what was found by `gold`, the grades of each example's documents by their rows.
+    """Measure retrieved documents by `gold`, the grades of each example's documents by row.
 
-    An example without them has `answers`: documents that hold one of these are right.
+    For an example without gold documents, documents that hold one of its `answers` are relevant.
     """
 
     reads = ("retrievers", "questions.qrels", *DRAWS_QUESTIONS)
@@ -77,7 +77,7 @@ class Retrieval(Task):
 
     @classmethod
     def of(cls, config: EvaluationConfig, corpus: Corpus | None, source: LMSource | None) -> Self:
-        """Draw questions among those that have judgements or gold documents; if none has, among those with answers."""
+        """Draw questions with judgements or gold documents; if there are none, questions with answers."""
         assert corpus is not None
         if len(corpus.corpus) < RECALL_DEPTH:
             raise UserError(
@@ -102,14 +102,12 @@ class Retrieval(Task):
         if by_answers:
             log.info(f"{config.questions.path} names no gold documents: documents that hold an answer are right")
             measures = FIRST_MEASURES
-        elif is_judged:  # methods are compared by the first
+        elif is_judged:  # the first measure compares methods
             measures = [nDCG @ RANKED_AT, *(measure for measure in measures if measure != nDCG @ RANKED_AT)]
         gold = gold_rows(judged, rows_of)
         own = own_documents(corpus.corpus, examples)
         if count := sum(map(bool, own)):
-            log.info(
-                f"questions that are documents themselves, by id and words: {count}; none finds itself, as in MTEB"
-            )
+            log.info(f"questions that are also documents, by id and words: {count}; none finds itself, as in MTEB")
         task = cls(examples, gold, measures, [question.answers for question in chosen])
         task.queries, task.sources = queries_of(config, examples), own
         return task
@@ -125,7 +123,7 @@ class Retrieval(Task):
         return lambda: outcomes
 
     def findings(self, rows: Sequence[Row], results: Results, folder: EvaluationFolder) -> Blocks:
-        """Write what each method found as a run of TREC."""
+        """Write the retrieved documents of each method as a TREC run."""
         folder.runs.mkdir(exist_ok=True)
         evidence = [self.book.of(place) for place in range(len(rows))]
         for name in results:
@@ -135,8 +133,8 @@ class Retrieval(Task):
 
 
 def own_documents(corpus: CorpusStore, examples: Sequence[Item]) -> list[str | None]:
-    """Return for each question its id if the corpus has it as a document (ArguAna, Quora), with or without a title."""
-    if isinstance(corpus, StoredCorpus):  # whose ids may be numbers only, and whose documents stay there
+    """Return for each question its id if it is a document too (ArguAna, Quora), with or without a title, else None."""
+    if isinstance(corpus, StoredCorpus):  # ids may be bare numbers, and documents stay in the store
         return []
     rows = corpus.rows_of(example.id for example in examples)
     words = dict(zip(rows, corpus.texts([*rows.values()]), strict=True))
@@ -147,7 +145,7 @@ def own_documents(corpus: CorpusStore, examples: Sequence[Item]) -> list[str | N
 
 
 def _grades(config: EvaluationConfig, questions: Sequence[Item]) -> tuple[bool, Grades]:
-    """Return whether there are judgements, and each question's grades: theirs, or 1 for gold documents."""
+    """Return whether there are judgements, and the grades of each question: judged, or 1 for gold documents."""
     folder, path = beir_folder(str(config.questions.path)), config.questions.qrels
     if path is None and folder is not None:
         path = str(qrels_file(folder, TEST))
@@ -159,7 +157,7 @@ def _grades(config: EvaluationConfig, questions: Sequence[Item]) -> tuple[bool, 
 
 
 def _say_unknown(what: str, judged: Collection[str], known: Collection[str], follows: str) -> None:
-    """Warn of judged ids that nothing has. Raises UserError where nothing has any: the files are of other sets."""
+    """Warn of judged ids without a match. Raises UserError if no id matches: the files belong to different sets."""
     unknown = sorted(set(judged) - set(known))
     if not unknown:
         return
@@ -175,12 +173,12 @@ def retrieval_metrics(
 ) -> dict[str, np.ndarray]:
     """Return values [N] of every measure for rows [N, K], best first.
 
-    `gold` has the grades of each query's documents. A query without any gets 0 by every measure. Gold documents that
-    are not in the corpus are negative numbers, one for each (`gold_rows`): they count, and are never found.
+    `gold` has the grades of each query's documents. A query without any gets 0 by every measure. Gold documents missing
+    from the corpus have distinct negative rows (`gold_rows`): they count, and are never found.
     """
     qrels = {str(query): {str(row): grade for row, grade in of.items()} for query, of in enumerate(gold) if of}
     values = {str(measure): np.zeros(len(gold)) for measure in measures}
-    # `ir-measures` orders by score, so scores must not be equal: they are the ranks.
+    # `ir-measures` sorts by score, so ranks serve as scores without ties.
     run = {
         str(query): {str(row): -float(rank) for rank, row in enumerate(rows)}
         for query, rows in enumerate(found.tolist())
@@ -191,5 +189,5 @@ def retrieval_metrics(
 
 
 def gold_rows(gold: Iterable[Mapping[str, int]], rows_of: Mapping[str, int]) -> list[dict[int, int]]:
-    """Return grades by row for each query; an id that the corpus lacks gets a negative number of its own."""
+    """Return grades by row for each query; ids missing from the corpus get distinct negative numbers."""
     return [{rows_of.get(doc, -1 - place): grade for place, (doc, grade) in enumerate(of.items())} for of in gold]

@@ -1,8 +1,8 @@
-"""`replug evaluate`: from a configuration to results, a table and a figure, each stage a call.
+"""`replug evaluate`: from a configuration to results and a table, each stage a call.
 
-Stages leave what they found under `out` and are passed over when it is there, so the same command goes on where an
-interrupted one stopped. docs/evaluation.md says what the files are. manifest.json, with the checksums of what is shown,
-is written last.
+Stages write their results under `out` and are skipped if these exist, so the same command resumes an interrupted
+evaluation. docs/evaluation.md describes the files. manifest.json, with the checksums of the finished files, is written
+last.
 """
 
 import logging
@@ -40,12 +40,12 @@ log = logging.getLogger(__name__)
 
 
 def evaluate(config: EvaluationConfig) -> dict:
-    """Run or resume an evaluation and print its table; returns what `results.json` holds."""
+    """Run or resume an evaluation and print its table; return the content of `results.json`."""
     return measure(config).show()
 
 
 def measure(config: EvaluationConfig) -> EvaluationFolder:
-    """Run or resume an evaluation; returns its finished folder."""
+    """Run or resume an evaluation; return its finished folder."""
     folder = EvaluationFolder(Path(config.out).expanduser())
     kind = check_evaluation(config)
     with sole_writer(folder.path):
@@ -103,9 +103,9 @@ def evaluation_cluster(
     reranker: LMSource | None,
     num_documents: int | None,
 ) -> Iterator[Config]:
-    """Open Ray, where an index is to be built or an LM wants actors.
+    """Open Ray if an index must be built or an LM needs actors; yield the configuration with its layout.
 
-    `lm` of what is yielded is the section of the replicas, which hold both LMs if both are local.
+    `lm` in the yielded configuration is the section of the replicas, which hold both LMs if both are local.
     """
     builds = any(needs_building(config, method.source) for method in methods if method.takes_from_corpus)
     local = [lm for lm, of in ((config.lm, source), (config.rerank_lm, reranker)) if of and of.roles]
@@ -127,9 +127,9 @@ def opened_lms(
     reranker: LMSource | None,
     folder: EvaluationFolder,
 ) -> Iterator[PromptedLM | None]:
-    """Open the LM behind its cache, and that of `rerank_lm`; None where no LM takes part.
+    """Open the LM and `rerank_lm`, each behind its cache; None without an LM.
 
-    `scorers` is the section of local LMs as it is laid out. Two of them share its replicas.
+    `scorers` is the section of local LMs with their layout. Two local LMs share its replicas.
     """
     if source is None:
         yield None
@@ -150,7 +150,7 @@ def opened_lms(
 
 
 def num_in_flight(lm: LMConfig) -> int:
-    """Return how many examples keep all replicas of an LM busy, or all connections to its server."""
+    """Return the number of examples that keeps all replicas of an LM, or connections to its server, busy."""
     return max(EXAMPLES_IN_FLIGHT, lm.max_concurrency if lm.url else EXAMPLES_IN_FLIGHT * (lm.num_replicas or 1))
 
 
@@ -162,9 +162,9 @@ def write_results(
     rows: Sequence[Row],
     overlaps: Overlaps | None = None,
 ) -> None:
-    """Write what an evaluation leaves, and its manifest last, which says that the evaluation is finished.
+    """Write the files of an evaluation; the manifest comes last and marks it as finished.
 
-    `overlaps` are of all that was asked, where there is a corpus.
+    `overlaps` covers all measured examples; None means no corpus.
     """
     ids = [row["id"] for row in rows]
     in_corpus = overlaps.of(ids) if overlaps else None

@@ -1,11 +1,10 @@
 """Search: each source of documents searches once for the examples of an evaluation, and a file keeps the result.
 
-Documents of other sources than a text's own: its neighbours in the corpus would tell what is to be predicted.
+Documents of an excluded source, usually the text's own, are left out: neighbours of a text would give away its words.
 
-GenRead: the LM writes a document for a question, and reads it as if it was retrieved (Yu et al. 2023). The prompt, and
-what is kept of the answer, are those of the official code of PopQA (Mallen et al. 2023). Reranking orders
-documents by how likely the LM finds the whole query after each (Ram et al. 2023, who take the last 16 tokens of a
-context).
+GenRead: the LM writes a document for a question, and reads it like a retrieved one (Yu et al. 2023). The prompt and the
+cut of the document follow the official code of PopQA (Mallen et al. 2023). Reranking orders documents by the
+probability of the whole query after each (Ram et al. 2023 use the last 16 tokens of a context).
 """
 
 import logging
@@ -51,9 +50,9 @@ Embed = Callable[[Encoder], np.ndarray]  # vectors [B, D] of the queries, given 
 
 
 def find_others(find: Find, corpus: Corpus, own: Sequence[str | None], k: int, at_least: int) -> RetrievedDocuments:
-    """Find the k best documents that are not of each example's own source.
+    """Find the k best documents outside each example's own source.
 
-    Fewer where the corpus has no more; UserError where they would be fewer than `at_least`.
+    Returns fewer if the corpus has no more. Raises UserError for fewer than `at_least`.
     """
 
     def search(queries: np.ndarray, wanted: int) -> tuple[np.ndarray, np.ndarray]:
@@ -63,7 +62,7 @@ def find_others(find: Find, corpus: Corpus, own: Sequence[str | None], k: int, a
     try:
         return RetrievedDocuments(*search_excluding(search, corpus.corpus.sources, np.empty(0), k, own, at_least))
     except ValueError as error:
-        raise UserError(f"exclude_own_source: {error}; ask for fewer by k") from error
+        raise UserError(f"exclude_own_source: {error}; expected a smaller k") from error
 
 
 def find_all(
@@ -76,10 +75,10 @@ def find_all(
     own: Sequence[str | None] = (),
     texts: str = "",
 ) -> dict[str, RetrievedDocuments]:
-    """Find rows and similarities [N, K] by source, as many as any of its methods and recall need. Ray must run.
+    """Find rows and similarities [N, K] by source, with K enough for all its methods and for recall. Ray must run.
 
-    No document of `own`, the source of each query, is found. Results are kept in `out`, or in its folder `texts` for
-    other texts than the evaluation's own.
+    `own` is the excluded source of each query. Results are kept in `out`, or in its folder `texts` for texts outside
+    the evaluation.
     """
     (out / texts).mkdir(parents=True, exist_ok=True)
     found = {}
@@ -128,7 +127,7 @@ def _find(
 
 
 def warn_of_similarity(encoder: Encoder, path: str, given: Similarity | None) -> None:
-    """Warn where vectors are compared otherwise than the encoder's folder says, or where neither it nor a key says."""
+    """Warn if the similarity differs from the one in the encoder's folder, or neither folder nor key names one."""
     used, own = encoder.similarity, encoder.own_similarity
     if given is None and own is None:
         log.warning(
@@ -151,19 +150,19 @@ def _query_vectors(queries: Sequence[str], encoder: Encoder) -> np.ndarray:
 
 
 def needs_building(config: EvaluationConfig, source: str) -> bool:
-    """Return whether a source is a retriever without an index of its own."""
+    """Return whether a source is a retriever without an index in its folder."""
     return source not in WITHOUT_RETRIEVER and not _is_indexed(_retriever_path(config, source))
 
 
 def _is_indexed(path: str) -> bool:
-    """Return whether a retriever's path is a run directory or an index folder, which hold its vectors too."""
+    """Return whether a retriever's path is a run directory or an index folder, with vectors of the documents."""
     return bool(VersionStore(index_folder(Path(path).expanduser())).published())
 
 
 def _find_in_index(config: EvaluationConfig, corpus: Corpus, source: str, embed: Embed, k: int) -> RetrievedDocuments:
     """Search the newest version with the encoder that made it: only the queries are embedded.
 
-    Raises UserError for a key that says otherwise than the index, which has an encoder of its own.
+    Raises UserError for a key that contradicts the index, which stores its encoder.
     """
     directory = Path(_retriever_path(config, source)).expanduser()
     index = LocalIndex(index_folder(directory), available_cores())
@@ -190,7 +189,7 @@ def _find_in_index(config: EvaluationConfig, corpus: Corpus, source: str, embed:
             f"the index in {directory} holds {plan.num_documents} documents that are not the evaluation's "
             f"{len(corpus.corpus)}; name the retriever's own folder instead (RUN_DIR/retriever, of a training run)"
         )
-    log.info(f"{directory}: index version {plan.version}, by the weights of step {plan.step}")
+    log.info(f"{directory}: index version {plan.version}, from the weights of step {plan.step}")
     return RetrievedDocuments(*index.search(embed(index.query_encoder()), k))
 
 
@@ -199,7 +198,7 @@ def _retriever_path(config: EvaluationConfig, source: str) -> str:
 
 
 def query_folder(config: EvaluationConfig, source: str) -> str:
-    """Return the folder or the hub name of the encoder of a retriever's queries."""
+    """Return the folder or hub name of a retriever's query encoder."""
     path = _retriever_path(config, source)
     if not _is_indexed(path):
         return resolve_encoder_path(path)
@@ -215,14 +214,14 @@ TEMPLATE = "Generate a background document from Wikipedia to answer the given qu
 
 
 def genread_prompt(question: str) -> str:
-    """Return the prompt that the LM continues by a document of its own."""
+    """Return the prompt for writing a document."""
     return TEMPLATE.format(one_line(question))
 
 
 def write_documents(lm: PromptedLM, questions: Sequence[str]) -> list[WrittenDocument]:
     """Write a document for each question that is not blank; equal questions share one. The LM's cache keeps them.
 
-    Raises UnscorableText for a prompt that the LM does not hold.
+    Raises UnscorableText for a prompt that exceeds the LM's context.
     """
     distinct = list(dict.fromkeys(questions))
     progress, written = Progress("documents written by the LM", len(distinct)), dict[str, WrittenDocument]()
@@ -254,9 +253,9 @@ def reranked(
     queries: Sequence[str],
     cut: Callable[[str], str] = str,
 ) -> dict[str, RetrievedDocuments]:
-    """Return what each reranked method reads: its source's first k documents, the likeliest query first.
+    """Return the documents of each reranked method: its source's first k, by descending probability of the query.
 
-    A blank query, which nothing is retrieved for, keeps the order. The LM reads documents as `cut` shortens them.
+    The order stays for a blank query, which gets no documents. `cut` shortens documents before the LM reads them.
     """
 
     def begin(rows: np.ndarray, query: str) -> Callable[[], np.ndarray]:

@@ -1,14 +1,14 @@
-"""Whole texts as spans in which every token is scored once, and which of them are measured.
+"""Cut whole texts into spans, which score every token once, and draw the spans to measure.
 
-A span's tokens are scored after `context_tokens` of the text before, and documents are retrieved for the last
-`query_tokens` of it (In-Context RALM's query length; REPLUG has 128 of each). The first span of a text has nothing
-before it: nothing can be retrieved for it, so it is scored without documents under every method, and counted. With
-`texts.join` that is the first span of all texts alone, as in the authors' code for Wikitext.
+A span's tokens are scored after `context_tokens` of the preceding text, and documents are retrieved for its last
+`query_tokens` (In-Context RALM's query length; REPLUG has 128 of each). The first span of a text has no query, so every
+method scores it without documents, and it counts. With `texts.join` this concerns only the first of all texts, as in
+the authors' code for Wikitext.
 
-Wikitext's perplexity by word (Merity et al. 2016) counts the words of the text as it is published, and each line's end,
-its `<eos>`. An LM with tokens of its own reads the text with the spaces of usual writing, and its bits are divided by
-the words of the original (Radford et al. 2019, section 3.1). A word that is read in two pieces counts once, where its
-first character is. Pure.
+Wikitext's perplexity by word (Merity et al. 2016) counts the words of the published text, and each line end, its
+`<eos>`. An LM with another vocabulary reads the text in usual writing, and its bits are divided by the number of words
+of the original (Radford et al. 2019, section 3.1). A word split between spans counts once, in the span of its first
+character. Pure.
 """
 
 import itertools
@@ -31,7 +31,7 @@ LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 # Wikitext writes a hyphen within a word as ` @-@ `.
 _JOINED = re.compile(r"(?<=\S) @([-,.])@ (?=\S)")
-# As the published evaluations have it (Megatron-LM, lm-evaluation-harness), without what changes letters: they also
+# The rules of published evaluations (Megatron-LM, lm-evaluation-harness), except replacements of letters: they also
 # write ` N `, a number of the Penn Treebank, as ` 1 `.
 _SPACES = [
     (re.compile(pattern), replacement)
@@ -54,14 +54,14 @@ _SPACES = [
 
 
 def unit_starts(text: str) -> list[int]:
-    """Return the characters at which the words and line ends of a text begin, in order."""
+    """Return the start positions of the words and line ends of a text, in order."""
     return [found.start() for found in WORD_OR_LINE_END.finditer(text)]
 
 
 def detokenized_wikitext(text: str) -> tuple[str, list[int]]:
-    """Return Wikitext in usual writing, and where in it the words and line ends of the original begin.
+    """Return Wikitext in usual writing, and the start positions in it of the original's words and line ends.
 
-    Lines are taken one by one, so that their ends stay.
+    Lines are converted one by one, which keeps their ends.
     """
     parts, starts, length = [], [], 0
     for line in LINE.findall(text):
@@ -78,7 +78,7 @@ def detokenized_wikitext(text: str) -> tuple[str, list[int]]:
 
 
 def _detokenized_line(line: str) -> tuple[str, list[int]]:
-    """Return a line in usual writing, and where its words begin: visible characters stay, but for `_JOINED`."""
+    """Return a line in usual writing, and the start positions of its words; other characters than `_JOINED` stay."""
     joined = {found.start() + 1 for found in _JOINED.finditer(line)}
     lengths = [1 if word.start() in joined else len(word.group()) for word in WORD.finditer(line)]
     written = _JOINED.sub(r"\1", line)
@@ -89,15 +89,15 @@ def _detokenized_line(line: str) -> tuple[str, list[int]]:
     return written, [visible[first] for first in itertools.accumulate(lengths[:-1], initial=0)] if lengths else []
 
 
-ROOM = 16  # tokens of what the LM holds that are left for those that begin its input, and for a word that is cut
+ROOM = 16  # tokens of the LM's context reserved for special tokens, and for a cut word
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredSpan(Example):
-    """An example of a text: `source` is the text, and `query` the part of it before that documents are retrieved for.
+    """An example cut from a text: `source` is the text's id, `query` the end of the preceding text, for retrieval.
 
-    `num_words` words and line ends begin in it. `start` is its place in the text, in characters. `long_context` is as
-    much of the text before as the LM holds, where a method reads that.
+    `num_words` words and line ends begin in it. `start` is its position in the text, in characters. `long_context` is
+    the preceding text up to the LM's limit, None if no method reads it.
     """
 
     num_words: int = 0
@@ -106,9 +106,9 @@ class ScoredSpan(Example):
 
 
 class TokenBorders:
-    """The characters at which the tokens of a text end; white space before a word is part of its first token.
+    """The character positions of token ends in a text; white space before a word is part of its first token.
 
-    A character that several tokens share stays whole, in the earlier ones.
+    A character that several tokens share belongs to the earlier ones.
     """
 
     def __init__(self, text: str, ends: Sequence[int]) -> None:
@@ -123,18 +123,18 @@ class TokenBorders:
         return len(self._ends)
 
     def before(self, token: int) -> int:
-        """Return the character that a token begins at; the text's length where there is no such token."""
+        """Return the start position of a token; the text's length beyond the last token."""
         if token <= 0:
             return 0
         return self._length if token >= len(self) else self._ends[token - 1]
 
     def token_at(self, place: int) -> int:
-        """Count the tokens that end at a character or before it."""
+        """Return the number of tokens that end at a position or before it."""
         return bisect_right(self._ends, place)
 
 
 def scored_span(example: Example) -> ScoredSpan:
-    """Return an example that is measured as it is."""
+    """Return an example as a span, with its number of words."""
     if isinstance(example, ScoredSpan):
         return example
     begun = unit_starts(example.context + example.continuation)
@@ -146,9 +146,9 @@ def scored_span(example: Example) -> ScoredSpan:
 def spans_of(
     text: SourceText, unit_starts: Sequence[int], tokenizer: Tokenizer, keys: TextsConfig
 ) -> Iterator[ScoredSpan]:
-    """Yield the spans of a text in order, each called by its place in the text; the last may be shorter.
+    """Yield the spans of a text in order, named by their position in the text; the last may be shorter.
 
-    The text is as the LM reads it; `unit_starts` are where the words and line ends of the original begin in it.
+    `unit_starts` are the positions, in the text that the LM reads, of the words and line ends of the original.
     """
     borders, starts = TokenBorders.of(tokenizer, text.text), np.array(unit_starts)
     for first in range(0, max(1, len(borders)), keys.scored_tokens):
@@ -169,7 +169,7 @@ def spans_of(
 def joined_spans(
     texts: Sequence[SourceText], unit_starts: Sequence[Sequence[int]], tokenizer: Tokenizer, keys: TextsConfig
 ) -> tuple[str, list[ScoredSpan]]:
-    """Return all texts joined, and the spans of that: `source` is the text that one begins in, `start` is in all."""
+    """Return all texts joined, and its spans: `source` is the text at a span's start, `start` is in the joined text."""
     offsets = [0, *itertools.accumulate(len(text.text) for text in texts)]
     whole = SourceText("", "".join(text.text for text in texts), "")
     begun = [start + offset for starts, offset in zip(unit_starts, offsets, strict=False) for start in starts]
@@ -181,7 +181,7 @@ def joined_spans(
 
 
 def long_context(text: str, borders: TokenBorders, span: ScoredSpan, max_tokens: int | None) -> str:
-    """Return the end of the text before a span that an LM of so many tokens holds with it; `borders` are the LM's."""
+    """Return the end of the preceding text that fits beside a span into `max_tokens` LM tokens, given their borders."""
     if max_tokens is None:
         return text[: span.start]
     first, last = borders.token_at(span.start), borders.token_at(span.start + len(span.continuation))
@@ -189,9 +189,9 @@ def long_context(text: str, borders: TokenBorders, span: ScoredSpan, max_tokens:
 
 
 def draw_evenly(num_all: int, num: int | None, seed: int) -> list[int]:
-    """Draw so many rows in order, one from each of as many equal parts of them all; all where there are no more.
+    """Draw `num` rows in order, one from each of `num` equal parts; None or too large a number means all.
 
-    Rows of a text stand together, so a text is drawn from in proportion to its length.
+    Rows of a text are adjacent, so the number of rows drawn from a text is proportional to its length.
     """
     if num is None or num >= num_all:
         return list(range(num_all))

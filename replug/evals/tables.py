@@ -1,7 +1,7 @@
-"""The tables of all evaluations and of training: one form, which is rendered for a terminal, as Markdown and as HTML.
+"""The tables of all evaluations and of training: one form, rendered on the terminal, as Markdown and as HTML.
 
-A report is a list of blocks. A block is a sentence, a list of sentences, a `Table`, or `Html`, which is shown on pages
-alone. Text is text: no renderer reads what a group or a document is called as markup.
+A report is a list of blocks. A block is a sentence, a list of sentences, a `Table`, or `Html`, which only pages show.
+Cells are escaped, so a group's or a document's name is never markup.
 """
 
 import re
@@ -20,18 +20,18 @@ from replug.config.plain_text import plain_line
 from replug.evals.intervals import FEW_CLUSTERS, FEWEST_CLUSTERS, LEVEL, NO_DIFFERENCE, sign_shown
 from replug.evals.results import Entry, Results, correct_for_many, main_metric, num_clusters, paper_metric
 
-MARKUP = re.compile(r"[\\`*\[\]<>|~&!]|(?<!\w)_|_(?!\w)")  # of Markdown; an underscore within a word is none
-MOST_DIFFERENCES = 20  # up to here all are listed; of more, only those that show a difference
+MARKUP = re.compile(r"[\\`*\[\]<>|~&!]|(?<!\w)_|_(?!\w)")  # in Markdown; an underscore within a word is not markup
+MOST_DIFFERENCES = 20  # above this number, list only significant differences
 LOWER_IS_BETTER = ("bpb", "token_perplexity", "word_perplexity")
 PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
     Path(__file__).with_name("page.html.j2").read_text()
 )
-Html = Markup  # HTML that a page shows as it is, such as a figure
+Html = Markup  # HTML inserted into a page without escaping, such as a figure
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of text; every row has as many cells as the head."""
+    """A table of text; head and rows have equal lengths."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -42,7 +42,7 @@ Blocks = Sequence[Block]
 
 
 def to_markdown(blocks: Iterable[Block]) -> str:
-    """Return blocks as Markdown; what is HTML is left out."""
+    """Return blocks as Markdown, without HTML blocks."""
     return "\n\n".join(_markdown(block) for block in blocks if not isinstance(block, Html)) + "\n"
 
 
@@ -52,12 +52,12 @@ def print_blocks(blocks: Iterable[Block], width: int = 120) -> None:
 
 
 def print_markdown(text: str, width: int = 120) -> None:
-    """Print what `to_markdown` returned to the terminal."""
+    """Print the output of `to_markdown` to the terminal."""
     Console(width=width).print(Markdown(text))
 
 
 def html_page(title: str, sections: Mapping[str, Blocks]) -> str:
-    """Return a self-contained page with a heading for each section that has blocks; "" is the one without a heading."""
+    """Return a self-contained page with a heading for each section that has blocks; the section "" has no heading."""
     return PAGE.render(title=title, sections=sections)
 
 
@@ -75,7 +75,7 @@ def grid(figures: Sequence[Html]) -> Html:
 
 
 def markdown_text(text: str) -> str:
-    """Return a text on one line, shown as it is by what reads Markdown, and by a terminal."""
+    """Return a text on one line, escaped for Markdown and the terminal."""
     return MARKUP.sub(r"\\\g<0>", plain_line(text))
 
 
@@ -94,8 +94,8 @@ def _markdown(block: Block) -> str:
 def result_blocks(results: Results, title: str, paper: PaperConfig | None = None) -> list[Block]:
     """Show methods down and metrics over all examples across, then differences, groups, and the paper's figures.
 
-    The first metric has its intervals. Oracles (`bpb_...`) are no columns: a terminal has no room for them, and the
-    headroom's sentences tell of them.
+    The first metric has its intervals. Oracles (`bpb_...`) are not columns: they do not fit on a terminal, and the
+    headroom lines report them.
     """
     named = dict.fromkeys(name for of in results.values() for name in of)
     metrics = [name for name in named if "/" not in name and " - " not in name and not name.startswith("bpb_")]
@@ -119,7 +119,7 @@ def result_blocks(results: Results, title: str, paper: PaperConfig | None = None
 def joined_blocks(title: str, results: Mapping[str, Results]) -> list[Block]:
     """Show the main metric over all examples by folder and method, and the differences within each folder.
 
-    Verdicts are corrected for the comparisons that this table shows.
+    Verdicts are corrected for all comparisons in this table.
     """
     first = next(iter(results.values()))
     metric = main_metric(first)
@@ -144,7 +144,7 @@ def joined_blocks(title: str, results: Mapping[str, Results]) -> list[Block]:
 
 
 def paper_tables(results: Results, paper: PaperConfig) -> list[Table]:
-    """Show the paper's figures by method and group beside ours, with gains in percent, and those of other systems."""
+    """Show the paper's figures by method and group beside ours, with gains in percent, and other systems' figures."""
     main = main_metric(results)
     rows, figures = [], {"": paper.values, **paper.groups}
     for group, values in figures.items():
@@ -165,7 +165,7 @@ def _labelled(name: str, group: str) -> str:
 
 
 def _gain(values: Mapping[str, float], method: str, main: str) -> str:
-    """Return the gain over no retrieval in percent of that, as the paper's tables have it; above 0 is better."""
+    """Return the gain over no retrieval in percent, as in the paper's tables; above 0 is better."""
     if method == NONE or not values.get(NONE):
         return ""
     change = 100 * (values[method] / values[NONE] - 1)
@@ -173,17 +173,17 @@ def _gain(values: Mapping[str, float], method: str, main: str) -> str:
 
 
 def size_text(entry: Entry) -> str:
-    """Return the number of examples, and the number of sources where several examples are of one."""
+    """Return the number of examples, and the number of sources if examples share them."""
     return f"n = {entry['n']}" + (f" of {entry['clusters']} sources" if "clusters" in entry else "")
 
 
 def interval_text(entry: Entry) -> str:
-    """Return the 95% interval of an entry; nothing where it has none."""
+    """Return the 95% interval of an entry; empty if it has none."""
     return "{:.4f} to {:.4f}".format(*entry["interval"]) if "interval" in entry else ""
 
 
 def difference_text(entry: Entry) -> str:
-    """Return a difference with its interval, and what that allows one to say among all comparisons of the table."""
+    """Return a difference with its interval, and the verdict, corrected for all comparisons of the table."""
     low, high = entry["interval"]
     sign = sign_shown(low, high, num_clusters(entry))
     says = {-1: "lower", 0: NO_DIFFERENCE, 1: "higher"}[sign]
@@ -192,7 +192,7 @@ def difference_text(entry: Entry) -> str:
 
 
 def _tested_alone(results: Results, main: str) -> str | None:
-    """Return the comparison that the table was made for."""
+    """Return the planned comparison of a table, which is tested without correction."""
     for method, of in results.items():
         for other, entry in differences_of(of, main):
             if "p" in entry and "p_holm" not in entry:
@@ -201,7 +201,7 @@ def _tested_alone(results: Results, main: str) -> str | None:
 
 
 def differences_of(of: Mapping[str, Entry], metric: str) -> Iterator[tuple[str, Entry]]:
-    """Yield how a method differs in a metric from other methods, by their names."""
+    """Yield (other method, entry) for a method's differences in a metric."""
     for name, entry in of.items():
         own, separator, other = name.partition(" - ")
         if separator and own == metric:
@@ -209,9 +209,9 @@ def differences_of(of: Mapping[str, Entry], metric: str) -> Iterator[tuple[str, 
 
 
 def reading_line(num_comparisons: int, entry: Entry, tested_alone: str | None = None) -> str:
-    """Return how intervals and verdicts are to be read; `entry` is a metric over all examples.
+    """Return the line that explains intervals and verdicts; `entry` is a metric over all examples.
 
-    `tested_alone` is the comparison that the table was made for.
+    `tested_alone` is the planned comparison.
     """
     num, what = num_clusters(entry), "sources" if "clusters" in entry else "examples"
     lines = [f"Intervals: 95%, each by itself, over {num} {what}."]
@@ -222,18 +222,18 @@ def reading_line(num_comparisons: int, entry: Entry, tested_alone: str | None = 
     if num < FEWEST_CLUSTERS:
         lines.append(f"Fewer than {FEWEST_CLUSTERS} {what} show no difference.")
     elif num < FEW_CLUSTERS:
-        lines.append(f"Of fewer than {FEW_CLUSTERS} {what}, intervals are too narrow.")
+        lines.append(f"Intervals over fewer than {FEW_CLUSTERS} {what} are too narrow.")
     return " ".join(lines)
 
 
 def row_names(paths: Sequence[Path]) -> list[str]:
-    """Return the folders' names, or their whole paths where two folders have one name."""
+    """Return the names of folders, or their paths if two have the same name."""
     names = [path.resolve().name for path in paths]
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
 def _difference_lines(results: Results) -> list[str]:
-    """Return all of them, or of many those that show something."""
+    """Return the lines of all differences, or above MOST_DIFFERENCES only of significant ones."""
     lines, metric = {}, main_metric(results)
     for method, of in results.items():
         for other, entry in differences_of(of, metric):

@@ -1,11 +1,11 @@
-"""Token gain: where documents help language modelling, token by token (REPLUG, arXiv text, section 7.3).
+"""Token gain: the benefit of documents for language modelling, token by token (REPLUG, arXiv text, section 7.3).
 
-A token's gain is log2 p with documents minus log2 p without, in bits: above 0 the documents helped. Tokens are compared
-by how often the corpus has their word, and with `texts.entities` by how popular the name is that they are a part of:
-the paper shows one text, in which the tokens of a rare name gain most from one document.
+A token's gain is log2 p with documents minus log2 p without, in bits: above 0 the documents helped. Tokens are binned
+by the frequency of their word in the corpus, and with `texts.entities` by the popularity of the name that contains
+them: the paper shows one text, in which the tokens of a rare name gain most from one document.
 
-Whether tokens of one bin gain more than others is what the difference of their mean gain from that of all other tokens
-says; that two intervals overlap says nothing of it.
+To judge whether a bin gains more than the others, read the difference between its mean gain and that of all other
+tokens; overlapping intervals do not answer it.
 """
 
 import math
@@ -33,21 +33,21 @@ BIN_TITLES = ("tokens", "sources", "mean gain, bits", "95% interval", "minus all
 RARITY, POPULARITY = "times in the corpus", "popularity of the name"
 _WORD = re.compile(r"\w+")
 Words = tuple[str, ...]
-# By name of a bin, the mean gain of its tokens in bits, of so many `clusters`, and its difference from the mean of all
-# other tokens; None where there are no others.
+# bin -> (mean gain of its tokens in bits, with the number of `clusters`; difference from the mean of all other tokens,
+# None without others)
 Bins = Mapping[str, tuple[Entry, Entry | None]]
-Mention = tuple[str, int, int]  # a name in a text, from one character to another
+Mention = tuple[str, int, int]  # a name, and its start and end in a text
 
 
 def words_of_tokens(tokens: Sequence[str]) -> list[str | None]:
-    """Return for each token the first word, in lower case, that it is a part of; None where it holds no word."""
+    """Return for each token the first whole word that it overlaps, in lower case, else None."""
     words = list(_WORD.finditer("".join(tokens)))
     owners = first_spans(tokens, [word.span() for word in words])
     return [None if owner is None else words[owner].group().lower() for owner in owners]
 
 
 def first_spans(tokens: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[int | None]:
-    """Return for each token the first of the spans of characters that it holds a part of."""
+    """Return for each token the index of the first character span that it overlaps, else None."""
     found: list[int | None] = []
     start = at = 0
     for token in tokens:
@@ -60,7 +60,7 @@ def first_spans(tokens: Sequence[str], spans: Sequence[tuple[int, int]]) -> list
 
 
 def gain_bits(without: Sequence[float], with_documents: Sequence[float]) -> np.ndarray:
-    """Return the gain of each of T tokens in bits, from log-probs [T] in nats both ways."""
+    """Return the gain of T tokens in bits, from log-probs [T] (nats) without and with documents."""
     return (np.asarray(with_documents, np.float64) - np.asarray(without, np.float64)) / math.log(2)
 
 
@@ -71,11 +71,11 @@ def mean_gains(
     seed: int = 0,
     clusters: Clusters | None = None,
 ) -> Bins:
-    """Return the mean of the tokens' gains by name of a bin; both are given for every token of every text.
+    """Return the mean gain of tokens by bin; `by_text` has the gain and `names` the bin of every token of every text.
 
-    Intervals are of a bootstrap over `clusters` of texts, by default each by itself: the tokens of a text are not
-    independent. The interval of a mean is over the texts that hold such tokens, that of a difference over all. P-values
-    of the differences from the rest are corrected for the number of bins.
+    Intervals come from a bootstrap over `clusters` of texts, by default single texts: the tokens of a text are not
+    independent. The interval of a mean uses texts with tokens of the bin, the interval of a difference all texts.
+    P-values of the differences from the rest are corrected for the number of bins.
     """
     clusters = clusters or Clusters.by_name(range(len(by_text)))
     found = {name for own in names for name in own}
@@ -105,13 +105,13 @@ def mean_gains(
 
 
 def _rank(name: str) -> tuple[bool, int]:
-    """Order bins by the number that they begin with, and tokens without a word or a name last."""
+    """Return the sort key of a bin: its first number; bins without a word or a name come last."""
     number = re.search(r"(?:10\^)?(\d+)", name)
     return name in (NO_WORD, NO_ENTITY), int(number[1]) if number else -1
 
 
 def rarities(words: Sequence[str | None], counts: Mapping[str, int]) -> list[str]:
-    """Return how often the corpus has the word of each token: 0, 1-9, 10-99, ..., or that it has no word."""
+    """Return the bin of each token by the corpus frequency of its word: 0, 1-9, 10-99, ..., or NO_WORD."""
     names = []
     for word in words:
         count = counts.get(word, 0) if word is not None else 0
@@ -150,7 +150,7 @@ def bin_entries(metric: str, bins: Bins) -> dict[str, Entry]:
 
 
 class EntityNames:
-    """Finds names by their words, as they are written: "Live" is a name, "live" is not."""
+    """Find names by their words, case-sensitively: "Live" is a name, "live" is not."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names: dict[Words, str] = {}
@@ -163,7 +163,7 @@ class EntityNames:
         self._patterns = {word: re.compile(rf"(?:{'|'.join(some)})\b") for word, some in longest_first.items()}
 
     def mentions(self, text: str) -> list[Mention]:
-        """Return names in order; of names that begin at one word the longest, and none within another."""
+        """Return names in order, without overlaps; the longest of names with the same start."""
         found: list[Mention] = []
         for word in _WORD.finditer(text):
             pattern, is_free = self._patterns.get(word.group()), not found or word.start() >= found[-1][2]
@@ -173,16 +173,16 @@ class EntityNames:
 
 
 def popularities(tokens: Sequence[str], mentions: Sequence[Mention], popularity: Mapping[str, float]) -> list[str]:
-    """Return the popularity of the name that each token is a part of, as powers of ten, or that it is of none.
+    """Return the bin of each token by the popularity of its name, as powers of ten, or NO_ENTITY.
 
-    A token belongs to a mention where it holds a character of it.
+    A token belongs to a mention if they share a character.
     """
     owners = first_spans(tokens, [(start, end) for _, start, end in mentions])
     return [NO_ENTITY if owner is None else popularity_bin(popularity[mentions[owner][0]]) for owner in owners]
 
 
 def read_popularity(path: str) -> dict[str, float]:
-    """Return the page views of subjects in a file of PopQA's."""
+    """Return the page views of subjects in a PopQA file."""
     return {question.subject: question.popularity for question in read_popqa(Path(path).expanduser())}
 
 
@@ -190,11 +190,11 @@ def read_popularity(path: str) -> dict[str, float]:
 
 
 class TokenGain(LanguageModelling):
-    """Language modelling whose outcomes hold the texts of tokens."""
+    """Language modelling with token texts in the outcomes, for gains by token."""
 
     reads = (*LanguageModelling.reads, "texts.entities")
     _config: EvaluationConfig
-    _popularity: Mapping[str, float]  # of entities, where texts.entities is given
+    _popularity: Mapping[str, float]  # of entities; empty without texts.entities
 
     @classmethod
     def problems(cls, config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
@@ -210,7 +210,7 @@ class TokenGain(LanguageModelling):
         return task
 
     def findings(self, rows: Sequence[Row], results: Results, folder: object) -> Blocks:
-        """Add gains to the second method's results, and return tables of them."""
+        """Add gains to the second method's results, and return their tables."""
         before, after = (method.name for method in self.book.methods)
         of = results[after]
         counts_of_words = Counter(word.lower() for text in self.book.all_texts() for word in _WORD.findall(text))

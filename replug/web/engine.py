@@ -3,12 +3,12 @@
     https://docs.searxng.org/dev/search_api.html
     https://api-dashboard.search.brave.com/app/documentation/web-search
 
-An engine returns a limited number of results for a request, so further pages are requested until there are enough: a
-page of SearXNG holds what its own engines gave, some ten to thirty results.
+An engine limits the results of a request, so further pages are requested until there are enough: a page of SearXNG
+holds the ten to thirty results of its own engines.
 
-The address of an engine is the user's choice, so it is not guarded as a page's is. The answer is still not trusted:
-its time and bytes are bounded, redirects are not followed, so that a key goes to no other host, and an answer of
-another form is a refusal with a reason.
+The user chooses the address of an engine, so it is not guarded like a page's. The response is still untrusted: its time
+and bytes are bounded, redirects are not followed, so that no other host receives the key, and a malformed response
+counts as a refusal with a reason.
 """
 
 import asyncio
@@ -29,21 +29,21 @@ from replug.models.http.request_budget import RequestBudget
 from replug.web.extraction import ACCEPTED, FetchFailed, unpacked
 
 SECONDS, MAX_BYTES, MAX_ATTEMPTS = 30.0, 8 * 2**20, 4  # of one answer
-BACKOFF_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0  # an engine that asks for a longer wait has refused
+BACKOFF_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0  # a longer Retry-After counts as a refusal
 SEARXNG, BRAVE = "searxng", "brave"
 BRAVE_URL = "https://api.search.brave.com/res/v1/web/search"
 BRAVE_PAUSE_SECONDS = 1.0  # between two requests
-REFUSED = {  # what a user can do about 401 and 403
+REFUSED = {  # the remedies for 401 and 403
     SEARXNG: "a SearXNG gives JSON only where its settings.yml allows it: expected `search: formats: [html, json]` "
     "there, and a limiter that lets this machine through",
     BRAVE: "expected a key of its Web Search in the environment variable",
 }
-PATHS = {SEARXNG: ("results",), BRAVE: ("web", "results")}  # of the list of results in an answer
+PATHS = {SEARXNG: ("results",), BRAVE: ("web", "results")}  # to the list of results in a response
 Entry = dict[str, Any]  # with `url` and `title`, as an engine gives it; with `rank`, from 1, in results
 
 
 class EngineRefused(Exception):
-    """An engine did not answer a query; `reason` is a short name that is counted."""
+    """An engine did not answer a query; `reason` is a short name to count by."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -51,9 +51,9 @@ class EngineRefused(Exception):
 
 
 class SearchEngine:
-    """The engine that `web.engine` names. Raises UserError for a name of no engine of the web, and for a missing key.
+    """The web search engine that `web.engine` names. Raises UserError for any other name and for a missing key.
 
-    `identity` names it with its settings and without secrets, as part of the keys that answers are kept under.
+    `identity` names it with its settings and without secrets; it is part of the snapshot's keys.
     """
 
     def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
@@ -66,9 +66,9 @@ class SearchEngine:
             self.url, self.identity = f"{server}/search", f"searxng {server}"
         elif web.engine == BRAVE:
             self.url, self.identity, self._key = BRAVE_URL, BRAVE, _key(web)
-            self._page_size, self._max_pages = 20, 10  # it takes no further offset
+            self._page_size, self._max_pages = 20, 10  # the largest offset is 9
             self._pause_seconds = BRAVE_PAUSE_SECONDS
-            self._headers["X-Subscription-Token"] = self._key  # so that no URL holds it
+            self._headers["X-Subscription-Token"] = self._key  # a header keeps it out of URLs
         else:
             raise UserError(f"web.engine is {web.engine}; expected {BRAVE} or {SEARXNG}; local searches a corpus")
         self._trust_env = not is_loopback(urlsplit(self.url).hostname or "")
@@ -94,7 +94,7 @@ class SearchEngine:
         return {"q": query, "count": min(self._page_size, num_results), "offset": page}
 
     def _get(self, parameters: Mapping[str, str | int]) -> Any:
-        """Ask again where that may help. Raises EngineRefused, BudgetSpent, and UserError for 401 and 403."""
+        """Return the parsed response, with retries. Raises EngineRefused, BudgetSpent, UserError for 401 and 403."""
         attempts = Retrying(
             stop=stop_after_attempt(MAX_ATTEMPTS),
             wait=_seconds_to_wait,
@@ -142,7 +142,7 @@ class SearchEngine:
             client.stream("GET", self.url, params=dict(parameters)) as response,
         ):
             content = bytearray()
-            async for piece in response.aiter_raw(2**16):  # httpx would unpack all of a piece at once
+            async for piece in response.aiter_raw(2**16):  # httpx would unpack a whole piece at once
                 content += piece
                 if len(content) > MAX_BYTES:
                     raise EngineRefused("ill_formed", f"an answer of more than {MAX_BYTES} bytes")
@@ -172,9 +172,9 @@ def _key(web: WebConfig) -> str:
 
 
 def entries_at(body: Any, *path: str) -> list[Entry]:
-    """Return the objects of a list in an answer; none if an object on the way, or the list, is missing.
+    """Return the objects of the list at `path` in a response; none if any part of the path is missing.
 
-    Raises EngineRefused for an answer of another form.
+    Raises EngineRefused for a malformed response.
     """
     for name in path:
         if not isinstance(body, dict):
@@ -188,7 +188,7 @@ def entries_at(body: Any, *path: str) -> list[Entry]:
 
 
 def ranked(entries: Iterable[Entry], num_results: int) -> list[Entry]:
-    """Return results in the engine's order, each URL once; entries without a URL of the web are left out."""
+    """Return results in the engine's order, each URL once; entries without an HTTP URL are left out."""
     by_url: dict[str, Entry] = {}
     for entry in entries:
         url: Any = entry.get("url")

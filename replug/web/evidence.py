@@ -1,21 +1,21 @@
-"""From a question to its passages: an engine is asked, its pages are read, and their passages ordered by TF-IDF.
+"""Passages for a question: query a search engine, read its pages, and rank their passages by TF-IDF.
 
     finder = evidence_finder(config.web, folder)
     found = finder.find("who wrote the art of war")
     found.passages[0].text, found.passages[0].url, found.failures
 
-An engine is asked once for a question and its settings, and a page is fetched once: with its snapshot the same question
-gets the same evidence again, without the network. Pages and searches that gave nothing are counted by their reason.
+Each question with its settings is searched once, and each page fetched once: from the snapshot the same question gets
+the same evidence again, without the network. Failed pages and searches are counted by reason.
 
-SNAPSHOT/searches/          what an engine answered to a query
-SNAPSHOT/refused_searches/  why it did not; remove the folder to ask again
+SNAPSHOT/searches/          the results of each query
+SNAPSHOT/refused_searches/  reasons of refused queries; remove the folder to search again
 SNAPSHOT/pages/             main text, title, final URL, date; not the HTML
-SNAPSHOT/failed_pages/      why a page gave nothing; remove the folder to try these again
+SNAPSHOT/failed_pages/      reasons of failed pages; remove the folder to fetch these again
 SNAPSHOT/requests.json      the budget: requests to engines so far
 
-An entry is a file with its own checksum, named by a hash of its request and renamed when it is whole. An entry
-that is damaged, or answers something else, is refused by its name: replacing it would make another snapshot. One
-process at a time writes to a folder.
+An entry is a file with a checksum, named by a hash of its request and renamed when complete. A damaged or
+mismatched entry is refused by name, because a new one would make a different snapshot. One process at a time writes to
+a folder.
 """
 
 import asyncio
@@ -40,16 +40,16 @@ from replug.web.passages import FoundEvidence, Passage, nearest_passages
 
 KEY_BYTES = 16
 BUDGET = "requests.json"
-THREADS = 32  # a name look-up that hangs keeps one for half a minute
+THREADS = 32  # a hanging DNS look-up occupies one for half a minute
 LIMITS = FetchLimits()
 FIX_HINT = "bring the snapshot back, or remove the file to ask again, which makes it another snapshot"
 
 
 @dataclass(frozen=True, slots=True)
 class KeptPage:
-    """A page as it was on a date (ISO). `failure` is the reason why it gave nothing, None if it has a text.
+    """A page as it was on a date (ISO). `failure` is the reason for having no text, None if it has one.
 
-    `broken` counts characters that could not be read.
+    `broken` counts undecodable characters.
     """
 
     url: str
@@ -62,13 +62,13 @@ class KeptPage:
 
 
 class Snapshot:
-    """The folder, made when the first entry is written. Reading raises UserError for a damaged entry."""
+    """The folder of entries, created by the first write. Reading raises UserError for a damaged entry."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def read(self, kinds: Sequence[str], request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the entry of a request, of the first kind that has one."""
+        """Return the entry of a request from the first of `kinds` that has one, else None."""
         for path in (self._path(kind, request) for kind in kinds):
             if path.exists():
                 entry = read_mark(path, FIX_HINT)
@@ -88,7 +88,7 @@ class Snapshot:
 
 
 class EvidenceFinder:
-    """Find passages for questions by an engine of the web, in the snapshot and, where it lacks them, on the web.
+    """Find passages for questions in the snapshot, else on the web by a search engine.
 
     `find` raises BudgetSpent, UserError, and RunError if the snapshot cannot be written.
     """
@@ -100,7 +100,7 @@ class EvidenceFinder:
         self._fetcher, self._extractor = fetcher, extractor
 
     def find(self, question: str) -> FoundEvidence:
-        """Return the passages for a question, and what gave nothing."""
+        """Return the passages for a question, and counts of failures."""
         failures: Counter[str] = Counter()
         search = self._search(question)
         if search["refusal"]:
@@ -114,7 +114,7 @@ class EvidenceFinder:
         self._extractor.close()
 
     def _search(self, question: str) -> dict[str, Any]:
-        """Return `results`, and `refusal`, the reason why the engine did not answer."""
+        """Return `results`, and `refusal`, the reason for a missing answer, else None."""
         most = self._web.num_results
         request = {"engine": self._engine.identity, "query": question, "num_results": most}
         if known := self._snapshot.read(("searches", "refused_searches"), request):
@@ -130,7 +130,7 @@ class EvidenceFinder:
         return search
 
     def _texts(self, results: Sequence[Entry], failures: Counter[str]) -> Iterator[Passage]:
-        """Yield the whole pages that have a text, in the engine's order; each URL and each text once."""
+        """Yield whole pages with a text, in the engine's order; each URL and each text once."""
         seen: set[str] = set()
         for result, page in zip(results, self.read([result["url"] for result in results]), strict=True):
             if page.failure:
@@ -145,7 +145,7 @@ class EvidenceFinder:
             yield Passage(page.text, page.final_url, title, page.fetched or None, result["rank"], 0.0, 0.0)
 
     def read(self, urls: Sequence[str]) -> list[KeptPage]:
-        """Return a page for each URL, in order. Every page is kept as soon as it is read."""
+        """Return a page for each URL, in order; each page is saved as soon as it is read."""
         kept = {url: self._snapshot.read(("pages", "failed_pages"), {"url": url}) for url in urls}
         pages = {url: KeptPage(**entry) for url, entry in kept.items() if entry is not None}
         missing = [url for url in kept if url not in pages]
@@ -155,7 +155,7 @@ class EvidenceFinder:
 
     async def _read_all(self, urls: Sequence[str]) -> list[KeptPage]:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
-        extracting = asyncio.Lock()  # pages wait here and not in a thread, since name look-ups need threads
+        extracting = asyncio.Lock()  # pages wait here, leaving the threads to DNS look-ups
         async with self._fetcher.session():
             return await asyncio.gather(*(self._read(url, extracting) for url in urls))
 
@@ -188,11 +188,11 @@ def _today() -> str:
 def evidence_finder(
     web: WebConfig, folder: Path, limits: FetchLimits = LIMITS, exempt: Collection[HostPort] = ()
 ) -> EvidenceFinder:
-    """Return the finder by an engine of the web.
+    """Return a finder that searches the web.
 
     The snapshot lies in `folder` unless `web.snapshot` names another. Pages come from public addresses only, and from
-    the pairs of host and port in `exempt`: tests name their own servers there, and no configuration can. Raises
-    UserError for a wrong section, and for a missing key.
+    the (host, port) pairs in `exempt`, which tests set for their own servers; no configuration key does. Raises
+    UserError for a wrong section and for a missing key.
     """
     for problem in web_problems(web):
         raise UserError(problem)

@@ -1,12 +1,12 @@
 """Turn a page's bytes into its main text: unpack, decode, extract.
 
-A page names its own encoding, and Python has names that are not encodings of text (`unicode_escape`, `utf-7`): only
-those of a list are used. Bytes that do not fit become U+FFFD and are counted.
+A page names its encoding, and some of Python's codecs are unsafe for web pages (`unicode_escape`, `utf-7`): only the
+encodings in TEXT_ENCODINGS are used. Undecodable bytes become U+FFFD and are counted.
 
-Some HTML keeps a parser busy for hours, and a parser is C code. So trafilatura runs in a process of its own,
-`python -m replug.web.extraction SECONDS [headings]`, with limits of time and memory; it ends with its caller. A line
-that goes in is a page as a JSON string; one that comes out is `{"text", "title"}`. trafilatura never gets a URL, so it
-fetches nothing.
+Some HTML keeps a parser busy for hours, and a parser is C code. So trafilatura runs in a separate process,
+`python -m replug.web.extraction SECONDS [headings]`, with limits of time and memory; it ends with its caller. An input
+line is a page as a JSON string, an output line is `{"text", "title"}`. trafilatura never gets a URL, so it fetches
+nothing.
 """
 
 import codecs
@@ -27,7 +27,7 @@ from replug.config.errors import RunError
 
 
 class FetchFailed(Exception):
-    """A page that gives nothing. `reason` is counted; it holds none of the page's own words but a status."""
+    """A page without a result. `reason` is a name to count by; it holds no text of the page."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -40,14 +40,14 @@ ZLIB_HEADER = 0x8  # the low bits of the first byte; some servers send deflate w
 
 
 def unpacked(body: bytes, coding: str, limit: int) -> bytes:
-    """Return a body out of its coding. Raises FetchFailed if it is damaged, or if it has more than `limit` bytes.
+    """Return a decompressed body. Raises FetchFailed if it is damaged or has more than `limit` bytes.
 
-    Unpacking stops at the limit, so a bomb takes no more memory than an honest page.
+    Decompression stops at the limit, so a decompression bomb takes no more memory than an honest page.
     """
     coding = coding.strip().lower()
     if coding in ("", "identity"):
         return body
-    if coding not in WINDOW_BITS:  # among them gzip of gzip
+    if coding not in WINDOW_BITS:  # including gzip of gzip
         raise FetchFailed("content_encoding")
     bits, out = WINDOW_BITS[coding], bytearray()
     if coding == "deflate" and body and body[0] & 0x0F != ZLIB_HEADER:
@@ -71,8 +71,8 @@ def unpacked(body: bytes, coding: str, limit: int) -> bytes:
 MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 IN_HEADER = re.compile(r"charset\s*=\s*[\"']?([A-Za-z0-9_.:-]{1,40})", re.IGNORECASE)
 IN_PAGE = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]{1,40})", re.IGNORECASE)
-HEAD_BYTES = 4096  # in which a page says its encoding; browsers look into 1,024
-SAMPLE_BYTES = 65_536  # by which an encoding is guessed
+HEAD_BYTES = 4096  # searched for the declared encoding; browsers search 1,024
+SAMPLE_BYTES = 65_536  # for guessing an encoding
 TEXT_ENCODINGS = re.compile(
     r"utf-8|utf-16(-le|-be)?|cp125\d|cp866|cp874|cp932|cp949|iso8859-\d+|koi8-[ru]|mac-\w+|"
     r"shift_jis|euc_jp|iso2022_jp|euc_kr|gb2312|gbk|gb18030|big5|big5hkscs"
@@ -83,7 +83,7 @@ BROKEN = "\ufffd"
 
 
 def decode_page(body: bytes, content_type: str) -> tuple[str, int]:
-    """Return the text and the number of its broken characters. Raises FetchFailed if a tenth is broken."""
+    """Return the text and the number of its broken characters. Raises FetchFailed above a tenth."""
     mark = next((mark for mark in MARKS if body.startswith(mark)), b"")
     body, encoding = body[len(mark) :], MARKS.get(mark) or _encoding(body, content_type)
     text = body.decode(encoding, errors="replace")
@@ -94,11 +94,11 @@ def decode_page(body: bytes, content_type: str) -> tuple[str, int]:
 
 
 def _encoding(body: bytes, content_type: str) -> str:
-    """Return the encoding that the header says, the page says, or the bytes suggest."""
+    """Return the encoding that the header names, else the page names, else the bytes suggest."""
     if (header := IN_HEADER.search(content_type)) and (known := _known(header[1])):
         return known
     if (page := IN_PAGE.search(body[:HEAD_BYTES])) and (known := _known(page[1].decode("ascii"))):
-        return "utf-8" if known.startswith("utf-16") else known  # it says so in ASCII, so it is not UTF-16
+        return "utf-8" if known.startswith("utf-16") else known  # an ASCII declaration cannot stand in UTF-16
     try:
         body.decode("utf-8")
         return "utf-8"
@@ -120,9 +120,9 @@ def _known(label: str) -> str | None:
 
 # Main text -----------------------------------------------------------------------------------------------------------
 
-SECONDS = 20.0  # of the process's own time: a busy machine makes no page fail
-MAX_MEMORY_BYTES = 4 * 2**30  # of addresses
-ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")  # a key never reaches the process that reads pages
+SECONDS = 20.0  # of CPU time: a busy machine makes no page fail
+MAX_MEMORY_BYTES = 4 * 2**30  # of address space
+ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")  # the process that reads pages never gets a key
 READY = "ready"
 CODE, WHITE_SPACE = ("code", "kbd", "samp", "tt"), re.compile(r"\s+")
 
@@ -131,14 +131,14 @@ class Extractor:
     """Extract main texts, one at a time. The process starts with the first page; `close` ends it."""
 
     def __init__(self, seconds: float = SECONDS, with_headings: bool = False) -> None:
-        """`with_headings` gives texts as Markdown."""
+        """Give texts as Markdown if `with_headings`."""
         self._seconds, self._with_headings, self._lock = seconds, with_headings, threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
     def extract(self, html: str) -> tuple[str, str]:
         """Return main text and title.
 
-        Raises FetchFailed for a page that ends the process, that takes too long, or that has no text.
+        Raises FetchFailed for a page that crashes the process, takes too long, or has no text.
         """
         with self._lock:
             process = self._process = self._process or self._started()
@@ -160,7 +160,7 @@ class Extractor:
     def _started(self) -> subprocess.Popen[str]:
         options = [str(self._seconds), *(["headings"] if self._with_headings else [])]
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "replug.web.extraction", *options],  # no module of the folder that it runs in
+            [sys.executable, "-P", "-m", "replug.web.extraction", *options],  # -P: no module of the working folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             encoding="ascii",
@@ -169,11 +169,11 @@ class Extractor:
         assert process.stdout is not None
         if process.stdout.readline().strip() != READY:
             self._end(process)
-            raise RunError("the process that reads pages did not start; its own error stands above")
+            raise RunError("the process that reads pages did not start; see its error above")
         return process
 
     def _exchange(self, process: subprocess.Popen[str], line: str) -> str:
-        """Return the answer; an empty line means that the process has ended."""
+        """Return the response line; empty means that the process has ended."""
         assert process.stdin is not None and process.stdout is not None
         try:
             process.stdin.write(line + "\n")
@@ -193,15 +193,15 @@ class Extractor:
 
 
 def run_process() -> None:
-    """Answer the lines of standard input until it ends; a page beyond a limit ends the process."""
-    # These take a second, before the process says that it is ready.
+    """Answer the lines of standard input until its end; a page beyond a limit ends the process."""
+    # Import before READY: this takes a second.
     from trafilatura import bare_extraction
     from trafilatura.utils import load_html
 
     logging.disable(logging.CRITICAL)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="ascii")
     print(READY, file=answers, flush=True)
-    # The parser's own words about a page are not for the user's terminal.
+    # Keep the parser's messages about pages off the user's terminal.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.dup2(nowhere, sys.stderr.fileno())
@@ -225,7 +225,7 @@ def run_process() -> None:
 
 
 def _with_code_in_one_line(tree: Any) -> Any:
-    """Return a page without line breaks in code within lines, as browsers show it; trafilatura makes blocks of them."""
+    """Return a page with inline code on one line, as browsers show it; trafilatura would make blocks of its lines."""
     for code in tree.iter(*CODE):
         if not any(above.tag == "pre" for above in code.iterancestors()) and code.find(".//pre") is None:
             for line_break in list(code.iter("br")):

@@ -1,14 +1,14 @@
-"""Fetch pages from the web: from public addresses only, each within its limits, or with the reason why not.
+"""Fetch pages from public addresses of the web, within limits; failures have a reason.
 
-A page, a redirect or a name server can name any address: the metadata server of a cloud, a router, this machine. So
-an address is judged by what it is (IANA's registries of special-purpose addresses), however it is written; NAT64 is
-judged by the IPv4 address inside. A host's name is resolved once for a connection, all its addresses are judged, and
-the connection goes to exactly one of those, so that no second look-up can give another (DNS rebinding). TLS and the
-Host header still have the name. Every request makes its own connection, and redirects are followed here, so that each
-is judged as the first URL was. No proxy, password or cookie is sent.
+A page, a redirect or a name server can name any address: a cloud's metadata server, a router, this machine. So the
+parsed address is checked (IANA's registries of special-purpose addresses), not its spelling; for NAT64 the IPv4 address
+inside. A host name is resolved once per connection, all its addresses are checked, and the connection goes to one of
+them, so that no second look-up can give another (DNS rebinding). TLS and the Host header still use the name. Every
+request opens a new connection, and redirects are followed here, so that each is checked like the first URL. No proxy,
+password or cookie is used.
 
 A page may be endless, slow, or compressed a thousandfold, so its time, bytes, header and redirects are bounded. A host
-is asked one thing at a time with a pause between. Without a robots.txt everything is allowed; if it cannot be read,
+gets one request at a time, with a pause between. Without a robots.txt everything is allowed; if it cannot be read,
 nothing is (RFC 9309).
 """
 
@@ -33,7 +33,7 @@ from replug.web.extraction import ACCEPTED, FetchFailed, unpacked
 
 # Addresses -----------------------------------------------------------------------------------------------------------
 
-# What `ipaddress` takes for global, though it is a relay, a tunnel or a cloud's metadata server (168.63.129.16).
+# Relays, tunnels and a cloud's metadata server (168.63.129.16), which `ipaddress` calls global.
 NOT_PUBLIC = [
     ipaddress.ip_network(one)
     for one in ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "2001::/23", "2002::/16", "3fff::/20")
@@ -42,7 +42,7 @@ GLOBAL_V6, NAT64 = ipaddress.IPv6Network("2000::/3"), ipaddress.IPv6Network("64:
 
 
 def is_public(address: str) -> bool:
-    """Return whether a numeric address belongs to the public internet; False for what is not an address."""
+    """Return whether a numeric address belongs to the public internet; False for other texts."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -61,7 +61,7 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
 def parse_url(url: str) -> httpx.URL | None:
-    """Return a URL without its part after #; None for what is not a URL of a web page."""
+    """Return a URL without its fragment; None if it is not the URL of a web page."""
     try:
         parsed = httpx.URL(urldefrag(url).url) if len(url) <= MAX_URL_CHARACTERS else None
         return parsed if parsed is not None and parsed.host else None
@@ -70,7 +70,7 @@ def parse_url(url: str) -> httpx.URL | None:
 
 
 def url_problem(url: httpx.URL, exempt: Collection[HostPort]) -> str | None:
-    """Return why a URL is not fetched, or None. Allowed: http and https, no password, the scheme's own port."""
+    """Return why a URL is not allowed, or None. Allowed: http and https, no password, the scheme's default port."""
     if url.scheme not in PORTS:
         return "url_scheme"
     if url.userinfo:
@@ -85,13 +85,13 @@ async def system_addresses(host: str, port: int) -> list[str]:
     """Resolve a host by the system's resolver, in its order. Raises FetchFailed."""
     try:
         addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a label that no name may have
+    except (OSError, UnicodeError) as error:  # UnicodeError: an invalid label
         raise FetchFailed("unknown_host") from error
     return list(dict.fromkeys(str(address[0]) for *_, address in addresses))
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
-    """Connect to public addresses, and to the `exempt` pairs of host and port, which the caller knows to be its own."""
+    """Connect to public addresses, and to the `exempt` pairs of host and port, the caller's own servers."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Raise FetchFailed if any address of the host is not public, and if none can be connected to."""
+        """Connect to the host. Raises FetchFailed if any of its addresses is not public, or none accepts."""
         addresses = await self._resolve(host, port)
         if (host, port) not in self._exempt and not all(map(is_public, addresses)):
             raise FetchFailed("forbidden_address")
@@ -118,7 +118,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
             try:
                 return await self._network.connect_tcp(address, port, timeout, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout):
-                continue  # try the next one of the same answer
+                continue  # try the next address of the same look-up
         raise FetchFailed("no_connection")
 
     async def sleep(self, seconds: float) -> None:
@@ -127,8 +127,8 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
 
 # Pages ---------------------------------------------------------------------------------------------------------------
 
-AGENT = "replug"  # the name for us in a robots.txt
-ROBOTS_MAX_BYTES = 512_000  # RFC 9309 asks for 500 KiB at least
+AGENT = "replug"  # our name in a robots.txt
+ROBOTS_MAX_BYTES = 512_000  # RFC 9309 requires 500 KiB at least
 CONTENT_TYPES = ("text/html", "application/xhtml+xml", "text/plain")
 USER_AGENT_LINE = re.compile(r"(\s*user[-\s]*agent[\s:]+)(.*)", re.IGNORECASE)
 REDIRECTS = (301, 302, 303, 307, 308)
@@ -142,20 +142,20 @@ HEADERS = [
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """Limits of each page, and `pages_at_once` of all together. Delays are between two requests to one host."""
+    """The limits of a page, and the number of `pages_at_once`. Delays are between two requests to one host."""
 
     seconds: float = 20.0
-    seconds_to_wait: float = 180.0  # for its turn, and all its redirects
-    max_bytes: int = 4 * 2**20  # as sent, and as unpacked
+    seconds_to_wait: float = 180.0  # including the wait for its turn and all redirects
+    max_bytes: int = 4 * 2**20  # compressed and decompressed
     redirects: int = 5
     pages_at_once: int = 8
     delay_seconds: float = 0.5
-    longest_delay_seconds: float = 10.0  # a site that asks for a longer one is not read
+    longest_delay_seconds: float = 10.0  # sites with a longer crawl delay are skipped
 
 
 @dataclass(frozen=True, slots=True)
 class Downloaded:
-    """An answer with its body unpacked. `location` is where a redirect leads, whose body is not read."""
+    """A response with its decompressed body. A redirect has its target in `location` and no body."""
 
     url: str
     status: int
@@ -165,9 +165,10 @@ class Downloaded:
 
 
 class Fetcher:
-    """Fetch pages that robots.txt allows. `exempt` are pairs of host and port that may be any address and port.
+    """Fetch pages that robots.txt allows. `exempt` pairs of host and port may have any address and port.
 
-    It remembers the rules of each host and when it was asked last. `session` opens it for one event loop.
+    It remembers the rules of each origin and the time of the next request to each host. `session` opens it for one
+    event loop.
     """
 
     def __init__(
@@ -185,9 +186,9 @@ class Fetcher:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator["Fetcher"]:
-        """Open the fetcher, which may then be asked for many pages at once."""
+        """Open the fetcher for concurrent calls of `fetch`."""
         self._places = asyncio.Semaphore(self._limits.pages_at_once)
-        self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of hosts, and of origins' rules
+        self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by host, and by robots.txt URL
         async with httpcore.AsyncConnectionPool(
             ssl_context=self._certificates,
             max_connections=self._limits.pages_at_once,
@@ -205,7 +206,7 @@ class Fetcher:
             raise FetchFailed("no_turn") from error
 
     async def _follow(self, url: str, is_page: bool = True) -> Downloaded:
-        """Follow redirects within one time for all of them; robots.txt itself is read without rules."""
+        """Follow redirects within one shared time limit; robots.txt itself is read without rules."""
         seen: set[str] = set()
         seconds = self._limits.seconds
         while url not in seen:
@@ -228,7 +229,7 @@ class Fetcher:
         raise FetchFailed("redirect_loop")
 
     async def _check_robots(self, url: httpx.URL) -> None:
-        """Raise FetchFailed if the rules of the URL's origin, which are asked for once, forbid it."""
+        """Raise FetchFailed if the rules of the URL's origin, which are fetched once, forbid it."""
         origin = _robots_url(url)
         async with self._locks[origin]:
             if origin not in self._robots:
@@ -253,7 +254,7 @@ class Fetcher:
         return Protego.parse("") if 400 <= answer.status < 500 else None
 
     async def _ask(self, url: httpx.URL, seconds: float, is_page: bool) -> tuple[Downloaded, float]:
-        """Wait for the host's turn and a free place; return the answer and the seconds that it took."""
+        """Wait for the host's turn and a free place; return the response and the seconds it took."""
         async with self._locks[url.host]:
             await asyncio.sleep(self._next_turns[url.host] - time.monotonic())
             async with self._places:
@@ -299,9 +300,10 @@ class Fetcher:
 
 
 def parse_robots(text: str) -> Protego:
-    """Return the rules, with all agents whose names mean others as one: Protego copies rules to each agent of a group.
+    """Return the rules, with all other agents under one name.
 
-    Thousands of names above thousands of rules would keep the event loop busy for minutes.
+    Protego copies rules to each agent of a group: thousands of names above thousands of rules would keep the event loop
+    busy for minutes.
     """
 
     def ours(line: str) -> str:
@@ -313,7 +315,7 @@ def parse_robots(text: str) -> Protego:
             name = name if name and name in AGENT else "another"
         return f"{match[1]}{name}"
 
-    return Protego.parse("\n".join(map(ours, text.splitlines())))  # the lines that Protego sees
+    return Protego.parse("\n".join(map(ours, text.splitlines())))  # the same lines as Protego splits
 
 
 def _robots_url(url: httpx.URL) -> str:
@@ -321,6 +323,6 @@ def _robots_url(url: httpx.URL) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Name a broken exchange; h11 marks a header that is too long by the status that would answer it."""
+    """Name a broken exchange; h11 marks an oversized header by its status, 431."""
     cause = error.__cause__ or error.__context__
     return "header_too_large" if getattr(cause, "error_status_hint", 0) == 431 else "broken_connection"

@@ -1,7 +1,7 @@
-"""Passages of pages and of a corpus's documents, ordered by TF-IDF. Nothing here reaches for the web.
+"""Passages of pages and of a corpus's documents, ordered by TF-IDF. Nothing here uses the network.
 
-A passage is up to six sentences (Lazaridou et al. 2022, section 3.1). p_tfidf(p|q) is the TF-IDF cosine over the sum of
-the cosines of the passages that are kept, not a softmax; documents are the passages of this question.
+A passage is up to six sentences (Lazaridou et al. 2022, section 3.1). p_tfidf(p|q) is a passage's share of the sum of
+TF-IDF cosines over the kept passages, not a softmax; document frequencies count the question's passages.
 """
 
 import re
@@ -14,8 +14,8 @@ import numpy as np
 from replug.models.ensemble import Retrieved, document_weights
 
 SENTENCES_PER_PASSAGE = 6
-# At most 500 characters are cut into sentences at once, since the time grows with their square: the rest of a
-# line, or up to the last end of a sentence, or to white space.
+# Sentence splitting takes quadratic time, so pieces have at most 500 characters: the rest of a line, or up to the last
+# end of a sentence, or to white space.
 PIECE = re.compile(r"\S.{0,499}$|\S.{0,498}[.!?](?=\s)|\S.{0,499}(?=\s)|\S.{0,499}")
 MAX_PASSAGE_BYTES = 2048  # some 500 tokens of English; a tokenizer of bytes makes no more tokens than bytes
 
@@ -24,9 +24,9 @@ MAX_PASSAGE_BYTES = 2048  # some 500 tokens of English; a tokenizer of bytes mak
 class Passage:
     """A few sentences of one page, or a document.
 
-    `fetched` is the ISO date on which the page was kept, None for a local corpus; `rank` is its page's in the engine's
-    results. `cosine` is the similarity to the question: of TF-IDF vectors with `probability` = p_tfidf(p|q), the share
-    of the cosines' sum; or a retriever's with `probability` the softmax of the similarities (REPLUG, section 3.2).
+    `fetched` is the ISO date of the page, None for a local corpus; `rank` is the page's rank in the search results.
+    `cosine` is the similarity to the question: either of TF-IDF vectors, with `probability` = p_tfidf(p|q), or the
+    retriever's, with `probability` the softmax of the similarities (REPLUG, section 3.2).
     """
 
     text: str
@@ -41,10 +41,10 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class FoundEvidence:
-    """The passages for a question: best cosine first, ties by rank, then by place.
+    """The passages for a question: best cosine first, ties by rank, then by position.
 
-    `failures` counts, by reason, pages that gave nothing and searches that an engine refused. `pages` are the texts
-    that passages are cut from, in the engine's order.
+    `failures` counts failed pages and refused searches by reason. `pages` are the texts of the pages, in the engine's
+    order.
     """
 
     passages: tuple[Passage, ...]
@@ -53,7 +53,7 @@ class FoundEvidence:
 
 
 def passages_of_documents(documents: Sequence[Retrieved], temperature: float = 1.0) -> list[Passage]:
-    """Return retrieved documents, each as a whole passage, the most similar first."""
+    """Return retrieved documents as whole passages, in the given order, best first."""
     weights = document_weights([document.similarity for document in documents], temperature).tolist()
     return [
         Passage(one.text, f"document:{one.id}", "", None, rank, one.similarity, weight, one.id)
@@ -62,14 +62,14 @@ def passages_of_documents(documents: Sequence[Retrieved], temperature: float = 1
 
 
 def first_passages(passages: Sequence[Passage], k: int) -> list[Passage]:
-    """Return the first `k` with weights that sum to 1: shares of theirs, equal if these are all 0."""
+    """Return the first `k` with probabilities normalised to sum to 1; equal if all are 0."""
     kept = passages[:k]
     total = sum(passage.probability for passage in kept)
     return [replace(passage, probability=passage.probability / total if total else 1 / len(kept)) for passage in kept]
 
 
 def found_in_documents(question: str, documents: Sequence[Retrieved], max_passages: int) -> FoundEvidence:
-    """Return the passages of a corpus's documents, the most similar of which come first."""
+    """Return the passages nearest to a question, cut from retrieved documents (best first)."""
     passages = passages_of_documents(documents)
     first = {passage.text: passage for passage in reversed(passages)}
     whole = [passage for passage in passages if first[passage.text] is passage]
@@ -78,20 +78,20 @@ def found_in_documents(question: str, documents: Sequence[Retrieved], max_passag
 
 
 def nearest_passages(question: str, whole: Sequence[Passage], most: int, failures: Mapping[str, int]) -> FoundEvidence:
-    """Cut whole pages or documents into passages, and keep those nearest to the question by TF-IDF."""
+    """Cut whole pages or documents into passages, and keep the `most` nearest to the question by TF-IDF."""
     texts = tuple(one.text for one in whole)
     parts = [replace(one, text=text) for one in whole for text in split_passages(one.text, SENTENCES_PER_PASSAGE)]
     if not parts:
         return FoundEvidence((), dict(sorted(failures.items())), texts)
     cosines = tfidf_cosines(question, [part.text for part in parts])
-    best = np.argsort(-cosines, kind="stable")[:most]  # stable: by rank, then place
+    best = np.argsort(-cosines, kind="stable")[:most]  # stable: ties by rank, then position
     nearest = zip(best.tolist(), cosines[best].tolist(), tfidf_probabilities(cosines[best]).tolist(), strict=True)
     passages = tuple(replace(parts[row], cosine=cosine, probability=share) for row, cosine, share in nearest)
     return FoundEvidence(passages, dict(sorted(failures.items())), texts)
 
 
 def split_passages(text: str, sentences_per_passage: int) -> list[str]:
-    """Return texts of at most `sentences_per_passage` sentences and MAX_PASSAGE_BYTES; white space is single."""
+    """Return passages of at most `sentences_per_passage` sentences and MAX_PASSAGE_BYTES, with single spaces."""
     import sentencex
 
     sentences = [
@@ -101,7 +101,7 @@ def split_passages(text: str, sentences_per_passage: int) -> list[str]:
         for sentence in sentencex.segment("en", piece)
     ]
     passages: list[str] = []
-    num = sentences_per_passage  # sentences of the last passage
+    num = sentences_per_passage  # sentences in the last passage
     for sentence in filter(None, sentences):
         longer = f"{passages[-1]} {sentence}" if num < sentences_per_passage else ""
         if longer and len(longer.encode(errors="replace")) <= MAX_PASSAGE_BYTES:
@@ -125,6 +125,6 @@ def tfidf_cosines(question: str, passages: Sequence[str]) -> np.ndarray:
 
 
 def tfidf_probabilities(cosines: np.ndarray) -> np.ndarray:
-    """Return p_tfidf(p|q) [N]: shares of the sum; equal ones if all are 0."""
+    """Return p_tfidf(p|q) [N]: shares of the sum; equal if all are 0."""
     total = cosines.sum()
     return cosines / total if total > 0 else np.full(len(cosines), 1.0 / max(1, len(cosines)))

@@ -147,7 +147,7 @@ def test_a_question_that_is_a_document_itself_does_not_find_itself(evaluate, tmp
         file.write("d16\td24\t1\nd9\td9\t1\n")
     given = (f"questions.path={beir}", f"data.corpus={beir}", "methods=[random,bm25]")
     _, printed = evaluate("retrieval", tmp_path / "out", *given)
-    assert "documents themselves, by id and words: 1; none finds itself" in printed
+    assert "questions that are also documents, by id and words: 1; none finds itself" in printed
     found = [line.split()[::2][:2] for line in (tmp_path / "out/runs/bm25.trec").read_text().splitlines()]
     assert ["d16", "d16"] not in found and ["d9", "d9"] in found
     assert sum(query == "d16" for query, _ in found) == 29

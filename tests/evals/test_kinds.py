@@ -45,7 +45,7 @@ def test_every_kind_has_a_configuration_under_its_name_that_lacks_models_questio
         (["evaluation=mmlu"], "questions.path is missing"),
         (
             ["methods=[genread]"],
-            "genread writes a document for a question; evaluation=language_modelling asks the LM none",
+            "genread writes a document for a question; evaluation=language_modelling asks the LM no questions",
         ),
         (
             ["evaluation=retrieval", "questions.path=x", "methods=[bm25]", "data.corpus=x"],
@@ -57,7 +57,7 @@ def test_every_kind_has_a_configuration_under_its_name_that_lacks_models_questio
         ),
         (["texts.path=null"], "texts.path is missing"),
         ([*HELDOUT, "texts.scored_tokens=64"], "texts.scored_tokens is set, but held-out texts are measured as they"),
-        ([*HELDOUT, "methods=[none,long_context]"], "methods: long_context reads on in whole texts"),
+        ([*HELDOUT, "methods=[none,long_context]"], "methods: long_context needs whole texts"),
         (
             ["evaluation=mmlu", "questions.path=x", "methods=[bm25/posterior]", "data.corpus=x", "ensemble.read=0"],
             "bm25/posterior; an answer of mmlu is one letter, .* expected ensemble.read above 0",

@@ -235,5 +235,5 @@ def test_lines_say_the_headroom_and_the_shares_of_as_many_documents_mixed_alike(
     assert [line.split(":")[0] for line in lines[:-1]] == [
         f"Headroom of {name}" for name in ("random", "replug", "replug@3/even", "lsr", "lsr@2", "lsr@3/even")
     ]
-    assert lines[-1] == "lsr gets 50% of what weights by the LM's own scores would gain over replug."
+    assert lines[-1] == "lsr gets 50% of the gain of weights by the LM's own scores over replug."
     assert headroom_lines({}) == []
