@@ -2,16 +2,16 @@
 
 An example is in the corpus if a document comes from its source, equals one of its texts (ignoring white space and
 case), or shares an n-gram with one, as in preparing a set (`data.prepare.assembly`). N-grams have 13 words (Brown et
-al. 2020); shorter texts, down to 8 words, are compared whole. An n-gram is no leak if the number of documents with it
-is at least half the number of sources in the corpus, as for a footer. The task names the texts to compare: an example
-with its continuation, a question, its choices, its answers.
+al. 2020); shorter texts, down to 8 words, are compared whole. An n-gram in half of the corpus's sources is no leak,
+such as a footer. The task names the texts to compare: an example with its continuation, a question, its choices, its
+answers.
 
 The hashes of the examples stay in memory during one pass over the corpus. leakage.json has the result.
 """
 
 import hashlib
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -82,23 +82,25 @@ def find_overlaps(
     for n, hashes, row in given:
         for known in hashes.tolist():
             rows_of.setdefault(n, {}).setdefault(known, set()).add(row)
-    num_holding: Counter[int] = Counter()  # hash -> number of documents with it
+    sources_of: defaultdict[int, set[int]] = defaultdict(set)  # hash -> hashed sources with it
     holds: set[tuple[int, int]] = set()  # (row, hash of it in some document)
     matches: dict[str, set[int]] = {reason: set() for reason in REASONS}
     sources: set[int] = set()
     for document in documents:
+        source = hash64(document.source)
         if len(sources) < MOST_SOURCES:
-            sources.add(hash64(document.source))
+            sources.add(source)
         own_rows = set(by_source.get(document.source, ()))
         left_out = own_rows if excludes_own else set()
         matches[SOURCE] |= own_rows
         matches[EQUAL] |= set(by_text.get(content_hash(document.text), ())) - left_out
         for n, known_rows in rows_of.items():
             for known in known_rows.keys() & set(ngram_hashes(document.text, n).tolist()):
-                num_holding[known] += 1
+                if len(sources_of[known]) < MOST_SOURCES:
+                    sources_of[known].add(source)
                 holds.update((row, known) for row in known_rows[known] - left_out)
     limit = common_from(len(sources))
-    common = np.array(sorted(known for known, count in num_holding.items() if count >= limit), np.uint64)
+    common = np.array(sorted(known for known, own in sources_of.items() if len(own) >= limit), np.uint64)
     for n, hashes, row in given:
         if any((row, known) in holds for known in without_common(hashes, n, common).tolist()):
             matches[NGRAM].add(row)

@@ -63,6 +63,8 @@ def test_words_that_half_of_the_sources_hold_are_no_leak_and_a_copy_beside_them_
     assert find_overlaps(items, texts, documents).reasons == {}
     copy = document("copy", f"{words(8, 20)} {footer}", "c")
     assert find_overlaps(items, texts, [*documents, copy]).reasons == {"copied": ["equal text", "n-gram"]}
+    chunks = [document(f"f{i}", f"{words(i + 150, 20)} {LONG}", "one") for i in range(9)]  # of one source of ten
+    assert find_overlaps(EXAMPLES[1:], [(LONG,), *TEXTS[2:]], [*documents[9:], *chunks]).reasons == {"free": ["n-gram"]}
     few = find_overlaps(items, texts, documents[:4])
     assert few.reasons == {"alike": ["n-gram"], "copied": ["n-gram"]}
 
