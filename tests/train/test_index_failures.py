@@ -79,7 +79,7 @@ class Trainer:
         service.commit(version)
 
     def new_control(self) -> RefreshController:
-        workers = SimpleNamespace(index=self.service, submit_examples=None)
+        workers = SimpleNamespace(index=self.service, lm=SimpleNamespace(submit_examples=print), template=None)
         parts = (self.config, self.data, self.encoder, workers, None, StepClock(), lambda: None)
         return LiveBatches(*parts)._refresh
 
