@@ -97,11 +97,11 @@ def test_an_index_answers_by_the_ensemble_of_its_documents(replug, index):
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["ensemble.weights=similarity", "ensemble.prune=0.1"], "ensemble.prune is 0.1, and weights=similarity stay"),
+        (["ensemble.weights=similarity", "ensemble.prune=0.1"], "ensemble.prune is 0.1, but weights=similarity"),
         (["ensemble.prune=0.1", "--k", "0"], "ensemble.prune has no effect here; it is for passages, and --k 0"),
         (["ensemble.prune=1.5"], "ensemble.prune is 1.5"),
         (["ensemble.share=0.1"], "ensemble.share"),
-        (["ensemble.weights=similarity", "ensemble.read=8"], "ensemble.read is 8, and weights=similarity stay"),
+        (["ensemble.weights=similarity", "ensemble.read=8"], "ensemble.read is 8, but weights=similarity"),
     ],
 )
 def test_keys_of_weights_without_effect_are_refused(replug, index, typed, message):

@@ -101,7 +101,7 @@ def test_each_retriever_is_fitted_by_its_largest_ensemble_on_development_texts_a
     assert len(searched) == 1 and not again.calls
     folder = EvaluationFolder(tmp_path / "out")
     folder.temperatures.write_text(folder.temperatures.read_text().replace("0.", "1.", 1))
-    with pytest.raises(UserError, match=r"damaged.*settled again"):
+    with pytest.raises(UserError, match=r"temperatures.json is damaged"):
         settle(config, with_dev, tmp_path, again)
 
 
