@@ -181,15 +181,16 @@ class LateSearcher:
         return np.full((len(queries), k), version), np.zeros((len(queries), k), np.float32)
 
 
+@pytest.mark.slow
 def test_a_searcher_that_hangs_is_waited_for_once():
     late = ray.remote(num_cpus=0)(LateSearcher)
     hanging, working, other = (late.remote(seconds) for seconds in (600, 0, 0))
     ray.get([actor.__ray_ready__.remote() for actor in (hanging, working, other)], timeout=300)
     actors = {0: [hanging, working], 1: [other]}
-    with closing(SearcherGroup(lambda shard: actors[shard].pop(0), 2, timeout_seconds=2)) as group:
+    with closing(SearcherGroup(lambda shard: actors[shard].pop(0), 2, timeout_seconds=5)) as group:
         began = time.monotonic()
         assert group.search(7, np.zeros((3, 4), np.float32), 5)[0].tolist() == [[7] * 5] * 3
-        assert 2 <= time.monotonic() - began < 4
+        assert 5 <= time.monotonic() - began < 9
         assert group.actors == [working, other]
 
 
