@@ -140,7 +140,7 @@ def test_the_newest_whole_checkpoint_is_taken_and_a_torn_one_is_named(run, capsy
 
 
 def test_a_checkpoint_whose_index_version_is_gone_is_skipped_unless_only_its_weights_are_wanted(run, capsys):
-    """As two runs in one folder left it, each of which removed the other's versions."""
+    """Two runs in one folder removed each other's versions."""
     checkpoint(run, 8)
     shutil.rmtree(run.index / "v000000")
     begin(VersionStore(run.index), version=0)
