@@ -10,7 +10,6 @@ A row has the text (`id`, `domain`, `source`, `context`, `continuation`; `query`
 `num_tokens` of the continuation, and lists over its K candidates, the nearest of the retriever first:
 
 doc_ids, doc_rows        the document, and its row in the corpus
-found_by, ranks          its search (dense or hits, bm25, random), and its rank there (from 1)
 similarities             by the retriever at the time of labelling
 sum_logprobs             of the continuation after document and context, nats
 
@@ -32,7 +31,6 @@ from replug.data.records import NO_INDEX, RetrievedBatch, ScoredBatch
 from replug.data.shards import write_parquet
 
 SPLITS = ("queries", "dev")
-SEARCHES = ("dense", "bm25", "random", "hits")
 ROWS_PER_GROUP = 256
 TEXT_FIELDS = ("id", "domain", "source", "context", "continuation")
 SCHEMA = pa.schema(
@@ -41,8 +39,6 @@ SCHEMA = pa.schema(
         ("num_tokens", pa.int32()),
         ("doc_ids", pa.list_(pa.string())),
         ("doc_rows", pa.list_(pa.int64())),
-        ("found_by", pa.list_(pa.string())),
-        ("ranks", pa.list_(pa.int32())),
         ("similarities", pa.list_(pa.float32())),
         ("sum_logprobs", pa.list_(pa.float64())),
     ]

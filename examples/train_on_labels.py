@@ -1,6 +1,6 @@
 """Train four kinds of models on one labelling, with sentence-transformers alone.
 
-    replug prepare own_data_online --labels labels/mine --sentence-transformers labels/mine.parquet ...
+    replug.label("RETRIEVER", "LM", source="docs/", out="labels/mine").to_parquet("labels/mine.parquet")  # in Python
     python examples/train_on_labels.py labels/mine.parquet BASE OUT --steps 100
 
 The LM has scored each query's candidates once. The four models are a bi-encoder, a cross-encoder (reranker), a sparse
@@ -57,7 +57,7 @@ def colbert(base, labelled, **settings):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("labels", help="Parquet of --sentence-transformers")
+    parser.add_argument("labels", help="Parquet of the rows of replug.label")
     parser.add_argument("base", help="folder or hub name of an encoder")
     parser.add_argument("out", help="folder for the four models")
     parser.add_argument("--steps", type=int, default=100)

@@ -163,9 +163,6 @@ def label(
     given = _Given.of(retriever, lm, data, run_dir)
     loaded = load_config(_file_of(config), [*given.keys, *_dotted(overrides)])
     with _running(given, loaded.run_dir):
-        import pyarrow as pa
-        from datasets import Dataset
-
         from replug.models.preparing import prepared_set
         from replug.train.labels import distill_kl_rows
         from replug.train.labels import label as make_labels
@@ -174,8 +171,7 @@ def label(
         check_paths(loaded)
         labels = make_labels(loaded, Path(out).expanduser())
         documents = prepared_set(loaded, RunDirectory(Path(loaded.run_dir).expanduser()).data).corpus
-        schema, rows = distill_kl_rows(labels, documents, loaded.loss)
-        return Dataset(pa.Table.from_batches([pa.RecordBatch.from_pylist(list(rows), schema)], schema))
+        return distill_kl_rows(labels, documents, loaded.loss)
 
 
 def evaluate(

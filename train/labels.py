@@ -14,13 +14,12 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from replug.cluster.interruption import Interruption
 from replug.config.errors import RunError, UserError
@@ -28,15 +27,7 @@ from replug.config.rules import labelling_problems
 from replug.config.schema import Config, LabelConfig, LossConfig
 from replug.data.files import file_sha256
 from replug.data.folder import sole_writer
-from replug.data.labels import (
-    SEARCHES,
-    TEXT_FIELDS,
-    LabelOrigin,
-    Labels,
-    labels_folder,
-    schema_of,
-    write_labels,
-)
+from replug.data.labels import TEXT_FIELDS, LabelOrigin, Labels, labels_folder, schema_of, write_labels
 from replug.data.progress import Progress, Stages
 from replug.data.records import Example
 from replug.data.row_files import read_run, rows_sha256
@@ -61,6 +52,9 @@ from replug.train.pipeline import score_in_calls
 from replug.train.run_dir import RunDirectory
 from replug.train.workers import Workers, start_workers
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
 log = logging.getLogger(__name__)
 
 Scores = list[ContinuationScore] | np.ndarray  # scores of pairs [N], or their sums and numbers of tokens [N, 2]
@@ -69,7 +63,6 @@ Allowed = Callable[[int, np.ndarray], np.ndarray]  # row of a text, documents ->
 CALLS_IN_FLIGHT = 8
 TEXTS_PER_SEARCH = 256
 SMALL = 4096  # documents of a corpus that is drawn from in one permutation
-DENSE, BM25, RANDOM, HITS = range(4)  # places in `data.labels.SEARCHES`
 ROWS = "rows"  # of label.hits: the candidates that the examples bring
 
 
@@ -152,15 +145,6 @@ def retriever_identity(encoder: Encoder) -> str:
 # Candidates --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Holds the candidates [N, K] of N texts, the search that gave each, and its rank there from 1."""
-
-    doc_rows: np.ndarray
-    found_by: np.ndarray
-    ranks: np.ndarray
-
-
 def mix_candidates(
     wanted: LabelConfig,
     *,
@@ -170,8 +154,8 @@ def mix_candidates(
     seed: int,
     allowed: Allowed,
     spare: np.ndarray | None = None,
-) -> Candidates | None:
-    """Return the candidates of every text from ranked search results: `dense` [N, dense], `bm25` [N, any number].
+) -> np.ndarray | None:
+    """Return the candidates [N, K] of every text from search results: `dense` [N, dense], `bm25` [N, any number].
 
     BM25 gives -1 where no more documents share a word with a text; the nearest of `spare` [N, dense + bm25] replace
     them. Returns None where a deeper search of BM25 may give the missing documents. Raises UserError where the corpus
@@ -180,57 +164,30 @@ def mix_candidates(
     total = wanted.dense + wanted.bm25 + wanted.random
     texts = []
     for row in range(len(dense)):
-        nearest = dense[row][: wanted.dense].tolist()
-        chosen = {doc: (DENSE, rank) for rank, doc in enumerate(nearest, 1)}
+        chosen: dict[int, None] = dict.fromkeys(dense[row][: wanted.dense].tolist())
         of_bm25 = bm25[row][bm25[row] >= 0]
-        missing = _choose(chosen, BM25, [of_bm25], wanted.bm25, row, allowed)
+        missing = _choose(chosen, [of_bm25], wanted.bm25, row, allowed)
         if missing and len(of_bm25) == bm25.shape[1] < num_documents:
             return None
-        _choose(chosen, DENSE, [] if spare is None else [spare[row]], missing, row, allowed)
+        _choose(chosen, [] if spare is None else [spare[row]], missing, row, allowed)
         drawn = _drawn(num_documents, wanted.random, np.random.default_rng([seed, row]))
-        _choose(chosen, RANDOM, drawn, wanted.random, row, allowed)
+        _choose(chosen, drawn, wanted.random, row, allowed)
         if len(chosen) < total:
             raise UserError(f"label: {num_documents} documents are too few for {total} candidates of a text")
-        texts.append(([*chosen], *zip(*chosen.values(), strict=True)))
-    return Candidates(*(np.array(column, np.int64) for column in zip(*texts, strict=True)))
+        texts.append([*chosen])
+    return np.array(texts, np.int64)
 
 
-def _choose(
-    chosen: dict[int, tuple[int, int]],
-    search: int,
-    offered: Iterable[np.ndarray],
-    count: int,
-    row: int,
-    allowed: Allowed,
-) -> int:
-    """Choose the first `count` new and allowed documents; returns the number still missing.
-
-    Each is stored with its search and its rank there; random documents are ranked in the order of choice.
-    """
-    rank = 0
+def _choose(chosen: dict[int, None], offered: Iterable[np.ndarray], count: int, row: int, allowed: Allowed) -> int:
+    """Choose the first `count` new and allowed documents; returns the number still missing."""
     for docs in offered if count else ():
         for doc, is_allowed in zip(docs.tolist(), allowed(row, docs).tolist(), strict=True):
-            rank += is_allowed and doc not in chosen if search == RANDOM else 1
             if is_allowed and doc not in chosen:
-                chosen[doc] = search, rank
+                chosen[doc] = None
                 count -= 1
             if not count:
                 return 0
     return count
-
-
-def any_document(row: int, doc_rows: np.ndarray) -> np.ndarray:
-    """Allow every document."""
-    return np.ones(len(doc_rows), bool)
-
-
-def other_sources(sources_of: Callable[[np.ndarray], list[str]], exclude: Sequence[str | None]) -> Allowed:
-    """Allow documents from other sources than the text's own."""
-
-    def allowed(row: int, doc_rows: np.ndarray) -> np.ndarray:
-        return np.array([source != exclude[row] for source in sources_of(doc_rows)], bool)
-
-    return allowed
 
 
 def _drawn(num_documents: int, count: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
@@ -244,8 +201,8 @@ def _drawn(num_documents: int, count: int, rng: np.random.Generator) -> Iterator
 
 def find_candidates(
     config: Config, data: PreparedSet, index: IndexService, encoder: Encoder, store: ExampleStore
-) -> tuple[Candidates, np.ndarray]:
-    """Return the candidates of all texts and their similarities [N, K] float32 to `encoder`'s queries.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the candidates [N, K] of all texts and their similarities [N, K] float32 to `encoder`'s queries.
 
     Index version 0 belongs to `encoder`. BM25 searches deeper until every text has enough candidates.
     """
@@ -256,6 +213,11 @@ def find_candidates(
     queries = [example.query for example in examples]
     vectors = _in_parts(len(queries), lambda part: encoder.encode_query(queries[part]).numpy())
     require_finite_vectors(vectors, [example.id for example in examples])
+
+    def allowed(row: int, doc_rows: np.ndarray) -> np.ndarray:
+        if exclude is None:
+            return np.ones(len(doc_rows), bool)
+        return np.array([source != exclude[row] for source in corpus.sources(doc_rows)], bool)
 
     def nearest(k: int) -> np.ndarray:
         """Return the rows [N, k] of the nearest documents that are not of the text's own source."""
@@ -276,23 +238,20 @@ def find_candidates(
             bm25=bm25,
             num_documents=len(corpus),
             seed=config.seed,
-            allowed=any_document if exclude is None else other_sources(corpus.sources, exclude),
+            allowed=allowed,
             spare=nearest(label.dense + label.bm25) if (bm25 < 0).any() else None,
         )
         depth *= 2
-    num_bm25 = label.bm25 * len(queries)
-    if missing := num_bm25 - int((candidates.found_by == BM25).sum()):
-        log.info(
-            f"{missing:,} of {num_bm25:,} candidates of BM25 are the next nearest documents instead: no more documents "
-            "share a word with their texts"
-        )
-    if label.hits is not None:
-        candidates.found_by[:, : label.dense] = HITS
     plan = index.store.plan(0)
     take = BlockVectors(0, index.store.open_vectors(plan, range(plan.num_files)), plan.dim).take
     if isinstance(corpus, StoredCorpus):
         take = partial(corpus.vectors, similarity=encoder.similarity)
-    return candidates, similarities(vectors, candidates.doc_rows, take)
+
+    def products(part: slice) -> np.ndarray:
+        documents = take(candidates[part]).astype(np.float64)
+        return np.einsum("bd,bkd->bk", vectors[part].astype(np.float64), documents).astype(np.float32)
+
+    return candidates, _in_parts(len(vectors), products)
 
 
 def _bm25(corpus: CorpusStore, queries: Sequence[str], depth: int) -> np.ndarray:
@@ -334,16 +293,6 @@ def hits_of(label: LabelConfig, corpus: CorpusStore, examples: Sequence[Example]
     return np.array(rows, np.int64).reshape(len(examples), label.dense)
 
 
-def similarities(queries: np.ndarray, doc_rows: np.ndarray, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Return inner products [N, K] float32 of query vectors [N, D] and the stored vectors of their documents."""
-
-    def products(part: slice) -> np.ndarray:
-        documents = take(doc_rows[part]).astype(np.float64)
-        return np.einsum("bd,bkd->bk", queries[part].astype(np.float64), documents).astype(np.float32)
-
-    return _in_parts(len(queries), products)
-
-
 # Scores ------------------------------------------------------------------------------------------------------------
 
 
@@ -353,7 +302,7 @@ def label_rows(
     corpus: CorpusStore,
     check: Callable[[], None],
     store: ExampleStore,
-    candidates: Candidates,
+    candidates: np.ndarray,
     similarities: np.ndarray,
     with_tokens: bool,
 ) -> Iterator[dict[str, Any]]:
@@ -365,11 +314,11 @@ def label_rows(
     alone: list[str | None] = [None] if with_tokens else []
 
     def load(rows: range) -> tuple[Sequence[Example], list[list[str | None]]]:
-        return store.examples(rows), [[*alone, *corpus.texts(candidates.doc_rows[row])] for row in rows]
+        return store.examples(rows), [[*alone, *corpus.texts(candidates[row])] for row in rows]
 
     submit: Callable[..., Future] = lm.submit if with_tokens else lm.submit_sums
     calls = score_in_calls(submit, template, len(store), load, CALLS_IN_FLIGHT, check)
-    what, pairs = "development texts" if with_tokens else "training texts", len(alone) + candidates.doc_rows.shape[1]
+    what, pairs = "development texts" if with_tokens else "training texts", len(alone) + candidates.shape[1]
     progress = Progress(what, len(store), work=("pairs", pairs))
     for rows, scores in calls:
         per_text = len(scores) // len(rows)
@@ -377,9 +326,7 @@ def label_rows(
             own = scores[place * per_text : (place + 1) * per_text]
             yield {
                 **{name: getattr(example, name) for name in (*TEXT_FIELDS, "query")},
-                **_score_columns(corpus, example.id, candidates.doc_rows[row], own),
-                "found_by": [SEARCHES[search] for search in candidates.found_by[row]],
-                "ranks": candidates.ranks[row],
+                **_score_columns(corpus, example.id, candidates[row], own),
                 "similarities": similarities[row],
             }
         progress.advance(len(rows))
@@ -414,9 +361,7 @@ def _require_comparable(text: str, documents: Sequence[str], sums: np.ndarray) -
 # Export for other trainers -----------------------------------------------------------------------------------------
 
 
-def distill_kl_rows(
-    labels: Labels, corpus: CorpusStore, loss: LossConfig
-) -> tuple[pa.Schema, Iterator[dict[str, Any]]]:
+def distill_kl_rows(labels: Labels, corpus: CorpusStore, loss: LossConfig) -> "Dataset":
     """Return the training texts for sentence-transformers' `DistillKLDivLoss`: a column for each passage.
 
         query, passage_1, …, passage_K, label (the K teacher scores)
@@ -425,20 +370,11 @@ def distill_kl_rows(
     score is gamma * z / beta: with `temperature=gamma` and `similarity_fct=pairwise_cos_sim` the teacher is Q and the
     student P_R (REPLUG, section 4), and the loss ours times gamma².
     """
-    passages = [f"passage_{number}" for number in range(1, labels.origin.num_candidates + 1)]
+    rows = [*labels.rows("queries")]
+    columns = zip(*(corpus.texts(np.array(row["doc_rows"])) for row in rows), strict=True)
     scores = document_scores(labels.scores("queries"), loss.lm_score.value) * loss.gamma / loss.beta
+    from datasets import Dataset
 
-    def rows() -> Iterator[dict[str, Any]]:
-        for row, of in zip(labels.rows("queries"), scores, strict=True):
-            texts = corpus.texts(np.array(row["doc_rows"]))
-            query = row.get("query") or row["context"]  # the query of the retrieval
-            yield {"query": query, **dict(zip(passages, texts, strict=True)), "label": of}
-
-    texts = [(name, pa.string()) for name in ("query", *passages)]
-    return pa.schema([*texts, ("label", pa.list_(pa.float32()))]), rows()
-
-
-def write_distill_kl(path: Path, labels: Labels, corpus: CorpusStore, loss: LossConfig) -> None:
-    """Write the texts of `distill_kl_rows` as Parquet."""
-    schema, rows = distill_kl_rows(labels, corpus, loss)
-    write_labels(path, rows, schema)
+    passages = {f"passage_{number}": [*texts] for number, texts in enumerate(columns, 1)}
+    queries = [row.get("query") or row["context"] for row in rows]  # the queries of the retrieval
+    return Dataset.from_dict({"query": queries, **passages, "label": scores.astype(np.float32)})

@@ -27,9 +27,6 @@ def prepare(
     labels: Annotated[
         Path | None, typer.Option(help="Score candidates of every training example with the LM, into this folder.")
     ] = None,
-    sentence_transformers: Annotated[
-        Path | None, typer.Option(help="With --labels: also write Parquet for sentence-transformers' DistillKLDivLoss.")
-    ] = None,
     example: Annotated[
         Path | None, typer.Option(help="Write sixty example rows in the format of your own data into this folder.")
     ] = None,
@@ -49,8 +46,6 @@ def prepare(
         return
     if config is None:
         raise UserError("CONFIG is missing; expected a YAML file or the name of a shipped one, or --example DIR")
-    if sentence_transformers is not None and labels is None:
-        raise UserError("--sentence-transformers writes labels in another form; expected --labels DIR too")
     loaded = load_for_run(
         config,
         with_short_keys(overrides, source, retriever, lm),
@@ -63,7 +58,9 @@ def prepare(
     if index:
         make_index(loaded)
     if labels is not None:
-        _make_labels(loaded, labels.expanduser(), sentence_transformers)
+        from replug.train.labels import label
+
+        print(f"labels: {label(loaded, labels.expanduser()).folder}")
     elif not index:
         from replug.models.preparing import prepared_set
         from replug.train.run_dir import RunDirectory
@@ -98,19 +95,6 @@ def make_index(config: Config) -> None:
             build_version(laid_out, encoder, data, service, IndexState(0, 0))
             service.close()
     print(json.dumps({"index": str(run.index), "documents": len(data.corpus), "kind": config.index.kind}))
-
-
-def _make_labels(config: Config, out: Path, sentence_transformers: Path | None) -> None:
-    from replug.models.preparing import prepared_set
-    from replug.train.labels import label, write_distill_kl
-    from replug.train.run_dir import RunDirectory
-
-    labels = label(config, out)
-    print(f"labels: {labels.folder}")
-    if sentence_transformers is not None:
-        data = prepared_set(config, RunDirectory(Path(config.run_dir).expanduser()).data)
-        write_distill_kl(sentence_transformers, labels, data.corpus, config.loss)
-        print(f"exported: {sentence_transformers}")
 
 
 def _write_example(out: Path) -> None:

@@ -63,7 +63,6 @@ TYPED = [
     ("export {tmp} --out {config}", "--out: {config}"),
     ("doctor {tmp}/no", "{tmp}/no"),
     ("doctor {tmp}", "{tmp}"),
-    ("prepare {config} --sentence-transformers {tmp}/f", "--sentence-transformers"),
     # models
     ("train {config} lm.path={tmp}/no", "lm.path: {tmp}/no"),
     ("train {config} lm.path=package:gpt5", "lm.path: package:gpt5"),

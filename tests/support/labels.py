@@ -13,7 +13,7 @@ from replug.data.store import PreparedSet
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.build import load_encoder
 from replug.models.prompt import PromptTemplate
-from replug.train.labels import any_document, label_origin, label_rows, mix_candidates
+from replug.train.labels import label_origin, label_rows, mix_candidates
 from tests.support.training import InlineLM
 
 
@@ -50,9 +50,9 @@ def write_stand_in_labels(
             bm25=none,
             num_documents=len(data.corpus),
             seed=config.seed,
-            allowed=any_document,
+            allowed=lambda row, doc_rows: np.ones(len(doc_rows), bool),
         )
-        own = np.take_along_axis(similarities, candidates.doc_rows, axis=1)
+        own = np.take_along_axis(similarities, candidates, axis=1)
         rows = label_rows(lm, template, data.corpus, check, store, candidates, own, split == "dev")  # type: ignore[arg-type]
         write_labels(folder / f"{split}.parquet", rows, schema_of(split == "dev", has_queries=False))
     made.finish([f"{split}.parquet" for split in stores], {"counts": counts})

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from replug.evals.ensemble_temperatures import ensemble_bits
@@ -16,7 +15,7 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.preparing import prepared_set
 from replug.models.replug_lm import ReplugLM
 from replug.train.development import DevResult, Watch, document_scores, nearest, scored_share
-from replug.train.labels import write_distill_kl
+from replug.train.labels import distill_kl_rows
 from tests.support.command_line import CommandLine
 from tests.support.evaluating import on_run, typed
 from tests.support.labels import write_stand_in_labels
@@ -87,13 +86,12 @@ def test_the_export_has_every_text_with_its_documents_and_the_lms_distribution(d
     debug_config.label.dense, debug_config.label.random = 4, 1
     data, loss = prepared_set(debug_config, tmp_path / "data"), debug_config.loss
     labels = write_stand_in_labels(tmp_path / "labels", debug_config, data)
-    write_distill_kl(tmp_path / "st.parquet", labels, data.corpus, loss)
     scores = labels.scores("queries")
     q = softmax(document_scores(scores, loss.lm_score.value) / loss.beta)
-    table = pq.read_table(tmp_path / "st.parquet")
+    table = distill_kl_rows(labels, data.corpus, loss)
     passages = [f"passage_{n}" for n in range(1, 6)]
     assert table.column_names == ["query", *passages, "label"] and len(table) == len(data.queries)
-    for at, (row, example) in enumerate(zip(table.to_pylist(), data.queries.examples(), strict=True)):
+    for at, (row, example) in enumerate(zip(table, data.queries.examples(), strict=True)):
         assert row["query"] == example.context
         assert [row[name] for name in passages] == data.corpus.texts(scores.retrieved.doc_rows[at])
         np.testing.assert_allclose(softmax(np.array(row["label"]) / loss.gamma), q[at], atol=1e-5)

@@ -1,4 +1,4 @@
-"""Candidates of three kinds: each document once, as many for every text, with their origins."""
+"""Candidates of three kinds: each document once, as many for every text."""
 
 import numpy as np
 import pytest
@@ -6,19 +6,14 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.schema import LabelConfig
 from replug.data.records import Example
-from replug.train.labels import (
-    BM25,
-    DENSE,
-    RANDOM,
-    SMALL,
-    any_document,
-    hits_of,
-    mix_candidates,
-    other_sources,
-)
+from replug.train.labels import SMALL, hits_of, mix_candidates
 
 DENSE_ROWS = np.array([[3, 1], [0, 4]])
 BM25_ROWS = np.array([[1, 5, 3, 6], [4, 0, 7, 1]])
+
+
+def any_document(row, doc_rows):
+    return np.ones(len(doc_rows), bool)
 
 
 def mixed_of(dense, bm25, random=0, bm25_rows=BM25_ROWS, num_documents=10, seed=0, allowed=any_document, **given):
@@ -27,28 +22,27 @@ def mixed_of(dense, bm25, random=0, bm25_rows=BM25_ROWS, num_documents=10, seed=
     return mix_candidates(wanted, **rows, seed=seed, allowed=allowed, **given)
 
 
-def test_bm25_gives_its_best_documents_that_are_not_there_yet_with_their_own_ranks():
-    mixed = mixed_of(2, 2)
-    assert mixed.doc_rows.tolist() == [[3, 1, 5, 6], [0, 4, 7, 1]]
-    assert mixed.ranks.tolist() == [[1, 2, 2, 4], [1, 2, 3, 4]]
-    assert mixed.found_by.tolist() == [[DENSE, DENSE, BM25, BM25]] * 2
+def test_bm25_gives_its_best_documents_that_are_not_there_yet():
+    assert mixed_of(2, 2).tolist() == [[3, 1, 5, 6], [0, 4, 7, 1]]
 
 
 @pytest.mark.parametrize("num_documents", [8, SMALL + 100])
 def test_random_documents_are_others_and_the_same_for_the_same_seed(num_documents):
     first, again = (mixed_of(2, 1, 3, num_documents=num_documents, seed=7) for _ in range(2))
-    assert (first.doc_rows == again.doc_rows).all()
-    assert all(len(set(row)) == 6 for row in first.doc_rows.tolist())
-    assert first.found_by.tolist() == [[DENSE, DENSE, BM25, RANDOM, RANDOM, RANDOM]] * 2
+    assert (first == again).all()
+    assert all(len(set(row)) == 6 for row in first.tolist())
     other = mixed_of(2, 1, 3, num_documents=num_documents, seed=8)
-    assert (first.doc_rows != other.doc_rows).any()
+    assert (first != other).any()
 
 
 def test_a_texts_own_source_gives_no_candidate_by_bm25_or_chance():
     sources = {row: f"s{row % 4}" for row in range(12)}
-    allowed = other_sources(lambda rows: [sources[row] for row in rows.tolist()], ["s1", None])
+
+    def allowed(row, doc_rows):
+        return np.array([row == 1 or sources[doc] != "s1" for doc in doc_rows.tolist()])
+
     mixed = mixed_of(1, 1, 4, num_documents=12, allowed=allowed)
-    assert not any(sources[row] == "s1" for row in mixed.doc_rows[0, 1:].tolist())
+    assert not any(sources[row] == "s1" for row in mixed[0, 1:].tolist())
 
 
 def test_too_few_of_bm25_ask_for_a_deeper_search_and_too_small_a_corpus_is_refused():
@@ -59,10 +53,7 @@ def test_too_few_of_bm25_ask_for_a_deeper_search_and_too_small_a_corpus_is_refus
 
 def test_where_no_more_documents_share_a_word_the_next_nearest_stand_in():
     spare, bm25 = np.array([[3, 1, 8, 9], [0, 4, 5, 6]]), np.array([[1, 5, -1, -1], [-1, -1, -1, -1]])
-    mixed = mixed_of(2, 2, bm25_rows=bm25, spare=spare)
-    assert mixed.doc_rows.tolist() == [[3, 1, 5, 8], [0, 4, 5, 6]]
-    assert mixed.found_by.tolist() == [[DENSE, DENSE, BM25, DENSE], [DENSE] * 4]
-    assert mixed.ranks.tolist() == [[1, 2, 2, 3], [1, 2, 3, 4]]
+    assert mixed_of(2, 2, bm25_rows=bm25, spare=spare).tolist() == [[3, 1, 5, 8], [0, 4, 5, 6]]
 
 
 class StoredIds:

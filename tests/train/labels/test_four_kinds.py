@@ -3,7 +3,6 @@
 import runpy
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 import torch
 from datasets import Dataset
@@ -31,8 +30,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     keys = [f"label.dense={NUM_DOCUMENTS}", "data.num_queries=8", "loss.gamma=0.1", "loss.beta=0.1"]
     config = load_config(ROOT / "configs/debug.yaml", [*keys, f"run_dir={folder}/run"])
     data = prepared_set(config, folder / "set")
-    schema, rows = distill_kl_rows(write_stand_in_labels(folder / "labels", config, data), data.corpus, config.loss)
-    return Dataset(pa.Table.from_pylist(list(rows), schema))
+    return distill_kl_rows(write_stand_in_labels(folder / "labels", config, data), data.corpus, config.loss)
 
 
 def divergence(model: object, labelled: Dataset) -> float:

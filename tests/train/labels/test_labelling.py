@@ -13,7 +13,7 @@ import pytest
 
 from replug.config.errors import RunError
 from replug.config.schema import Config
-from replug.data.labels import SEARCHES, Labels, schema_of, write_labels
+from replug.data.labels import Labels, schema_of, write_labels
 from replug.data.store import PreparedSet
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.lm_source import InProcessLM
@@ -21,7 +21,7 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
 from replug.models.score_cache import CachingLM
-from replug.train.labels import Candidates, label_rows
+from replug.train.labels import label_rows
 from replug.train.pipeline import EXAMPLES_PER_CALL
 from tests.support.command_line import ROOT, start_process
 from tests.support.labels import LabellingLM
@@ -38,8 +38,7 @@ def data(debug_config: Config, tmp_path: Path) -> PreparedSet:
 
 def rows_of(lm: object, data: PreparedSet):
     rows = np.arange(K * len(data.queries)).reshape(-1, K) % len(data.corpus)
-    candidates = Candidates(rows, np.zeros_like(rows), np.ones_like(rows))
-    given = (data.queries, candidates, np.zeros(rows.shape, np.float32), False)
+    given = (data.queries, rows, np.zeros(rows.shape, np.float32), False)
     return label_rows(lm, PromptTemplate("\n"), data.corpus, lambda: None, *given)  # type: ignore[arg-type]
 
 
@@ -116,7 +115,6 @@ def test_killed_and_run_again_no_pair_is_scored_twice_and_a_training_on_the_labe
     assert 0 < before == hits and scored == num_scored(out / "scores.sqlite") - before
     labels = Labels(out)
     assert labels.counts == {"queries": 60, "dev": 12} and scored + hits == 60 * 7 + 12 * 8
-    assert {search for row in labels.rows("queries") for search in row["found_by"]} == set(SEARCHES) - {"hits"}
 
     train = ("train", config, f"data.prepared={tmp_path}/set", "data.source=null", f"train.labels={out}", *TRAIN)
     lasting = ("lm.path=stand_in:0.3", "checkpoint.every_steps=3")
