@@ -1,8 +1,7 @@
 """LM scores of candidate documents, written once by `replug prepare --labels` for `train.labels`.
 
 LABELS/queries.parquet   a row for each training text, in the order of the prepared set
-LABELS/dev.parquet       the same for its development texts, if any, with the log-prob of every token, also without
-                         a document
+LABELS/dev.parquet       the same for its development texts, if any, with the log-prob of every token
 LABELS/inputs.json       the inputs of the labels (`LabelOrigin`)
 LABELS/manifest.json     written last: the number of rows, and checksums
 
@@ -43,17 +42,13 @@ SCHEMA = pa.schema(
         ("sum_logprobs", pa.list_(pa.float64())),
     ]
 )
-# Of development texts: by candidate, and without a document, the continuation's tokens.
-TOKEN_FIELDS = [
-    ("token_logprobs", pa.list_(pa.list_(pa.float32()))),
-    ("token_logprobs_alone", pa.list_(pa.float32())),
-]
+TOKENS = "token_logprobs"  # of development texts: by candidate, the continuation's tokens
 QUERY_FIELDS = [("query", pa.string())]  # if any text of a split has a query that is not its context
 
 
 def schema_of(is_dev: bool, has_queries: bool) -> pa.Schema:
     """Return the columns of a split."""
-    more = (TOKEN_FIELDS if is_dev else []) + (QUERY_FIELDS if has_queries else [])
+    more = ([(TOKENS, pa.list_(pa.list_(pa.float32())))] if is_dev else []) + (QUERY_FIELDS if has_queries else [])
     return pa.schema([*SCHEMA, *(pa.field(*field) for field in more)])
 
 
@@ -107,11 +102,10 @@ class Labels:
         num_tokens = np.array(table.column("num_tokens"), np.int64)
         return ScoredBatch(retrieved, _matrix(table, "sum_logprobs", np.float64), num_tokens)
 
-    def token_logprobs(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return each development text's token log-probs: [K, T] float32 by candidate, and [T] without a document."""
-        table = self._table("dev", [name for name, _ in TOKEN_FIELDS])
-        by_document, alone = (table.column(name).to_pylist() for name, _ in TOKEN_FIELDS)
-        return [np.array(rows, np.float32) for rows in by_document], [np.array(row, np.float32) for row in alone]
+    def token_logprobs(self) -> list[np.ndarray]:
+        """Return each development text's token log-probs [K, T] float32 by candidate."""
+        rows = self._table("dev", [TOKENS]).column(TOKENS).to_pylist()
+        return [np.array(row, np.float32) for row in rows]
 
     def rows(self, split: str) -> Iterator[dict[str, Any]]:
         """Yield every row of a split in order, with a few in memory at a time."""

@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,11 @@ from replug.config.rules import FIT
 from replug.config.schema import Config
 from replug.data.files import write_json
 from replug.data.records import Example
-from replug.data.rows import one_line, question_prompt
 from replug.data.store import PreparedSet
 from replug.evals.ensemble_temperatures import fit_ensemble
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.language_modelling import LanguageModelling, items_of, token_texts
-from replug.evals.loop import Item, PromptedLM, Row, Task, outcomes_of, run_task
-from replug.evals.loop import write_examples as write_outcomes
+from replug.evals.loop import Item, PromptedLM, Row, Task, outcomes_of, run_task, write_examples
 from replug.evals.questions import OpenQuestion
 from replug.evals.results import Results, add_effective_documents, add_temperatures, compare
 from replug.evals.retrieval import FIRST_MEASURES, RECALL_DEPTH, Retrieval, gold_rows
@@ -47,9 +45,8 @@ from replug.train.workers import Workers
 
 log = logging.getLogger(__name__)
 
-LANGUAGE_MODELLING, RETRIEVAL, QUESTIONS, ANSWERS = "language_modelling", "retrieval", "questions", "answers"
+LANGUAGE_MODELLING, RETRIEVAL, QUESTIONS = "language_modelling", "retrieval", "questions"
 PICTURE, MOST_TOKENS = "document_weights.json", 48  # of the text in the picture
-NUM_EXAMPLES = 6  # held-out texts in the report, with each retriever's documents
 QUESTION = "replug", "lsr"  # the run's question: does the tuned retriever help more than the untuned one?
 Found = Mapping[str, RetrievedDocuments]  # by method, for all held-out texts
 
@@ -96,32 +93,6 @@ def search_examples(
     return RetrievedDocuments(found.doc_rows, found.similarities)
 
 
-def evaluate_answers(
-    config: Config,
-    data: PreparedSet,
-    workers: Workers,
-    questions: Sequence[OpenQuestion],
-    found: Found,
-    folder: Path,
-) -> Results:
-    """Return bits per byte of the first answer to each held-out question that has one, after the retrievers' documents.
-
-    The ensemble predicts the answers. Posterior weights take the question into account.
-    """
-    rows = [row for row, question in enumerate(questions) if question.answers]
-    examples = [question_example(questions[row]) for row in rows]
-    retrieved = {name: of.of(rows) for name, of in found.items()}
-    return _predict(config, data, workers, examples, retrieved, folder / ANSWERS, is_asked=True)
-
-
-def question_example(question: OpenQuestion) -> Example:
-    """Return a question with its first answer as the text that the LM predicts after the question."""
-    of = question.example
-    return Example(
-        of.id, question_prompt(of.query), f" {one_line(question.answers[0])}", of.group, of.source, query=of.query
-    )
-
-
 def _predict(
     config: Config,
     data: PreparedSet,
@@ -129,12 +100,11 @@ def _predict(
     examples: Sequence[Example],
     found: Found,
     folder: Path,
-    is_asked: bool = False,
 ) -> Results:
     """Measure every method on every text. Outcomes are reused only for the same LM and prompt settings."""
     k, lm = config.evaluate.k, config.lm
     methods = _methods(["none", *found, *(f"{name}/{POSTERIOR}" for name in found)], k)
-    weighting = posterior_weighting(config.ensemble, config.lm, is_asked=is_asked)
+    weighting = posterior_weighting(config.ensemble, config.lm, is_asked=False)
     book = EvidenceBook(methods, data.corpus, found, [True] * len(examples), posterior=weighting)
     task = LanguageModelling(examples, beta=config.loss.beta)
     task.open(PromptedLM(workers.lm, workers.template), book)
@@ -150,8 +120,7 @@ def _predict(
     results = compare(task, rows, methods, paper, num, seed, question=QUESTION)
     add_temperatures(results, book, len(examples))
     add_effective_documents(results, book, rows)
-    if not is_asked:
-        write_json(folder / PICTURE, document_weights_picture(config, workers, examples, book, rows, list(found)[-1]))
+    write_json(folder / PICTURE, document_weights_picture(config, workers, examples, book, rows, list(found)[-1]))
     return results
 
 
@@ -249,7 +218,7 @@ def _identity(data: PreparedSet, rows: list[Any], book: EvidenceBook) -> dict[st
 def _outcomes(task: Task, book: EvidenceBook, folder: Path, measured: dict[str, str], what: str) -> list[Row]:
     """Return the outcome of every example, reusing stored outcomes of the same measurement."""
     rows = run_task(task, book, outcomes_of(folder, json.dumps(measured)), what)
-    write_outcomes(folder / "examples.parquet", rows, book, task)
+    write_examples(folder / "examples.parquet", rows, book, task)
     return rows
 
 
@@ -294,22 +263,3 @@ def search_heldout(
 def searched_version(config: Config, version: int) -> int:
     """Return the index version that an encoder searches: version 0 if documents do not learn."""
     return 0 if config.retriever.train is TrainedSide.query else version
-
-
-def write_examples(
-    path: Path, data: PreparedSet, found: Found, text_of: Callable[[int], Mapping[str, str]], num_shown: int
-) -> None:
-    """Write a few texts or questions with each retriever's first documents, starting with changed ones."""
-    before, after = (found[name] for name in QUESTION)
-    rows = np.argsort(before.doc_rows[:, 0] == after.doc_rows[:, 0], kind="stable")[:NUM_EXAMPLES].tolist()
-    sides = {"before": before, "after": after}
-    shown = [{name: _shown(data, of, row, num_shown) for name, of in sides.items()} for row in rows]
-    write_json(path, [{**text_of(row), **own} for row, own in zip(rows, shown, strict=True)])
-
-
-def _shown(data: PreparedSet, found: RetrievedDocuments, row: int, k: int) -> list[dict]:
-    documents = data.corpus.documents(found.doc_rows[row, :k])
-    return [
-        {"id": doc.id, "text": doc.text, "similarity": float(similarity)}
-        for doc, similarity in zip(documents, found.similarities[row], strict=False)
-    ]

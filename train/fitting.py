@@ -20,7 +20,6 @@ from pytorch_lightning.loggers.logger import Logger
 from replug.cluster.environment import VARIABLES
 from replug.cluster.interruption import Interruption, ignore_signals
 from replug.cluster.layout import num_ranks
-from replug.config.choices import LMScore
 from replug.config.errors import RunError, UserError
 from replug.config.rules import is_live
 from replug.config.schema import Config
@@ -147,11 +146,9 @@ def fit_as_other_rank(
 
 
 def require_one_batch(config: Config) -> None:
-    """Raise UserError for in-batch negatives over several ranks, and warn of an LM score that underflows."""
+    """Raise UserError for in-batch negatives over several ranks."""
     if config.loss.in_batch and (ranks := num_ranks(config) if config.resources.train != "auto" else 1) > 1:
         raise UserError(f"loss.in_batch: each of {ranks} ranks sees the documents of its own share; expected one rank")
-    if config.loss.lm_score is LMScore.probability:
-        log.warning("loss.lm_score=probability underflows beyond a few tokens and makes Q uniform; try mean_logprob")
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from replug.config.rules import labelling_problems
 from replug.config.schema import Config, LabelConfig, LossConfig
 from replug.data.files import file_sha256
 from replug.data.folder import sole_writer
-from replug.data.labels import TEXT_FIELDS, LabelOrigin, Labels, labels_folder, schema_of, write_labels
+from replug.data.labels import TEXT_FIELDS, TOKENS, LabelOrigin, Labels, labels_folder, schema_of, write_labels
 from replug.data.progress import Progress, Stages
 from replug.data.records import Example
 from replug.data.row_files import read_run, rows_sha256
@@ -308,22 +308,20 @@ def label_rows(
 ) -> Iterator[dict[str, Any]]:
     """Let the LM score texts after their candidates, and yield a row of the labels for each text, in order.
 
-    With `with_tokens`, rows also hold the log-probs of tokens, with each document and without one.
-    `check` is called while waiting; it may raise to end the wait.
+    With `with_tokens`, rows also hold the log-probs of tokens. `check` is called while waiting; it may raise to end the
+    wait.
     """
-    alone: list[str | None] = [None] if with_tokens else []
 
-    def load(rows: range) -> tuple[Sequence[Example], list[list[str | None]]]:
-        return store.examples(rows), [[*alone, *corpus.texts(candidates[row])] for row in rows]
+    def load(rows: range) -> tuple[Sequence[Example], list[list[str]]]:
+        return store.examples(rows), [corpus.texts(candidates[row]) for row in rows]
 
     submit: Callable[..., Future] = lm.submit if with_tokens else lm.submit_sums
     calls = score_in_calls(submit, template, len(store), load, CALLS_IN_FLIGHT, check)
-    what, pairs = "development texts" if with_tokens else "training texts", len(alone) + candidates.shape[1]
-    progress = Progress(what, len(store), work=("pairs", pairs))
+    what, k = "development texts" if with_tokens else "training texts", candidates.shape[1]
+    progress = Progress(what, len(store), work=("pairs", k))
     for rows, scores in calls:
-        per_text = len(scores) // len(rows)
         for place, (row, example) in enumerate(zip(rows, store.examples(rows), strict=True)):
-            own = scores[place * per_text : (place + 1) * per_text]
+            own = scores[place * k : (place + 1) * k]
             yield {
                 **{name: getattr(example, name) for name in (*TEXT_FIELDS, "query")},
                 **_score_columns(corpus, example.id, candidates[row], own),
@@ -333,28 +331,27 @@ def label_rows(
 
 
 def _score_columns(corpus: CorpusStore, text: str, doc_rows: np.ndarray, scores: Scores) -> dict[str, Any]:
-    """Return the columns of one text's scores; the score without a document, if any, comes first."""
+    """Return the columns of one text's scores."""
     ids = [document.id for document in corpus.documents(doc_rows)]
     sums = scores if isinstance(scores, np.ndarray) else sums_of(scores)
     _require_comparable(text, ids, sums)
     columns: dict[str, Any] = {"num_tokens": int(sums[0, 1]), "doc_ids": ids, "doc_rows": doc_rows}
     if not isinstance(scores, np.ndarray):
-        alone, *tokens = (score.token_logprobs for score in scores)
-        columns |= {"token_logprobs": tokens, "token_logprobs_alone": alone}
-    return {**columns, "sum_logprobs": sums[-len(ids) :, 0].tolist()}
+        columns[TOKENS] = [score.token_logprobs for score in scores]
+    return {**columns, "sum_logprobs": sums[:, 0].tolist()}
 
 
 def _require_comparable(text: str, documents: Sequence[str], sums: np.ndarray) -> None:
     """Raise RunError for a score that is not finite, or for different numbers of tokens within a text."""
-    places = ["without a document"] * (len(sums) - len(documents))
-    places += [f"after document {document}" for document in documents]
-    for place, (total, num_tokens) in zip(places, sums.tolist(), strict=True):
+    for document, (total, num_tokens) in zip(documents, sums.tolist(), strict=True):
         if not np.isfinite(total):
-            raise RunError(f"the LM's score of text {text} {place} is {total}; expected a finite number")
+            raise RunError(
+                f"the LM's score of text {text} after document {document} is {total}; expected a finite number"
+            )
         if num_tokens != sums[0, 1]:
             raise RunError(
-                f"the LM counts {num_tokens:.0f} tokens of text {text} {place}, and {sums[0, 1]:.0f} {places[0]}; "
-                "expected the same tokens, whose scores can be compared"
+                f"the LM counts {num_tokens:.0f} tokens of text {text} after document {document}, and "
+                f"{sums[0, 1]:.0f} after document {documents[0]}; expected the same tokens"
             )
 
 

@@ -6,14 +6,13 @@ names no path of the training machine.
 """
 
 import json
-import logging
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import EvalResult, ModelCard, ModelCardData, metadata_load, try_to_load_from_cache
+from huggingface_hub import ModelCard, ModelCardData, metadata_load, try_to_load_from_cache
 from jinja2 import StrictUndefined, Template
 
 from replug.config.choices import Similarity, TrainedSide
@@ -22,32 +21,25 @@ from replug.config.paths import public_name
 from replug.config.plain_text import plain_line
 from replug.config.schema import Config, RetrieverConfig
 from replug.data.files import file_sha256, replace_file
-from replug.evals.results import Results, main_metric
 from replug.evals.tables import to_markdown
 from replug.models.encoder import ADAPTER
 from replug.models.encoder_files import MODULES_FILE, SETTINGS_FILE, document_encoder
 from replug.models.ensemble_temperature import PAPER, temperature_in
 from replug.models.packaged import MINILM_HUB_NAME, resolve_encoder_path
-from replug.train.evaluation import LANGUAGE_MODELLING, RETRIEVAL
 from replug.train.report import run_blocks
-
-log = logging.getLogger(__name__)
 
 FILE = "README.md"
 UNKNOWN = "unknown"  # the hub's id of a licence that is not known
 TAGS = ["sentence-transformers", "sentence-similarity", "feature-extraction", "replug-lsr"]
 OF_THE_BASE = ("license", "license_name", "license_link", "language")
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-]+(?:\.\d[\w-]*)*")  # a version may stand in it, a file's suffix may not
-DATA_KEYS = ("source", "corpus", "train", "heldout", "dev", "prepared")
 SETTINGS = (
+    *("data.source", "data.corpus", "data.train", "data.heldout", "data.dev", "data.prepared"),
     *("loss.gamma", "loss.beta", "loss.lm_score", "loss.direction", "loss.contrastive", "retrieve.k"),
     *("retriever.similarity", "retriever.max_tokens", "retriever.train", "train.max_steps", "train.epochs"),
     *("index.dims", "lora.rank"),
     *("train.batch_size", "train.lr", "train.warmup_ratio", "train.labels"),
     *("refresh.every_steps", "seed"),
 )
-MEASURED = {LANGUAGE_MODELLING: "text-generation", RETRIEVAL: "information-retrieval"}  # with the hub's names of tasks
-METHODS = ("lsr", "lsr/posterior")  # of the tuned retriever
 SIDES = {
     TrainedSide.both: "Tuned for queries and documents.",
     TrainedSide.query: "Tuned for queries alone: the untuned retriever embeds documents.",
@@ -73,16 +65,16 @@ def write_model_card(
     """
     name, retriever = name or f"./{folder.name}", config.retriever
     values = {
-        "front_matter": card_metadata(config, name, results or {}).to_yaml(),
+        "front_matter": card_metadata(config).to_yaml(),
         "config": config,
         "weights": weights,
         "similarity": _settings(folder / SETTINGS_FILE).get("similarity_fn_name") or "cosine",
         "side": SIDES[retriever.train],
         "adapters": ", ".join(f"`{path.name}/`" for path in sorted(folder.glob(f"*{ADAPTER}"))) or f"`{ADAPTER}/`",
-        "temperature": _temperature_text(folder),
+        "temperature": temperature_in(str(folder)) or PAPER,
         "name": name,
         "is_router": (folder / "router_config.json").is_file(),
-        "made_by": [*made_by, *_data_lines(config)],
+        "made_by": made_by,
         "settings": _settings_at_work(config),
         "measured": to_markdown(run_blocks(results or {})).rstrip(),
         **_encoders(folder, retriever, name),
@@ -99,24 +91,12 @@ def write_model_card(
     replace_file(folder / FILE, str(ModelCard(template.render(values))).encode())
 
 
-def _data_lines(config: Config) -> list[str]:
-    """Return a line that names the sources of texts and documents."""
-    given = {key: getattr(config.data, key) for key in DATA_KEYS}
-    sources = ", ".join(f"{key} {plain_line(public_name(value))}" for key, value in given.items() if value)
-    return [f"data: {sources}"] if sources else []
-
-
 def _settings_at_work(config: Config) -> dict[str, str]:
     """Return the settings in use with their values; labels and epochs replace some keys."""
     known = flatten(config)
     replaced = {"train.max_steps": known["train.epochs"], "refresh.every_steps": known["train.labels"]}
     shown = [key for key in SETTINGS if (known[key] or key == "seed") and not replaced.get(key)]
     return {key: plain_line(public_name(str(known[key]))) for key in shown}
-
-
-def _temperature_text(folder: Path) -> str:
-    known = temperature_in(str(folder))
-    return f"{known.value:g}, {known.origin} (`ensemble.json`)" if known else f"{PAPER.value:g}, {PAPER.origin}"
 
 
 def _encoders(folder: Path, retriever: RetrieverConfig, name: str) -> dict[str, Any]:
@@ -163,57 +143,21 @@ def _file_of(path: str, name: str) -> Path | None:
     return Path(file) if isinstance(file, (str, Path)) and Path(file).is_file() else None
 
 
-def card_metadata(config: Config, name: str, results: Mapping[str, Any]) -> ModelCardData:
+def card_metadata(config: Config) -> ModelCardData:
     """Return the card's front matter; unknown fields are left out.
 
-    The base model and a dataset are named if they are names on the hub and not local files. Licence and language come
-    from the base's card, if its folder or the hub's cache holds it.
+    The base model is named if it is on the hub. Licence and language come from the base's card, if its folder or the
+    hub's cache holds a readable one.
     """
-    known = {"license": UNKNOWN} | _of_the_base(config.retriever.path)
-    of_the_base: dict[str, Any] = {key: known.get(key) for key in OF_THE_BASE}
-    source = (config.data.source or "").partition(":")[0]
-    dataset = source if HUB_NAME.fullmatch(source) and not Path(source).expanduser().exists() else None
-    measured = [(what, task) for what, task in MEASURED.items() if what in results]
-    evaluations = [one for what, task in measured for one in _eval_results(results[what], what, task, dataset)]
+    known: dict[str, Any] = {}
+    if (card := _file_of(config.retriever.path, FILE)) is not None:
+        with suppress(ValueError, yaml.YAMLError):
+            known = metadata_load(card) or {}
+    of_the_base: dict[str, Any] = {key: known.get(key, UNKNOWN if key == "license" else None) for key in OF_THE_BASE}
     return ModelCardData(
         **of_the_base,
         library_name="sentence-transformers",
         pipeline_tag="sentence-similarity",
         base_model=_hub_name(config.retriever.path),
-        datasets=[dataset] if dataset else None,
         tags=TAGS,
-        model_name=name.rpartition("/")[2] if evaluations else None,
-        eval_results=evaluations or None,
     )
-
-
-def _eval_results(results: Results, what: str, task: str, dataset: str | None) -> Iterator[EvalResult]:
-    """Yield the tuned retriever's main metric, and its difference from the untuned one, with their intervals."""
-    main = main_metric(results)
-    for method in (method for method in METHODS if method in results):
-        for metric in (main, f"{main} - replug"):
-            if metric not in results[method]:
-                continue
-            entry = results[method][metric]
-            low, high = entry["interval"]
-            yield EvalResult(
-                task_type=task,
-                task_name=what.replace("_", " "),
-                dataset_type=dataset or "private",
-                dataset_name=f"held-out texts{f' of {dataset}' if dataset else ''}",
-                metric_type=main,
-                metric_name=f"{method}: {metric}, 95% interval {low:.4f} to {high:.4f}",
-                metric_value=round(entry["value"], 4),
-            )
-
-
-def _of_the_base(path: str) -> dict[str, Any]:
-    """Return the front matter of the base's card; empty if there is none on this machine, or if it is unreadable."""
-    card = _file_of(path, FILE)
-    if card is None:
-        return {}
-    try:
-        return metadata_load(card) or {}
-    except (ValueError, yaml.YAMLError):
-        log.warning(f"the front matter of {card} is not valid YAML; its licence and language are left out")
-        return {}

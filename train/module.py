@@ -22,7 +22,7 @@ from replug.data.store import CorpusStore
 from replug.evals.loop import Item
 from replug.models.encoder import Encoder, first_numbers
 from replug.models.hardware import to_device
-from replug.train.loss import contrastive_losses, entropy, kl_lm_retriever, lm_scores, log_likelihood, text_losses
+from replug.train.loss import contrastive_losses, entropy, lm_scores, log_likelihood, text_losses
 from replug.train.trained_weights import FrozenDocuments, bring_back_untrained, leave_out_untrained
 
 
@@ -214,11 +214,8 @@ def _metrics(loss: Tensor, log_q: Tensor, log_p: Tensor) -> dict[str, Tensor]:
         return {"train/loss": loss.detach()}
     return {
         "train/loss": loss.detach(),
-        "train/kl": kl_lm_retriever(log_q, log_p).mean(),
         "lm/entropy": entropy(log_q).mean(),
-        "lm/top1_mass": log_q.exp().amax(-1).mean(),
         "retriever/entropy": entropy(log_p).mean(),
-        "retriever/top1_mass": log_p.exp().amax(-1).mean(),
         "retriever/rank_correlation": rank_correlation(log_q, log_p),
     }
 
@@ -228,7 +225,7 @@ def _batch_metrics(scored: ScoredBatch) -> dict[str, float]:
     batch, means = scored.retrieved, scored.sum_logprobs / scored.num_tokens[:, None]
     if means.shape[1] == 1:
         return {}
-    metrics = {"lm/mean_logprob": float(means.mean()), "lm/spread": float(means.std(axis=1).mean())}
+    metrics = {"lm/mean_logprob": float(means.mean())}
     if batch.index_version != NO_INDEX:
         metrics |= {
             "index/version": float(batch.index_version),

@@ -26,7 +26,7 @@ from replug.models.lm_source import LMSource
 from replug.models.pair_tokens import prompts_token_ids, text_rules
 from replug.models.preparing import tokens_at_most
 from replug.models.prompt import PromptTemplate
-from replug.planning.stages import HELDOUT, INDEX, LABELS, QUESTIONS_MADE, TRAINING, Counts, Stage, run_stages
+from replug.planning.stages import INDEX, LABELS, QUESTIONS_MADE, TRAINING, Counts, Stage, run_stages
 from replug.train.questions import questions_folder
 from replug.train.run_dir import RunDirectory
 from replug.train.trained_weights import check_training
@@ -34,9 +34,6 @@ from replug.train.trained_weights import check_training
 log = logging.getLogger(__name__)
 
 BATCH_ROWS = 1024
-# Measured in the quickstart: a held-out text alone takes the time of half a pair, and six in ten of the documents that
-# the tuned retriever finds for it are new. The others have been scored.
-ALONE, NEW = 0.5, 0.6
 SIDES = {TrainedSide.query: "queries", TrainedSide.documents: "documents", TrainedSide.both: "queries and documents"}
 
 
@@ -53,12 +50,6 @@ def check_texts(config: Config, data: PreparedSet) -> None:
     if len(data.corpus) < wanted:
         raise UserError(
             f"retrieve.k or evaluate.k asks for {wanted} documents, but the corpus holds {len(data.corpus)}"
-        )
-    reads_texts = config.train.examples is not Examples.questions
-    if reads_texts and config.train.batch_size > (number := len(data.queries)):
-        log.warning(
-            f"train.batch_size is {config.train.batch_size:,}, more than the {number:,} training queries: a step reads "
-            "some of them several times"
         )
     named = {doc: text for store in data.texts for doc, text in store.gold().items()}
     # Without gold documents, do not read the ids of the corpus: gigabytes for 36M documents.
@@ -158,7 +149,7 @@ def plan_stages(stages: Stages, config: Config, run: RunDirectory, data: Prepare
     dev = len(data.dev) if data.dev is not None else 0
     counts = Counts(len(data.corpus), len(data.queries), dev, len(data.heldout))
     left = stages_left(config, run, run_stages(config, counts), config.train.max_steps)
-    stages.plan([(stage.name, _usual_work(config, stage)) for stage in left])
+    stages.plan([(of.name, {"pairs": of.pairs, "documents": of.documents, "steps": of.steps}) for of in left])
     lm = config.lm.path or f"{config.lm.model} at {config.lm.url}"
     what = f"tuning {SIDES[config.retriever.train]} of {config.retriever.path}"
     if config.train.examples is Examples.questions:
@@ -172,14 +163,6 @@ def plan_stages(stages: Stages, config: Config, run: RunDirectory, data: Prepare
     for number, stage in enumerate(left, 1):
         calls = f" · at most {stage.pairs:,} LM calls" if stage.pairs else ""
         log.info(f"  {number} {stage.name}: {stage.work}{calls}")
-
-
-def _usual_work(config: Config, stage: Stage) -> dict[str, int]:
-    """Return the units of work that the time left is computed from; held-out texts usually take fewer pairs."""
-    k, pairs = config.evaluate.k, float(stage.pairs)
-    if stage.name == HELDOUT:
-        pairs *= (ALONE + k * (1 + NEW)) / (1 + 2 * k)
-    return {"pairs": round(pairs), "documents": stage.documents, "steps": stage.steps}
 
 
 def stages_left(config: Config, run: RunDirectory, stages: list[Stage], max_steps: int) -> list[Stage]:

@@ -14,10 +14,8 @@ import json
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -30,20 +28,21 @@ from replug.config.schema import Config
 from replug.data.answers import has_answer
 from replug.data.files import replace_file
 from replug.data.folder import Folder
+from replug.data.progress import Progress
 from replug.data.questions import questions_of
 from replug.data.records import Document
 from replug.data.row_files import rows_sha256
 from replug.data.rows import ASKED, one_line, question_prompt, question_rows
 from replug.data.sampling import QuerySampler
 from replug.data.store import CorpusStore, ExampleStore, PreparedSet
-from replug.data.words import hash64
-from replug.evals.intervals import FEWEST_CLUSTERS
+from replug.data.words import hash64, search_words
 from replug.evals.loop import Item
 from replug.evals.questions import OpenQuestion, read_questions
 from replug.index_workers.bm25 import search_bm25
+from replug.models.black_box_lm import AsyncLM
 from replug.models.encoder import Encoder
-from replug.train.development import Chooser, DevResult, Watch
-from replug.train.trained_weights import FrozenDocuments, embedded
+from replug.models.generation import GenerationOptions
+from replug.train.trained_weights import embedded
 
 SPLITS = ("train", "dev", "heldout")
 SHARE = 10  # one of ten sources has development questions, one held-out questions
@@ -53,20 +52,15 @@ PER_DOCUMENT, MOST_PER_DOCUMENT = 2, 8  # training questions; and questions of a
 FEW_SOURCES, SAMPLED = 10 * SHARE, 5000  # sources of a sample; below it, documents are dealt to the splits one by one
 OWN_BOTH = 60  # from this number of the user's questions on, every second one is for development
 ROWS_AT_A_TIME = 512
-SHARES = (1.0, 0.75, 0.5, 0.25)  # of the way from the untuned weights
-LARGE_SHARE = 0.35  # of a document; at 0.37 MiniLM gained nothing in German, at 0.21 it did (docs/questions.md)
-NUM_LOOKS = 3  # measurements of development questions while training, each at all `SHARES`
-SURE = NormalDist().inv_cdf(1 - 0.05 / 2 / NUM_LOOKS)  # standard errors below a gain where its interval begins
-# Nothing is left to gain from this mean reciprocal rank of development questions on, or up to this in-batch loss of
-# the training questions in nats: at 0.03 training harmed, at 0.15 a low rate gained, from 1 on a high one did
-# (docs/experiments.md).
-CEILING, LEAST_LOSS, WHOLE_RATE_LOSS, LOSS_BATCHES = 0.95, 0.05, 1.0, 4
-# Documents in the search of BM25, and its results for a question; a corpus up to the last number is taken whole.
-SEARCHED, NEAREST, SMALL = 20_000, 10, 2_000
+# In-batch loss of the training questions in nats, from which on the whole rate is used: at 0.15 a low rate gained, from
+# 1 on a high one did (docs/experiments.md); and the batches that measure it.
+WHOLE_RATE_LOSS, LOSS_BATCHES = 1.0, 4
+SEARCHED, NEAREST = 20_000, 10  # documents in the search of BM25, and its results for a question
 
 log = logging.getLogger(__name__)
 
-Write = Callable[[Sequence[tuple[OpenQuestion, Document]], Sequence[str], int], list[OpenQuestion]]
+Pairs = Sequence[tuple[OpenQuestion, Document]]
+Write = Callable[[Pairs, Sequence[str], int], list[OpenQuestion]]
 
 
 class Questions:
@@ -128,12 +122,6 @@ def make_questions(
             _write_rows(path / f"{split}.jsonl", questions)
         counts = {split: len(questions) for split, questions in splits.items()}
         log.info("questions about the documents: " + ", ".join(f"{count:,} {split}" for split, count in counts.items()))
-        if 0 < (num_dev := counts.get("dev", 0)) < OWN_BOTH // 2:
-            other = ", or an LM that writes the documents' language" if kind == BY_LM else ""
-            log.warning(
-                f"{num_dev} development questions choose the weights, and chance with them; expected {OWN_BOTH} or "
-                f"more of your own (data.questions=FILE){other}"
-            )
         folder.finish([f"{split}.jsonl" for split in splits], {"counts": counts})
     return Questions(path)
 
@@ -275,12 +263,6 @@ class TrainingQuestions:
         """Return questions in the requested order."""
         return [self._questions[row] for row in rows]
 
-    def share_of_documents(self) -> float:
-        """Return the median ratio of a question's characters to its document's, over the first questions."""
-        texts = self._corpus.texts(self.doc_rows[:ROWS_AT_A_TIME, 0])
-        queries = [question.query for question in self._questions[: len(texts)]]
-        return float(np.median([len(query) / max(1, len(text)) for query, text in zip(queries, texts, strict=True)]))
-
     def in_batch_loss(self, encoder: Encoder, config: Config) -> float:
         """Return the mean InfoNCE of questions among the documents of their batch, nats, over some batches."""
         encoder.eval()
@@ -299,59 +281,9 @@ def rate_for(config: Config, loss: float) -> Config:
     An encoder that already tells the documents apart is near its best weights, and the rate of a new encoder would
     lead it away from them.
     """
-    share = min(1.0, loss / WHOLE_RATE_LOSS)
-    return replace(config, train=replace(config.train, lr=share * config.train.lr))
-
-
-def say_how_far(config: Config, loss: float, share: float) -> None:
-    """Log the rate that follows from the untuned in-batch loss, or that there is nothing to gain.
-
-    Questions with a large `share` of their document's characters are found by words alone, and teach little else.
-    """
-    if share > LARGE_SHARE:
-        log.warning(
-            f"training questions have {share:.0%} of their documents' characters, so words alone find them; expected "
-            "longer documents (data.document_tokens)"
-        )
-    if loss <= LEAST_LOSS:
-        log.info(
-            f"nothing to gain: the untuned retriever has a loss of {loss:.3f} nats on training questions, so it "
-            "needs no training and stays unchanged"
-        )
-    else:
-        rate = rate_for(config, loss).train.lr
-        log.info(f"the untuned loss on training questions is {loss:.3f} nats: the rate is {rate:.1e}")
-
-
-class DevQuestions:
-    """Development questions among a few thousand documents: their own, and BM25's results for them."""
-
-    def __init__(self, questions: Sequence[OpenQuestion], corpus: CorpusStore, seed: int) -> None:
-        self._corpus, self._queries = corpus, [question.example.query for question in questions]
-        gold = corpus.rows_of({document for question in questions for document in question.example.gold})
-        own = np.array([*gold.values()], np.int64)
-        among = np.union1d(corpus.sample(np.random.default_rng([seed, 5]))[:SEARCHED], own)
-        nearest, _ = search_bm25(lambda: texts_of(corpus, among), self._queries, min(NEAREST, len(among)))
-        self.rows = among if len(among) <= SMALL else np.union1d(among[np.unique(nearest)], own)
-        texts = corpus.texts(self.rows)
-        self._is_right = np.zeros((len(questions), len(self.rows)), bool)
-        for place, question in enumerate(questions):
-            if question.example.gold:
-                self._is_right[place] = np.isin(self.rows, [gold.get(doc, -1) for doc in question.example.gold])
-            else:
-                self._is_right[place] = [has_answer(text, question.answers) for text in texts]
-
-    def __len__(self) -> int:
-        return len(self._queries)
-
-    def reciprocal_ranks(self, encoder: Encoder, frozen: FrozenDocuments | None = None) -> np.ndarray:
-        """Return 1 / the rank of the first right document [N], 0 for a question without one."""
-        encoder.eval()
-        documents = frozen(self.rows).cpu() if frozen else embedded(encoder, self._corpus, self.rows)
-        similarities = (encoder.encode_query(self._queries) @ documents.T).numpy()
-        best = np.where(self._is_right, similarities, -np.inf).max(1, keepdims=True)
-        ranks = 1 + ((similarities >= best) & ~self._is_right).sum(1)  # others of the same similarity come before
-        return np.where(self._is_right.any(1), 1 / ranks, 0.0)
+    rate = min(1.0, loss / WHOLE_RATE_LOSS) * config.train.lr
+    log.info(f"the untuned loss on training questions is {loss:.3f} nats: the rate is {rate:.1e}")
+    return replace(config, train=replace(config.train, lr=rate))
 
 
 def texts_of(corpus: CorpusStore, rows: np.ndarray) -> Iterator[str]:
@@ -360,86 +292,113 @@ def texts_of(corpus: CorpusStore, rows: np.ndarray) -> Iterator[str]:
         yield from corpus.texts(rows[start : start + ROWS_AT_A_TIME])
 
 
-class Untuned:
-    """The weights before training, for interpolation with the tuned weights."""
+# Questions that the LM words -----------------------------------------------------------------------------------------
 
-    def __init__(self, encoder: Encoder) -> None:
-        self._encoder = encoder
-        self._weights = {name: weight.detach().clone() for name, weight in self._trained()}
+# Passage, answer and question, as demonstrations for the LM; from no data set.
+SHOTS = (
+    (
+        "Eiffel Tower. The Eiffel Tower is a wrought-iron lattice tower on the Champ de Mars in Paris. It was designed "
+        "by the company of engineer Gustave Eiffel and built from 1887 to 1889 for the 1889 World's Fair.",
+        "Gustave Eiffel",
+        "whose company designed the Eiffel Tower in Paris?",
+    ),
+    (
+        "The Old Man and the Sea. The Old Man and the Sea is a short novel written by Ernest Hemingway in Cuba in 1951 "
+        "and published in 1952. It won the Pulitzer Prize for Fiction in 1953.",
+        "1952",
+        "when was the novel The Old Man and the Sea published?",
+    ),
+    (
+        "Volleyball. Volleyball is a team sport in which two teams of six players are separated by a net. It was "
+        "invented in 1895 by William G. Morgan in Holyoke, Massachusetts.",
+        "six",
+        "how many players does a volleyball team have on the court?",
+    ),
+)
+PASSAGE_CHARACTERS = 420
+OPTIONS = GenerationOptions(24, stop="\n", temperature=0.6)
+PROMPTS_PER_CALL = 16
+WORDS = range(3, 26)  # number of search words in a question
+FOUND_AMONG = 20  # documents that BM25 ranks first
+LEAST_GAIN = 0.5  # nats a token that the document adds to the answer
 
-    def _trained(self) -> list[tuple[str, torch.nn.Parameter]]:
-        return [(name, weight) for name, weight in self._encoder.named_parameters() if weight.requires_grad]
 
-    @contextmanager
-    def interpolated(self, share: float) -> Iterator[None]:
-        """Give the encoder (1 - share) * untuned + share * tuned weights in the block (Wortsman et al. 2022)."""
-        tuned = {name: weight.detach().clone() for name, weight in self._trained()}
-        try:
-            with torch.no_grad():
-                for name, weight in self._trained():
-                    weight.copy_(torch.lerp(self._weights[name].to(weight.device), tuned[name], share))
-            yield
-        finally:
-            with torch.no_grad():
-                for name, weight in self._trained():
-                    weight.copy_(tuned[name])
+def write_questions(
+    lm: AsyncLM,
+    seed: int,
+    has_logprobs: bool,
+    check: Callable[[], None],
+    pairs: Pairs,
+    others: Sequence[str],
+    most: int,
+) -> list[OpenQuestion]:
+    """Let the LM word questions about documents, and return at most `most` that pass the filters.
 
+    A rule takes the answer out of a sentence (`data.questions`), and the LM words the question (after Alberti et al.
+    2019, and InPars, Bonifacio et al. 2022). A question is kept if it ends with a question mark and does not hold its
+    answer, BM25 finds its document among the first few, and its document makes the answer likelier.
 
-class QuestionChooser(Chooser):
-    """Chooses by development questions among the weights of each measurement and interpolations with untuned weights.
-
-    The untuned weights stay unless others have a shown gain in mean reciprocal rank. The highest lower end of the
-    gain's 95% interval wins, after Bonferroni's correction for the measurements.
+    BM25 looks for a question's document among `others` too. `check` is called between calls of the LM; it may raise to
+    end the work. An LM that `has_logprobs` also measures whether a document makes its answer likelier.
     """
+    kept: list[tuple[OpenQuestion, Document]] = []
+    known: set[str] = set()
+    for (question, document), text in zip(pairs, _worded(lm, pairs, seed, check), strict=True):
+        worded = one_line(text.partition("?")[0]) + "?" * ("?" in text)
+        is_good = worded.endswith("?") and len(search_words(worded)) in WORDS and worded.lower() not in known
+        if is_good and not has_answer(worded, question.answers):
+            known.add(worded.lower())
+            kept.append((replace(question, example=replace(question.example, query=worded)), document))
+    by_rules = len(kept)
+    kept = _found_by_bm25(kept, others)
+    by_bm25 = len(kept)
+    kept = _helped_by_document(lm, kept[: 2 * most], check) if has_logprobs else kept
+    log.info(
+        f"the LM wrote {len(pairs)} questions: {by_rules} are kept by rules, {by_bm25} of these found by BM25, "
+        f"{len(kept)} of these with a document that makes the answer likelier"
+    )
+    return [question for question, _ in kept[:most]]
 
-    def __init__(
-        self,
-        config: Config,
-        dev: DevQuestions,
-        encoder: Encoder,
-        frozen: FrozenDocuments | None,
-        watch: Watch,
-        loss: float = math.inf,
-    ) -> None:
-        """Take the untuned encoder, and its in-batch `loss` on training questions."""
-        max_steps = config.train.max_steps
-        super().__init__(watch, max(1, math.ceil(max_steps / NUM_LOOKS)), max_steps)
-        self._dev, self._encoder, self._frozen, self._loss = dev, encoder, frozen, loss
-        self.rows, self._untuned = dev.rows, Untuned(encoder)
-        self._before = np.zeros(len(dev))  # reciprocal ranks by the untuned weights
 
-    def start(self) -> None:
-        """Measure the untuned weights, and end the training before its first step if there is nothing to gain."""
-        with self._untuned.interpolated(0.0):
-            self._before = self._dev.reciprocal_ranks(self._encoder, self._frozen)
-            untuned = self._result(0, 1.0, self._before)
-            if self._watch.first is None:
-                self._watch.record(untuned, self._encoder.save, untuned.mrr)
-        if untuned.mrr is not None and untuned.mrr >= CEILING:
-            log.info(
-                f"nothing to gain: the untuned retriever has a mean reciprocal rank of {untuned.mrr:.3f} on "
-                f"{len(self._dev)} development questions, so it needs no training and stays unchanged"
-            )
-            self._watch.nothing_to_gain = True
-        self._watch.nothing_to_gain |= self._loss <= LEAST_LOSS
+def _worded(lm: AsyncLM, pairs: Pairs, seed: int, check: Callable[[], None]) -> Iterator[str]:
+    """Yield the LM's text for each answer and passage."""
+    opening = "".join(f"Passage: {of}\nAnswer: {answer}\nQuestion: {question}\n\n" for of, answer, question in SHOTS)
+    options = replace(OPTIONS, seed=seed, opening=opening)
+    prompts = [f"{opening}Passage: {_passage(*pair)}\nAnswer: {pair[0].answers[0]}\nQuestion:" for pair in pairs]
+    progress = Progress("questions that the LM writes", len(prompts))
+    for start in range(0, len(prompts), PROMPTS_PER_CALL):
+        check()
+        some = prompts[start : start + PROMPTS_PER_CALL]
+        for [drawn] in lm.submit_samples(some, options).result():
+            yield drawn.text
+        progress.advance(len(some))
 
-    def finish(self, step: int) -> None:
-        """Measure the weights after `step` steps, unless they were measured."""
-        if self._watch.has(step):
-            return
-        results = []
-        for share in SHARES:
-            with self._untuned.interpolated(share):
-                now = self._dev.reciprocal_ranks(self._encoder, self._frozen)
-            results.append(self._result(step, share, now))
-        best = max(results, key=lambda result: result.least_gain or 0.0)
-        with self._untuned.interpolated(best.share or 0.0):
-            self._watch.record(best, self._encoder.save, max(result.mrr or 0.0 for result in results))
 
-    def _result(self, step: int, share: float, now: np.ndarray) -> DevResult:
-        gains = now - self._before
-        least = 0.0  # too few questions show no gain
-        if len(gains) >= FEWEST_CLUSTERS:
-            least = float(gains.mean() - SURE * gains.std() / math.sqrt(len(gains) - 1))
-        right = float((now == 1).mean())
-        return DevResult(step, mrr=float(now.mean()), success_at_1=right, share=share, least_gain=least)
+def _passage(question: OpenQuestion, document: Document) -> str:
+    """Return an excerpt of the document, with the answer in it."""
+    text = one_line(document.text)
+    place = text.find(one_line(question.answers[0]))
+    start = 0 if place < PASSAGE_CHARACTERS // 2 else place - PASSAGE_CHARACTERS // 2
+    return text[start : start + PASSAGE_CHARACTERS]
+
+
+def _found_by_bm25(pairs: Pairs, others: Sequence[str]) -> list[tuple[OpenQuestion, Document]]:
+    if not pairs:
+        return []
+    texts = list(dict.fromkeys([*(document.text for _, document in pairs), *others]))
+    place = {text: number for number, text in enumerate(texts)}
+    own = np.array([place[document.text] for _, document in pairs])
+    rows, scores = search_bm25(lambda: iter(texts), [question.example.query for question, _ in pairs], FOUND_AMONG)
+    hits = (rows == own[:, None]) & (scores > 0)
+    return [pair for pair, hit in zip(pairs, hits.any(1), strict=True) if hit]
+
+
+def _helped_by_document(lm: AsyncLM, pairs: Pairs, check: Callable[[], None]) -> list[tuple[OpenQuestion, Document]]:
+    """Keep questions with a document that makes the answer likelier, by `LEAST_GAIN` nats a token."""
+    alone = [question_prompt(question.example.query) for question, _ in pairs]
+    given = [f"{_passage(*pair)}\n{prompt}" for pair, prompt in zip(pairs, alone, strict=True)]
+    answers = [f" {question.answers[0]}" for question, _ in pairs]
+    check()
+    scores = lm.score([*given, *alone], [*answers, *answers])
+    means = np.array([score.token_logprobs.mean() for score in scores]).reshape(2, -1)
+    return [pair for pair, gain in zip(pairs, means[0] - means[1], strict=True) if gain >= LEAST_GAIN]

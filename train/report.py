@@ -1,14 +1,13 @@
 """The report of a training run: the table on the terminal, and `report.html`, one self-contained page.
 
-Both begin with the verdict in plain words: did the tuned retriever help? On held-out texts it compares the ensembles of
-the tuned and the untuned retriever in bits per byte (lsr − replug, with the paper's weights), on held-out questions the
-ranks of the first right document. Each is tested alone at 5%, and its verdict follows from the 95% interval over six
-sources or more: a retriever may predict texts better and find answers worse. Weights that follow the text have a
-separate sentence, corrected as in the table.
+Both begin with the verdict: did the tuned retriever help? On held-out texts it compares the ensembles of the tuned and
+the untuned retriever in bits per byte (lsr − replug, with the paper's weights), on held-out questions the ranks of the
+first right document. Each is tested alone at 5%, and its verdict follows from the 95% interval over six sources or
+more: a retriever may predict texts better and find answers worse.
 
 results.json has the evaluations of the held-out texts (`evals/results.py`), and beside them
 
-verdict   whether tuning helped, in words (`verdict_of`)
+verdict   whether tuning helped (`verdict_of`)
 weights   the tuned retriever's: their step and the number of steps, the first and the best development result, and
           bits per byte of labelled texts without documents
 """
@@ -23,39 +22,25 @@ from matplotlib.axes import Axes
 from replug.config.methods import POSTERIOR
 from replug.data.files import read_json, replace_file
 from replug.evals.charts import draw_document_weights, lines, to_svg, write_png
-from replug.evals.intervals import FEW_CLUSTERS, FEWEST_CLUSTERS, LEVEL, NO_DIFFERENCE, sign_shown
+from replug.evals.intervals import FEW_CLUSTERS, FEWEST_CLUSTERS, sign_shown
 from replug.evals.language_modelling import headroom_lines
 from replug.evals.results import Entry, Results, num_clusters
-from replug.evals.tables import (
-    Block,
-    Html,
-    figure,
-    grid,
-    html_page,
-    print_blocks,
-    result_blocks,
-)
+from replug.evals.tables import Block, Html, figure, grid, html_page, print_blocks, result_blocks
 from replug.train.development import describe_weights
-from replug.train.evaluation import ANSWERS, LANGUAGE_MODELLING, QUESTION, QUESTIONS, RETRIEVAL
+from replug.train.evaluation import LANGUAGE_MODELLING, QUESTION, QUESTIONS, RETRIEVAL
 from replug.train.run_dir import MEND, RunDirectory
 
 HELPED, HARMED, NOT_SHOWN = "HELPED", "HARMED", "NO DIFFERENCE SHOWN"
 EXIT_STATUSES = {HELPED: 0, NOT_SHOWN: 3, HARMED: 4}  # of `replug compare --exit-status`
-UNIT = "bits per byte"
 MRR = "MRR@20"
-FEW_QUESTIONS = 50
-AFTER_HARM = (
-    "Keep the untuned retriever. Try a smaller train.lr or fewer steps, more training data, or more questions or texts "
-    "for the choice of the weights (data.questions, data.num_dev)."
-)
-AFTER_NOTHING = (
-    "Try more training texts or steps (data.num_queries, train.max_steps, train.epochs) for a larger difference, more "
-    "held-out texts (data.num_heldout, evaluate.max_examples) for a narrower interval."
-)
-AFTER_NOTHING_ASKED = (
-    "Try more steps (train.max_steps) or training questions (data.train) for a larger difference, more questions of "
-    "your own (data.questions, data.heldout) for a narrower interval."
-)
+AFTER = {
+    HELPED: "",
+    HARMED: "Keep the untuned retriever. Try a smaller train.lr, fewer steps, more training data, or more questions or "
+    "texts for the choice of the weights (data.questions, data.num_dev).",
+    NOT_SHOWN: "Try more steps or training data (train.max_steps, train.epochs, data.num_queries, data.train) for a "
+    "larger difference, more held-out texts or questions (data.num_heldout, data.heldout, evaluate.max_examples) for a "
+    "narrower interval.",
+}
 AS_IT_WAS = "The development split chose the weights of step 0: the tuned retriever equals the untuned one."
 
 Rows = Sequence[Mapping[str, Any]]
@@ -67,9 +52,6 @@ QUESTIONS_LINE = (
     "Success@k: the share of questions with a right document among the first k; MRR@20: the mean of 1 / the rank of "
     "the first right document. Gold documents are right, or for a question without any, documents that hold an answer."
 )
-ANSWERS_LINE = "Answers: the bits that the LM needs for a byte of a question's first answer, after its documents."
-TEXTS_MARKED = "The marked continuation is what the LM must predict; neither retriever sees it."
-ANSWERS_MARKED = "The marked answer is right; neither retriever sees it."
 SYMBOLS = (
     "bpb, bits per byte: how many bits the LM needs on average for a byte of a held-out text; lower is better.",
     "a − b: bits per byte of a minus bits per byte of b on the same texts; below 0, a is better.",
@@ -80,8 +62,6 @@ SYMBOLS = (
     "Headroom: bits per byte of the same documents if the LM's own scores weighed them, or if the best document were "
     "known beforehand. Its predictable part: scores of each half of a text weigh the documents for the other half.",
 )
-FAR = 0.5  # of the untuned retriever's scored share: below it, most retrieved documents have no label
-SMOOTH_STEPS = 8
 # The curves of the metrics that a run has: a title, and the lines' names by metric.
 CURVES = (
     ("training loss (nats)", {"train/loss": "loss"}),
@@ -91,7 +71,6 @@ CURVES = (
     ("KL of development texts (nats)", {"dev/kl": "KL"}),
     ("mean reciprocal rank of development questions", {"dev/mrr": "chosen weights"}),
     ("age of the index (steps); dotted: hot swap", {"index/age_steps": "age"}),
-    ("index: recall, and overlap with the version before", {"index/recall": "recall", "index/overlap": "overlap"}),
     (
         "seconds of a step",
         {
@@ -108,11 +87,7 @@ def write_report(run: RunDirectory) -> dict[str, Any]:
     """Write the self-contained page of a finished run; returns the content of `results.json`."""
     run.folder.require()
     results: dict[str, Any] = read_json(run.results, MEND)
-    # The document weights along one text, and each retriever's documents (`train.evaluation`).
-    weights, examples, questions = (
-        read_json(path, MEND) if path.is_file() else []
-        for path in (run.document_weights, run.examples, run.question_examples)
-    )
+    weights = read_json(run.document_weights, MEND) if run.document_weights.is_file() else {}
     if weights:
         write_png(run.picture, partial(draw_document_weights, picture=weights), *_picture_size(weights))
     config = Html("<details><summary>resolved</summary><pre>{}</pre></details>")
@@ -120,12 +95,11 @@ def write_report(run: RunDirectory) -> dict[str, Any]:
     sections: dict[str, Sequence[Block]] = {
         "": [*_verdict_blocks(results), *weights_lines(results)],
         "Held-out texts": _heldout_blocks(heldout) if heldout else [],
-        "Questions": [*_question_blocks(results), *_example_blocks(questions, ANSWERS_MARKED)],
+        "Questions": _question_blocks(results),
         "How to read this": [SYMBOLS] if heldout else [],
         "How weights follow a text": _picture_blocks(weights) if weights else [],
         "Gold documents": result_blocks(results[RETRIEVAL], RETRIEVAL) if RETRIEVAL in results else [],
-        "Training": _training_blocks(metrics, is_online=any("index/live_version" in row for row in metrics)),
-        "First documents of each retriever": _example_blocks(examples),
+        "Training": _training_blocks(metrics),
         "How this was made": run.provenance(),
         "Configuration": [config.format(run.config.read_text())],
     }
@@ -133,14 +107,9 @@ def write_report(run: RunDirectory) -> dict[str, Any]:
     return results
 
 
-def print_results(results: Mapping[str, Any]) -> None:
-    """Print the tables of a run to the terminal."""
-    print_blocks(run_blocks(results))
-
-
 def print_summary(run: RunDirectory, results: Mapping[str, Any]) -> None:
     """Print the verdict, the tables, the paths of retriever and report, and the next command."""
-    print_results(results)
+    print_blocks(run_blocks(results))
     print(f"tuned retriever: {run.retriever}")
     print(f"report: {run.report}")
     verdict = verdict_of(results)
@@ -175,19 +144,12 @@ def _verdict_blocks(results: Mapping[str, Any]) -> list[Block]:
 
 
 def _heldout_blocks(results: Results) -> list[Block]:
-    blocks = [METHODS_LINE, *result_blocks(results, LANGUAGE_MODELLING)]
-    if rooms := headroom_lines(results):
-        blocks.append(rooms)
-    return blocks
+    rooms = headroom_lines(results)
+    return [METHODS_LINE, *result_blocks(results, LANGUAGE_MODELLING), *([rooms] if rooms else [])]
 
 
 def _question_blocks(results: Mapping[str, Any]) -> list[Block]:
-    blocks: list[Block] = []
-    if QUESTIONS in results:
-        blocks += [QUESTIONS_LINE, *result_blocks(results[QUESTIONS], "held-out questions")]
-    if ANSWERS in results:
-        blocks += [ANSWERS_LINE, *result_blocks(results[ANSWERS], "answers to held-out questions")]
-    return blocks
+    return [QUESTIONS_LINE, *result_blocks(results[QUESTIONS], "held-out questions")] if QUESTIONS in results else []
 
 
 # The verdict ----------------------------------------------------------------------------------------------------------
@@ -198,8 +160,8 @@ def verdict_of(results: Mapping[str, Any]) -> dict[str, Any] | None:
 
     `verdict` is HELPED, HARMED or NO DIFFERENCE SHOWN: harm by texts or by questions is harm, help by either is help.
     `texts` and `questions` are the verdicts by each, None if it was not measured. `sentence` states them with the
-    intervals, `more` has further sentences: posterior weights, few sources, and suggestions. `value` and `interval` are
-    lsr − replug in bits per byte, below 0 if tuning helped; without texts, in mean reciprocal ranks, above 0.
+    intervals, `more` warns of few sources and suggests. `value` and `interval` are lsr − replug in bits per byte, below
+    0 if tuning helped; without texts, in mean reciprocal ranks, above 0.
     """
     before, after = QUESTION
     by_texts = results.get(LANGUAGE_MODELLING, {}).get(after, {}).get(f"bpb - {before}")
@@ -209,15 +171,22 @@ def verdict_of(results: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     texts, questions = _outcome(by_texts, -1), _outcome(by_questions, 1)
     outcome = next((one for one in (HARMED, HELPED) if one in (texts, questions)), NOT_SHOWN)
-    sentences = [_sentence(texts, difference_words(by_texts, " than before"))] if by_texts else []
-    sentences += [_question_sentence(questions, results[QUESTIONS])] if by_questions else []
-    more = _posterior_sentence(results[LANGUAGE_MODELLING]) if by_texts else []
+    sentences = [_sentence(texts, by_texts, "bits per byte of held-out texts", "below")] if by_texts else []
+    if by_questions:
+        old, new = (results[QUESTIONS][name]["Success@1"]["value"] for name in QUESTION)
+        of = f"{MRR} of {by_questions['n']} held-out questions"
+        sentences += [_sentence(questions, by_questions, of, "above"), f"Success@1 {new:.1%}, before {old:.1%}."]
+    num, what = num_clusters(entry), "sources" if "clusters" in entry else "texts" if by_texts else "questions"
+    more = [f"There are only {num} {what}, so the interval is too narrow."] if num < FEW_CLUSTERS else []
+    if num < FEWEST_CLUSTERS:
+        more = [f"There are only {num} {what}; fewer than {FEWEST_CLUSTERS} show no difference."]
+    more.append(AS_IT_WAS if (results.get("weights") or {}).get("step") == 0 else AFTER[outcome])
     return {
         "verdict": outcome,
         "texts": texts,
         "questions": questions,
         "sentence": " ".join(sentences),
-        "more": [*more, *_caveats(results, entry, outcome, bool(by_texts))],
+        "more": [line for line in more if line],
         "value": entry["value"],
         "interval": entry["interval"],
     }
@@ -231,75 +200,11 @@ def _outcome(entry: Entry | None, better: int) -> str | None:
     return {1: HELPED, -1: HARMED, 0: NOT_SHOWN}[better * sign_shown(low, high, num_clusters(entry))]
 
 
-def _sentence(outcome: str | None, text: str) -> str:
-    if outcome == HELPED:
-        return f"Tuned retriever: {text}. It helped."
-    return f"HARMED: tuned retriever {text}." if outcome == HARMED else f"No difference shown: tuned retriever {text}."
-
-
-def _question_sentence(outcome: str | None, results: Mapping[str, Mapping[str, Entry]]) -> str:
-    """Return the sentence on questions, with the smallest difference that a few of them could show."""
-    before, after = QUESTION
-    entry, (old, new) = results[after][f"{MRR} - {before}"], (results[name]["Success@1"] for name in QUESTION)
-    low, high = entry["interval"]
-    if low == high == 0:
-        return f"By questions it is the same: a right document is first for {old['value']:.1%} of {entry['n']}."
-    said = {HELPED: "By questions it helped", HARMED: "HARMED by questions"}.get(
-        str(outcome), "By questions no difference is shown"
-    )
-    is_few = outcome == NOT_SHOWN and entry["n"] < FEW_QUESTIONS
-    few = f" So few questions show only differences above {(high - low) / 2:.2f}." if is_few else ""
-    return (
-        f"{said}: of {entry['n']} questions a right document is first for {new['value']:.1%} "
-        f"({old['value']:.1%} before), mean reciprocal rank {entry['value']:+.3f} (95% interval {low:+.3f} to "
-        f"{high:+.3f}).{few}"
-    )
-
-
-def _posterior_sentence(heldout: Mapping[str, Mapping[str, Entry]]) -> list[str]:
-    before, after = (f"{name}/{POSTERIOR}" for name in QUESTION)
-    entry = heldout.get(after, {}).get(f"bpb - {before}")
-    if entry is None:
-        return []
-    low, high = entry["interval"]
-    is_shown = sign_shown(low, high, num_clusters(entry)) and entry.get("p_holm", 0.0) < LEVEL
-    unsure = "" if is_shown else f": {NO_DIFFERENCE}"
-    return [f"With weights that follow the text: {difference_words(entry)}{unsure}."]
-
-
-def _caveats(results: Mapping[str, Any], entry: Entry, outcome: str, by_texts: bool) -> list[str]:
-    """Return warnings about few sources or independent examples, and suggestions."""
-    num, what = num_clusters(entry), "sources" if "clusters" in entry else "texts" if by_texts else "questions"
-    lines = [f"There are only {num} {what}, so the interval is too narrow."] if num < FEW_CLUSTERS else []
-    if num < FEWEST_CLUSTERS:
-        lines = [f"There are only {num} {what}; fewer than {FEWEST_CLUSTERS} show no difference."]
-    if (results.get("weights") or {}).get("step") == 0:
-        return [*lines, AS_IT_WAS]
-    nothing = AFTER_NOTHING if by_texts else AFTER_NOTHING_ASKED
-    return lines + {HELPED: [], HARMED: [AFTER_HARM], NOT_SHOWN: [nothing]}[outcome]
-
-
-def difference_words(entry: Entry, than: str = "") -> str:
-    """Return a difference with its interval: `0.034 bits per byte lower (95% interval 0.009 to 0.072)`.
-
-    `than` follows the word lower or higher. Both ends of an interval around 0 name their side.
-    """
-    value, (low, high) = entry["value"], entry["interval"]
-    if low == value == high == 0:
-        return f"the same {UNIT}{than.replace('than', 'as')}"
-    digits = 3 if max(abs(value), abs(low), abs(high)) >= 0.01 else 5
-
-    def size(number: float) -> str:
-        return f"{abs(number):.{digits}f}"
-
-    def side(number: float) -> str:
-        return "lower" if number < 0 else "higher"
-
-    if low <= 0 <= high:
-        between = f"{size(low)} lower to {size(high)} higher"
-    else:
-        between = " to ".join(size(end) for end in sorted((low, high), key=abs))
-    return f"{size(value)} {UNIT} {side(value)}{than} (95% interval {between})"
+def _sentence(outcome: str | None, entry: Entry, measure: str, side: str) -> str:
+    """Return an outcome with its interval, and the side of 0 that is better."""
+    digits = 4 if max(map(abs, entry["interval"])) >= 0.001 else 6
+    value, low, high = (f"{number:+.{digits}f}" for number in (entry["value"], *entry["interval"]))
+    return f"{outcome}: {measure} {value} (95% interval {low} to {high}); {side} 0 is better."
 
 
 # The weights of the tuned retriever --------------------------------------------------------------------------------
@@ -317,27 +222,7 @@ def weights_lines(results: Mapping[str, Any]) -> list[str]:
     if best.get("mrr") is not None:
         about = "development questions, mean reciprocal rank"
         return [*lines, f"{about}: {best['mrr']:.4f}, before {first['mrr']:.4f}"]
-    if best["scored_share"] is not None:
-        lines.append(_drift_line(first["scored_share"], best["scored_share"]))
-    about = "labelled candidates of the development texts" if best["kl"] is not None else "development texts"
-    more = "" if weights["alone"] is None else f"; without documents {weights['alone']:.4f}"
-    more += "" if best["kl"] is None else f"; KL {best['kl']:.4f}, before {first['kl']:.4f}"
-    measured = (f"{look['bpb']:.4f} at a temperature of {look['temperature']:g}" for look in (best, first))
-    return [*lines, f"{about}, bits per byte: {'; before '.join(measured)}{more}"]
-
-
-def _drift_line(before: float, now: float) -> str:
-    """Return a line on the share of the tuned retriever's documents that the LM has scored."""
-    text = (
-        f"the LM has scored {now:.0%} of the tuned retriever's nearest documents to development texts, and "
-        f"{before:.0%} of the untuned retriever's"
-    )
-    if now >= FAR * before:
-        return text
-    return (
-        f"{text}: a search finds others, which the next line leaves out and held-out texts measure; label.random, "
-        "loss.contrastive with loss.in_batch, a smaller train.lr or fewer epochs make them rarer"
-    )
+    return [*lines, f"development texts, bits per byte: {best['bpb']:.4f}, before {first['bpb']:.4f}"]
 
 
 # Figures ---------------------------------------------------------------------------------------------------------
@@ -348,18 +233,13 @@ def _picture_size(document_weights: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def draw_curve(axes: Axes, metrics: Rows, title: str, names: Mapping[str, str]) -> None:
-    """Draw metrics over steps; a loss has its running mean too, and hot swaps of the index are marked."""
+    """Draw metrics over steps; hot swaps of the index are marked."""
     points: dict[str, list[tuple[float, float]]] = {}
     for key, name in names.items():
         own = [(row["step"], row[key]) for row in metrics if key in row]
         if key.startswith("dev/"):  # every step repeats the newest result
             own = [point for place, point in enumerate(own) if place == 0 or point[1] != own[place - 1][1]]
         points[name] = own
-        if key == "train/loss":
-            values = [value for _, value in own]
-            recent = [values[max(0, end - SMOOTH_STEPS) : end] for end in range(1, len(values) + 1)]
-            means = [sum(some) / len(some) for some in recent]
-            points[f"mean of {SMOOTH_STEPS} steps"] = [(step, mean) for (step, _), mean in zip(own, means, strict=True)]
     shows_swaps = names.keys() & {"train/loss", "index/age_steps"}
     swaps = [row["step"] for row in metrics if row.get("index/swapped")] if shows_swaps else []
     few = max(map(len, points.values())) < 20
@@ -384,38 +264,10 @@ def _picture_blocks(document_weights: Mapping[str, Any]) -> list[Block]:
     return [figure(to_svg(draw, *_picture_size(document_weights)), caption, is_wide=True)]
 
 
-def _training_blocks(metrics: Rows, is_online: bool) -> list[Block]:
+def _training_blocks(metrics: Rows) -> list[Block]:
     if not metrics:
         return []
     known = set().union(*metrics)
-    curves = [of for of in CURVES if of[1].keys() & known and (is_online or "index/age_steps" not in of[1])]
+    curves = [of for of in CURVES if of[1].keys() & known]
     draws = [partial(draw_curve, metrics=metrics, title=title, names=names) for title, names in curves]
-    curves_block = grid([figure(to_svg(draw)) for draw in draws])
-    return [curves_block, *([_throughput_line(metrics)] if is_online else [])]
-
-
-def _throughput_line(metrics: Rows) -> str:
-    seconds = sum(row.get("time/step_seconds", 0.0) for row in metrics)
-    waited = sum(row.get("time/wait_scores_seconds", 0.0) for row in metrics)
-    swaps, last = sum(bool(row.get("index/swapped")) for row in metrics), metrics[-1]
-    return (
-        f"{len(metrics)} logged steps in {seconds:.0f} s ({60 * len(metrics) / seconds:.1f} a minute), "
-        f"{waited / seconds:.0%} of it waiting for LM scores; {swaps} hot swaps of the index; "
-        f"{last['index/refreshes_failed']:.0f} refreshes failed."
-    )
-
-
-def _example_blocks(examples: Sequence[dict], marked: str = TEXTS_MARKED) -> list[Block]:
-    if not examples:
-        return []
-    blocks: list[Block] = [marked]
-    document = Html("<pre><span class=muted>{id} · {similarity:.3f}</span>\n{text}</pre>")
-    for example in examples:
-        columns = [
-            Html("<div><b>{}</b>{}</div>").format(label, Html().join(document.format(**one) for one in example[side]))
-            for side, label in (("before", "untuned"), ("after", "tuned"))
-        ]
-        query = Html("<b>{}</b>\n").format(example["query"]) if "query" in example else ""
-        text = Html("<pre>{}{}<mark>{}</mark></pre>").format(query, example["context"], example["continuation"])
-        blocks.append(Html("{}<div class=pair>{}</div><hr>").format(text, Html().join(columns)))
-    return blocks
+    return [grid([figure(to_svg(draw)) for draw in draws])]

@@ -25,10 +25,10 @@ from replug.data.files import read_json, write_json, writing
 from replug.data.folder import sole_writer
 from replug.data.labels import Labels
 from replug.data.progress import Stages
-from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
 from replug.evals.questions import OpenQuestion
 from replug.evals.retrieval import RECALL_DEPTH
+from replug.evals.tables import print_blocks
 from replug.index_workers.build import build_version
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import IndexService
@@ -39,43 +39,37 @@ from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, write
 from replug.models.hardware import check_gpus
 from replug.models.preparing import data_folder, prepared_set
 from replug.planning.stages import HELDOUT, INDEX, QUESTIONS_MADE, TRAINING, TUNED
-from replug.train.development import Chooser, LabelledDevTexts, TextChooser, describe_weights
+from replug.train.development import Chooser, DevQuestions, LabelledDevTexts, QuestionChooser, describe_weights
 from replug.train.evaluation import (
-    ANSWERS,
     LANGUAGE_MODELLING,
     PICTURE,
     QUESTIONS,
-    evaluate_answers,
     evaluate_heldout,
     judge_by_questions,
     measured_encoder,
     search_examples,
     search_heldout,
     searched_version,
-    write_examples,
 )
 from replug.train.fitting import Fit, own_globals, started_ranks
 from replug.train.labels import label, label_origin
 from replug.train.model_card import write_model_card
 from replug.train.outset import check_data, check_texts, plan_stages, require_trainable
 from replug.train.questions import (
-    DevQuestions,
-    QuestionChooser,
     Questions,
     TrainingQuestions,
     make_questions,
     questions_folder,
     rate_for,
-    say_how_far,
     training_questions,
+    write_questions,
 )
-from replug.train.report import print_results, verdict_of, write_report
+from replug.train.report import run_blocks, verdict_of, write_report
 from replug.train.run_dir import LM, MEND, SET, RunDirectory, manifest_sha256
 from replug.train.sources import LabelledBatches, LiveBatches, QuestionBatches, version_after
 from replug.train.step_metrics import log_hyperparameters, loggers_of, publish_results, require_loggers
 from replug.train.trained_weights import save_retriever
 from replug.train.workers import Workers, start_index, start_workers
-from replug.train.written_questions import Pairs, write_questions
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +81,6 @@ def train(config: Config, loggers: Sequence[Logger] = ()) -> dict:
         require_loggers(config)  # before the labels, which take the longest
     with own_globals():
         stages = Stages()
-        run.begin_anew_if_other(config)
         labels = _labels(config, run, stages)
         if labels is not None and config.train.epochs is not None:
             steps = math.ceil(config.train.epochs * labels.counts["queries"] / config.train.batch_size)
@@ -111,7 +104,7 @@ def _labels(config: Config, run: RunDirectory, stages: Stages) -> Labels | None:
         return Labels(Path(config.train.labels).expanduser()) if config.train.labels else None
     begun = run.begun_with()
     if begun is not None and begun.train.labels == OWN_LABELS:
-        run.require_candidates(config, begun)
+        run.require_config(config)
         return Labels(run.labels)  # new labels could differ
     run.require_config(config)
     with sole_writer(run.path):
@@ -188,8 +181,7 @@ class _Run:
                     results = self._measure(*started, weights["step"])
         results["weights"] = weights
         results["verdict"] = verdict_of(results)
-        made_by = self._run.provenance(is_public=True)
-        write_model_card(self._run.retriever, config, describe_weights(weights), made_by, results)
+        write_model_card(self._run.retriever, config, describe_weights(weights), self._run.provenance(), results)
         self._run.finish(results)
         publish_results(self._loggers, self._run, results)
 
@@ -203,15 +195,11 @@ class _Run:
             self._training = TrainingQuestions(training, data.corpus)
             if not run.fitted.is_file():
                 self._loss = self._training.in_batch_loss(self._encoder, config)
-                say_how_far(config, self._loss, self._training.share_of_documents())
         if config.data.questions != BY_LM or is_made:
             return make_questions(config, data, run.questions, training, self._lm_identity)
         with self._workers("index") as (_, workers):
-
-            def write(pairs: Pairs, others: Sequence[str], most: int) -> list[OpenQuestion]:
-                has_logprobs, check = config.lm.score is Teacher.logprob, self._interruption.check
-                return write_questions(workers.lm, pairs, others, most, config.seed, has_logprobs, check)
-
+            has_logprobs, check = config.lm.score is Teacher.logprob, self._interruption.check
+            write = partial(write_questions, workers.lm, config.seed, has_logprobs, check)
             return make_questions(config, data, run.questions, training, self._lm_identity, write)
 
     def _workers(self, *roles: str) -> AbstractContextManager[tuple[Config, Workers]]:
@@ -230,7 +218,7 @@ class _Run:
         if self._training is not None:
             config = rate_for(config, self._loss)
         arguments = (config, run, data, self._encoder, self._interruption, self._loggers)
-        fit, alone = Fit(*arguments, queries=self._training), None
+        fit = Fit(*arguments, queries=self._training)
         by_questions = self._question_chooser(fit)
         if self._training is not None:
             assert by_questions is not None
@@ -239,9 +227,7 @@ class _Run:
             assert self._labels is not None
             chooser: Chooser | None = by_questions
             if chooser is None and self._labels.counts.get("dev"):
-                dev = LabelledDevTexts(config, self._labels, data)
-                every = math.ceil(len(data.queries) / config.train.batch_size)
-                chooser, alone = TextChooser(config, dev, fit.encoder, fit.frozen, fit.watch, every), dev.bpb_alone
+                chooser = LabelledDevTexts(config, self._labels, data, fit.encoder, fit.frozen, fit.watch)
             fit.run(LabelledBatches(config, self._labels, data, fit.frozen, chooser), self._interruption.check)
         else:
             with started_ranks(config, run, data, fit.newest) as others:
@@ -254,7 +240,7 @@ class _Run:
                 parts = (fit.encoder, workers, fit.watch, fit.clock, check, fit.frozen, labelled, by_questions)
                 with LiveBatches(config, data, *parts) as live:
                     fit.run(live, check, others)
-        weights = self._export(config, fit) | {"alone": alone}
+        weights = self._export(config, fit)
         write_json(run.fitted, weights)
         return weights
 
@@ -288,7 +274,7 @@ class _Run:
     ) -> dict[str, Any]:
         """Compare the untuned retriever with the tuned one, which has the weights of `step`.
 
-        Held-out questions need no LM. With the LM of `workers`, held-out texts and answers are measured too.
+        Held-out questions need no LM. With the LM of `workers`, held-out texts are measured too.
         """
         run, data = self._run, self._data
         results: dict[str, Any] = {}
@@ -296,22 +282,16 @@ class _Run:
             self._search_untuned(config, index, workers)
         with self._stages.stage(TUNED):
             self._search_tuned(config, index, step, workers)
-        texts = {}
         if workers is not None:
             texts = _retrieved(run.untuned_retrieval, run.tuned_retrieval)
             with self._stages.stage(HELDOUT):
                 results |= evaluate_heldout(config, data, workers, texts, run.evaluation)
             picture = run.evaluation / LANGUAGE_MODELLING / PICTURE
             shutil.copyfile(picture, run.document_weights)  # `evaluate` writes another
-            write_examples(run.examples, data, texts, partial(_text_shown, data), 3)
         if self._questions is not None:
             questions = self._questions.heldout
             found = _retrieved(run.questions_before, run.questions_after)
-            write_examples(run.question_examples, data, found, partial(_question_shown, questions), 1)
             results[QUESTIONS] = judge_by_questions(config, data, questions, found, run.evaluation / QUESTIONS)
-            if workers is not None and any(question.answers for question in questions):
-                found = {name: replace(of, temperature=texts[name].temperature) for name, of in found.items()}
-                results[ANSWERS] = evaluate_answers(config, data, workers, questions, found, run.evaluation)
         return results
 
     def _search_untuned(self, config: Config, index: IndexService, workers: Workers | None) -> None:
@@ -360,26 +340,16 @@ def _retrieved(before: Path, after: Path) -> dict[str, RetrievedDocuments]:
     return {"replug": RetrievedDocuments.load(before), "lsr": RetrievedDocuments.load(after)}
 
 
-def _text_shown(data: PreparedSet, row: int) -> dict[str, str]:
-    fields = data.heldout.examples([row])[0].as_row()
-    return {name: fields[name] for name in ("query", "context", "continuation") if name in fields}
-
-
-def _question_shown(questions: Sequence[OpenQuestion], row: int) -> dict[str, str]:
-    answers = questions[row].answers
-    return {"context": questions[row].example.query, "continuation": f"\n{', '.join(answers)}" if answers else ""}
-
-
 def evaluate(config: Config) -> dict:
     """Measure held-out texts with the configured retriever and the run's tuned one, if any."""
     check_gpus()
+    require_logprobs(config.lm)
     run = RunDirectory(Path(config.run_dir).expanduser())
     with own_globals(), sole_writer(run.path):
         return _evaluate(config, run)
 
 
 def _evaluate(config: Config, run: RunDirectory) -> dict:
-    require_logprobs(config.lm)
     lm = lm_source(config.lm, run.budget_file, run.scores)
     data = prepared_set(config, run.data)
     if chooses_by_dev(config):
@@ -398,6 +368,6 @@ def _evaluate(config: Config, run: RunDirectory) -> dict:
         results["weights"] = read_json(run.fitted, MEND)
     results["verdict"] = verdict_of(results)
     write_json(run.evaluation / "results.json", results)
-    print_results(results)
+    print_blocks(run_blocks(results))
     print(f"results: {run.evaluation / 'results.json'}")
     return results

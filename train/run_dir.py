@@ -16,7 +16,7 @@ scores.sqlite      the cache of LM scores
 lm_spent.json      requests and tokens sent to a server
 fitted.json        training has ended: the first development result, and that of the tuned weights
 retriever/         the tuned encoder; a pair if queries and documents have different ones (retriever.train)
-evaluation/        outcomes in language_modelling/, retrieval/, questions/ and answers/; `replug evaluate` adds index/
+evaluation/        outcomes in language_modelling/, retrieval/ and questions/; `replug evaluate` adds index/
 document_weights.json  the document weights along one text; drawn as weights.png
 results.json       the table; report.html beside it
 """
@@ -29,7 +29,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,15 +39,15 @@ from replug.cluster.environment import allowed_cores
 from replug.config.errors import RunError, UserError
 from replug.config.load import config_to_yaml, inputs_of, load_stored_config
 from replug.config.paths import public_name, require_folder
+from replug.config.rules import OWN_LABELS
 from replug.config.schema import Config
 from replug.data.files import file_sha256, link_equal_files, read_json, replace_file, write_json
-from replug.data.folder import INPUTS, MANIFEST, Folder, read_mark, run_work, sole_writer, write_mark
-from replug.planning.model_sizes import ModelSize, encoder_size, lm_size
+from replug.data.folder import MANIFEST, Folder, read_mark, write_mark
 
 log = logging.getLogger(__name__)
 
 THIS_FILE = Path(__file__).resolve()  # git follows no link
-CHECKPOINT_FORMAT = 4  # of the callbacks' state in a checkpoint
+CHECKPOINT_FORMAT = 5  # of the callbacks' state in a checkpoint
 MEND = "bring it back, or run `replug train` in another run_dir"
 # Other contents of a run directory, including files that other commands leave before a run begins.
 OTHERS = (
@@ -97,8 +97,6 @@ class RunDirectory:
         self.questions_after = path / "questions_after.npz"
         self.fitted = path / "fitted.json"
         self.results = path / "results.json"
-        self.question_examples = path / "question_examples.json"
-        self.examples = path / "examples.json"
         self.report = path / "report.html"
         self.document_weights = path / "document_weights.json"
         self.picture = path / "weights.png"
@@ -116,43 +114,15 @@ class RunDirectory:
         require_folder("run_dir", self.path)
         self.folder.check(inputs, are_all=False)
 
-    def begin_anew_if_other(self, config: Config) -> None:
-        """Forget the other keys of the begun run, if it has no results from them."""
-        if run_work(self.path) is None and self.folder.changed(_inputs_of(config), are_all=False):
-            with sole_writer(self.path):
-                self._begin_anew_with(_inputs_of(config), are_all=False)
-
-    def _begin_anew_with(self, inputs: Mapping[str, Any], are_all: bool = True) -> None:
-        changed = self.folder.changed(inputs, are_all) if run_work(self.path) is None else {}
-        if not changed:
-            return
-        name, (before, now) = next(iter(changed.items()))
-        log.info(f"{name} is {now!r}, and was {before!r}: the run begins anew, since nothing was made with it")
-        for path in (self.untuned_retrieval, self.questions_before, self.config, self.path / INPUTS):
-            path.unlink(missing_ok=True)
-        for folder in (self.best_weights, self.questions):
-            shutil.rmtree(folder, ignore_errors=True)
-
     def begun_with(self) -> Config | None:
         """Return the configuration of the run in this directory, finished or not."""
         return load_stored_config(self.config) if self.config.is_file() else None
-
-    def require_candidates(self, config: Config, begun: Config) -> None:
-        """Raise UserError if keys request other candidates than the run's finished labels have."""
-        for name, made in asdict(begun.label).items():
-            if (asked := getattr(config.label, name)) != made:
-                raise UserError(
-                    f"label.{name} is {asked!r}, but the labels of the run in {self.path} were made with {made!r}: "
-                    "give the same value or another run_dir"
-                )
 
     def claim(self, config: Config, lm_identity: str, prepared: Path, labels: Path | None = None) -> None:
         """Begin the run, or check that it began with the same configuration, LM, prepared set and labels."""
         made_from = {LM: lm_identity, SET: manifest_sha256(prepared)}
         made_from |= {LABELS: manifest_sha256(labels)} if labels is not None else {}
-        inputs = {**_inputs_of(config), **made_from}
-        self._begin_anew_with(inputs)
-        self.folder.claim(inputs)
+        self.folder.claim({**_inputs_of(config), **made_from})
         replace_file(self.config, config_to_yaml(config).encode())
         write_json(self.environment, describe_environment())
 
@@ -160,8 +130,7 @@ class RunDirectory:
         """Write results.json and the manifest, which ends the run; remove files that only an unfinished run needs."""
         write_json(self.results, results)
         files = [self.config, self.environment, self.fitted, self.metrics, self.results]
-        shown = [self.examples, self.document_weights, self.question_examples]
-        self.folder.finish([path.name for path in (*files, *shown) if path.is_file()])
+        self.folder.finish([path.name for path in (*files, self.document_weights) if path.is_file()])
         for folder in (self.checkpoints, self.best_weights):
             shutil.rmtree(folder, ignore_errors=True)
         link_equal_files(self.path.rglob("*.safetensors"))  # an index holds the weights that embedded it
@@ -234,18 +203,20 @@ class RunDirectory:
     def read_metrics(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.metrics.read_text().splitlines()] if self.metrics.exists() else []
 
-    def provenance(self, is_public: bool = False) -> list[str]:
-        """Return lines that say how the run was made, `is_public` for readers elsewhere."""
+    def provenance(self) -> list[str]:
+        """Return lines that say how the run was made, without facts of this machine."""
         config = self.begun_with()
         if config is None:
             return []
         known = read_json(self.environment, MEND) if self.environment.is_file() else {}
-        return provenance_lines(config, known, (self.folder.inputs or {}).get(LM), is_public)
+        return provenance_lines(config, known, (self.folder.inputs or {}).get(LM))
 
 
 def _inputs_of(config: Config) -> dict[str, Any]:
-    """Return the configuration keys of a run. Epochs replace the steps, whose number follows from the labels."""
+    """Return the configuration keys of a run, its own labels' among them. Epochs replace the steps."""
     keys = inputs_of(config)
+    if config.train.labels == OWN_LABELS:
+        keys |= {f"label.{name}": value for name, value in asdict(config.label).items()}
     if config.train.epochs is not None:
         del keys["train.max_steps"]
     return keys
@@ -303,29 +274,12 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def provenance_lines(
-    config: Config, environment: Mapping[str, Any], lm_identity: str | None, is_public: bool = False
-) -> list[str]:
-    """Return lines that say how a run was made: its models, command, commit and versions.
-
-    `is_public` leaves out facts of this machine: the command, the places of files, and a server's address.
-    """
-    named = public_name if is_public else str
-    server = config.lm.model if is_public else f"{config.lm.model} at {config.lm.url}"
-    lm = server if config.lm.url else _sized(str(config.lm.path), lm_size, named)
-    models = f"retriever {_sized(config.retriever.path, encoder_size, named)}; LM {lm}"
-    lines = [f"models: {models}{f', identity {lm_identity}' if lm_identity else ''}"]
-    if (command := environment.get("command")) and not is_public:
-        lines.append(f"command: {command}")
+def provenance_lines(config: Config, environment: Mapping[str, Any], lm_identity: str | None) -> list[str]:
+    """Return lines that say how a run was made: its models, commit and versions."""
+    lm = config.lm.model if config.lm.url else public_name(str(config.lm.path))
+    models = f"models: retriever {public_name(config.retriever.path)}; LM {lm}"
     commit, packages = environment.get("git_commit"), environment.get("packages", {})
     changed = " with changes" if environment.get("git_dirty") else ""
     code = [f"commit {commit[:12]}{changed}"] if commit else []
-    versions = (f"{name} {packages[name]}" for name in ("replug", "torch", "transformers") if name in packages)
-    return [*lines, f"code: {', '.join([*code, *versions])}"]
-
-
-def _sized(path: str, size_of: Callable[[str], ModelSize], named: Callable[[str], str]) -> str:
-    try:
-        return f"{named(path)} ({size_of(path).parameters / 1e6:,.1f}M parameters)"
-    except UserError:  # no known size; it is optional here
-        return named(path)
+    code += [f"{name} {packages[name]}" for name in ("replug", "torch", "transformers") if name in packages]
+    return [f"{models}, identity {lm_identity}" if lm_identity else models, f"code: {', '.join(code)}"]

@@ -127,34 +127,20 @@ def log_hyperparameters(logger: Logger, values: dict[str, Any]) -> None:
 
 
 def publish_results(loggers: Sequence[Logger], run: RunDirectory, results: dict[str, Any]) -> None:
-    """Log results by method and metric, and the verdict, to every tracker; the tuned retriever as W&B's artifact.
-
-    metrics.jsonl has rows of steps alone.
-    """
-    evaluations = [results[name] for name in ("language_modelling", "retrieval") if name in results]
+    """Log results by method and metric to every tracker; metrics.jsonl has rows of steps alone."""
     summary = {
         f"results/{method}/{metric}": entry["value"]
-        for evaluated in evaluations
-        for method, of in evaluated.items()
+        for name in ("language_modelling", "retrieval")
+        for method, of in results.get(name, {}).items()
         for metric, entry in of.items()
     }
-    verdict = results["verdict"]
-    words = {"verdict": verdict["verdict"], "verdict_sentence": verdict["sentence"]} if verdict else {}
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             import wandb  # takes seconds
 
-            logger.experiment.summary.update(summary | words)
-            artifact = wandb.Artifact(f"retriever-{logger.version}", type="model")
-            artifact.add_dir(str(run.retriever))
-            logger.experiment.log_artifact(artifact)
+            logger.experiment.summary.update(summary)
             wandb.finish()
         elif not isinstance(logger, JsonLinesLogger):
-            if isinstance(logger, TensorBoardLogger):  # it shows the first hyperparameters alone
-                for name, text in words.items():
-                    logger.experiment.add_text(name, text)
-            else:
-                log_hyperparameters(logger, words)
             logger.log_metrics(summary, results["weights"]["steps"])
             logger.save()
             logger.finalize("success")

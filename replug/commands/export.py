@@ -72,8 +72,7 @@ def export(
         if documents is not None and documents.is_pair:
             documents = None  # it already had an encoder for each side
         save_retriever(partial, encoder, config.retriever, documents, read_from)
-        made_by = run.provenance(is_public=True)
-        write_model_card(partial, config, weights, made_by, results, f"./{out.name}")
+        write_model_card(partial, config, weights, run.provenance(), results, f"./{out.name}")
         partial.rename(out)
     print(f"retriever: {out} (weights of {weights})")
 

@@ -161,14 +161,14 @@ def trains_documents(config: Config) -> bool:
 def _label_stages(config: Config, counts: Counts) -> Iterator[Stage]:
     """Yield the stages of the run's own labels and of the training on labels.
 
-    A document that two searches find is scored once. With each development text the LM also scores it alone.
+    A document that two searches find is scored once.
     """
     train = config.train
     if not train.labels:
         return
     if train.labels == OWN_LABELS:
         work = f"the LM scores {num_candidates(config)} candidates of each text"
-        yield Stage(LABELS, work, (counts.queries + counts.dev) * num_candidates(config) + counts.dev)
+        yield Stage(LABELS, work, (counts.queries + counts.dev) * num_candidates(config))
     passes = f"{train.epochs:g} epochs" if train.epochs else f"{train.max_steps:,} steps"
     steps = math.ceil(train.epochs * counts.queries / train.batch_size) if train.epochs else train.max_steps
     yield Stage(TRAINING, f"{passes} of {counts.queries:,} texts", steps=steps)

@@ -10,16 +10,19 @@ import pytest
 from replug.commands.export import export
 from replug.commands.run import search
 from replug.config.errors import UserError
+from replug.data.store import PreparedSet
+from replug.evals.evidence import RetrievedDocuments
 from replug.index_workers.version_store import VersionStore
 from replug.library import config_of_run
 from replug.models.encoder import Encoder
 
 
 def test_search_shows_what_the_tuned_retriever_finds(quiet_run, capsys):
-    example = json.loads((quiet_run / "examples.json").read_text())[0]
-    search(quiet_run, example["context"], k=3, as_json=True)
+    data, retrieved = PreparedSet(quiet_run / "data"), RetrievedDocuments.load(quiet_run / "heldout_after.npz")
+    search(quiet_run, data.heldout.examples([0])[0].context, k=3, as_json=True)
     answer = json.loads(capsys.readouterr().out)
-    assert [doc["id"] for doc in answer["found"]] == [doc["id"] for doc in example["after"]]
+    found = data.corpus.documents(retrieved.doc_rows[0, :3])
+    assert [doc["id"] for doc in answer["found"]] == [doc.id for doc in found]
 
 
 def test_the_exported_retriever_is_the_one_that_made_the_last_index(quiet_run, tmp_path):

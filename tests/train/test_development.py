@@ -14,7 +14,7 @@ from replug.models.encoder import Encoder
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.preparing import prepared_set
 from replug.models.replug_lm import ReplugLM
-from replug.train.development import DevResult, Watch, document_scores, nearest, scored_share
+from replug.train.development import DevResult, Watch, document_scores, nearest
 from replug.train.labels import distill_kl_rows
 from tests.support.command_line import CommandLine
 from tests.support.evaluating import on_run, typed
@@ -32,13 +32,6 @@ from tests.support.labels import write_stand_in_labels
 def test_the_ensembles_bits_are_those_computed_by_hand(probabilities, similarities, k, temperature, expected):
     tokens = np.log(probabilities).astype(np.float32)
     assert ensemble_bits([nearest(tokens, np.array(similarities), k)], temperature) == pytest.approx(expected, rel=1e-6)
-
-
-def test_the_share_of_nearest_documents_that_were_scored():
-    similarities = np.array([[0.9, 0.8, 0.1, 0.2], [0.1, 0.2, 0.9, 0.8]])
-    assert scored_share(similarities, np.array([[0, 1], [2, 0]]), 2) == 0.75  # of the second text, one of two
-    assert scored_share(similarities, np.array([[2, 3], [0, 1]]), 2) == 0.0
-    assert scored_share(similarities, np.array([[2, 3], [0, 1]]), 4) == 0.5
 
 
 def saving(content: str):

@@ -48,7 +48,7 @@ RESULTS = {
             "bpb - replug": {"value": -0.1, "n": 12, "interval": [-0.2, -0.05]},
         },
     },
-    "weights": {"step": 3, "steps": 3, "first": None, "best": None, "alone": None},
+    "weights": {"step": 3, "steps": 3, "first": None, "best": None},
 }
 PROMPTS = {"query": "query : ", "document": "passage : w3 "}
 QUERY_TEXT, DOCUMENT_TEXTS = "w1 w2 w3 w30", ["w4 w5 w6 w7", "w1 w1 w9"]
@@ -308,17 +308,14 @@ def test_a_base_that_is_gone_or_another_now_is_refused_with_what_to_give_instead
 )
 def test_a_card_has_front_matter_models_weights_and_the_table(tmp_path: Path, base: str, named: str | None) -> None:
     config = load_config(ROOT / "configs/debug.yaml", [f"retriever.path={base}", "lm.path=gpt2-xl"])
-    made_by = provenance_lines(config, ENVIRONMENT, "an-identity", is_public=True)
+    made_by = provenance_lines(config, ENVIRONMENT, "an-identity")
     write_model_card(tmp_path, config, "step 3, the last", made_by, RESULTS)
     card = (tmp_path / "README.md").read_text()
     front = ModelCard(card).data
     assert (front.base_model, front.library_name) == (named, "sentence-transformers")
     assert {"sentence-transformers", "replug-lsr"} <= set(front.tags)
-    values = {(result.task_type, result.metric_name): result.metric_value for result in front.eval_results}
-    assert values["text-generation", "lsr: bpb, 95% interval 1.5000 to 1.9000"] == 1.7
-    assert values["text-generation", "lsr: bpb - replug, 95% interval -0.2000 to -0.0500"] == -0.1
     for part in (
-        *("Weights of step 3, the last.", "LM gpt2-xl (1,5", "M parameters), identity an-identity"),
+        *("Weights of step 3, the last.", "LM gpt2-xl, identity an-identity"),
         *("commit 0123456789ab with changes, torch 2.13.0", "lsr: the weights of step 3, the last"),
         *("| lsr | 1.7000 | 1.5000 to 1.9000 |", "| a\\|b | 12 | 1.9000 | 1.6000 |"),
         "- bpb of lsr − replug: -0.1000 (-0.2000 to -0.0500: lower)",
@@ -332,7 +329,7 @@ def card_of(folder: Path, *overrides: str) -> ModelCard:
     return ModelCard.load(folder / "README.md")
 
 
-def test_licence_language_and_dataset_are_the_bases_and_the_hubs(tmp_path: Path) -> None:
+def test_licence_and_language_are_the_bases(tmp_path: Path) -> None:
     base = tmp_path / "base"
     base.mkdir()
     (base / "config.json").write_text("{}")  # what makes it an encoder's folder
@@ -342,13 +339,10 @@ def test_licence_language_and_dataset_are_the_bases_and_the_hubs(tmp_path: Path)
     assert card_of(tmp_path, "retriever.path=somebody/encoder").data.license == "unknown"
     (base / "README.md").write_text("---\n: [\n---\n")
     assert card_of(tmp_path, f"retriever.path={base}").data.license == "unknown"
-    of_hub = card_of(tmp_path, "data.source=Salesforce/wikitext:wikitext-103-raw-v1:test").data
-    assert of_hub.datasets == ["Salesforce/wikitext"]
-    assert card_of(tmp_path, "data.source=mine/texts.jsonl").data.datasets is None
 
 
 def test_the_card_says_what_learnt_the_ensembles_temperature_and_the_settings_at_work(tmp_path: Path) -> None:
-    assert "REPLUG's ensemble: 1, as the paper." in card_of(tmp_path).text
+    assert "REPLUG's ensemble (`ensemble.json`): 1, as the paper." in card_of(tmp_path).text
     encoder = Encoder("stand_in")
     add_adapters(encoder.backbones[0], LoRAConfig(rank=4), seed=0)
     encoder.save(tmp_path)
@@ -357,7 +351,7 @@ def test_the_card_says_what_learnt_the_ensembles_temperature_and_the_settings_at
     text = card_of(tmp_path, *keys, "train.labels=labels", "train.epochs=3").text
     for part in (
         *("Tuned for documents alone", "adapters of rank 4", "(`truncate_dim=8`)"),
-        "ensemble: 0.05, fitted on 40 development texts, 5 documents (`ensemble.json`).",
+        "ensemble (`ensemble.json`): 0.05, fitted on 40 development texts, 5 documents.",
         *("| `lora.rank` | 4 |", "| `train.epochs` | 3 |"),
     ):
         assert part in text, part

@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,28 +40,13 @@ def test_a_run_of_other_keys_is_neither_shown_nor_resumed(
         assert ended.status == 2 and expected in ended.errors and "bits per byte" not in ended.output
 
 
-def test_a_run_begins_anew_with_other_keys_and_set_while_nothing_was_made_with_them(
-    copied: RunDirectory, tmp_path: Path
-) -> None:
-    other = replace(config_of(copied.path), seed=7)
-    run, prepared = RunDirectory(tmp_path / "begun"), copied.path / "data"
-    run.claim(config_of(copied.path), "an LM", prepared)
-    run.untuned_retrieval.write_bytes(b"of the first set")
-    run.begin_anew_if_other(other)
-    run.claim(other, "an LM", prepared)
-    assert not run.untuned_retrieval.exists() and (run.begun_with() or other).seed == 7
-    run.metrics.write_text("")
-    run.begin_anew_if_other(config_of(copied.path))
-    with pytest.raises(UserError, match="seed is 0, but the unfinished run"):
-        run.claim(config_of(copied.path), "an LM", prepared)
-
-
-def test_a_run_with_its_own_labels_is_not_shown_for_other_candidates(copied: RunDirectory) -> None:
-    config = config_of(copied.path)
-    begun = replace(config, label=replace(config.label, dense=4, bm25=2))
-    with pytest.raises(UserError, match=r"label.dense is 20, but the labels of the run in .* were made with 4"):
-        copied.require_candidates(config, begun)
-    copied.require_candidates(begun, begun)
+def test_a_run_with_its_own_labels_is_not_shown_for_other_candidates(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    made, other = (config_of(tmp_path, "train.labels=auto", f"label.dense={dense}") for dense in (4, 5))
+    run.folder.claim(run_dir._inputs_of(made))
+    run.require_config(made)
+    with pytest.raises(UserError, match=r"label.dense is 5, but the unfinished run in .* was made with 4"):
+        run.require_config(other)
 
 
 def test_the_report_keeps_the_picture_of_its_run_whatever_is_measured_again(copied: RunDirectory) -> None:

@@ -19,20 +19,10 @@ from replug.models.build import load_encoder
 from replug.models.generation import Generated
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.preparing import prepared_set
-from replug.train.development import DevResult, Watch
+from replug.train.development import DevQuestions, DevResult, QuestionChooser, Watch
 from replug.train.evaluation import judge_by_questions
-from replug.train.questions import (
-    DevQuestions,
-    QuestionChooser,
-    Questions,
-    TrainingQuestions,
-    Untuned,
-    make_questions,
-    say_how_far,
-    training_questions,
-)
+from replug.train.questions import make_questions, training_questions, write_questions
 from replug.train.run_dir import RunDirectory
-from replug.train.written_questions import write_questions
 from tests.support.command_line import ROOT, start_process, wait_for
 from tests.support.made_once import made_once
 from tests.support.preparing import debug_set
@@ -179,16 +169,18 @@ def test_reciprocal_ranks_are_those_of_a_naive_search(trained: Path) -> None:
     assert ranks.tolist() == pytest.approx([1 / (best + 1), 1 / (order[1].index("d11") + 1), 0], rel=0.05)
 
 
-def test_interpolated_weights_lie_between_and_the_tuned_ones_come_back_to_the_bit() -> None:
+def test_interpolated_weights_lie_between_and_the_tuned_ones_come_back_to_the_bit(tmp_path: Path) -> None:
     encoder = load_encoder(load_config(DEBUG).retriever)
-    untuned, weight = Untuned(encoder), next(encoder.parameters())
+    config = load_config(DEBUG, ["run_dir=x"])
+    chooser = QuestionChooser(config, Dev({}, 0.5), encoder, None, Watch(tmp_path))
+    weight = next(encoder.parameters())
     before = weight.detach().clone()
     with np.errstate(all="ignore"):
         weight.data += 0.1
     tuned = weight.detach().clone()
-    with untuned.interpolated(0.0):
+    with chooser.interpolated(0.0):
         assert (weight == before).all()
-    with untuned.interpolated(0.25):
+    with chooser.interpolated(0.25):
         assert np.allclose((weight - before).detach(), 0.025, atol=1e-6)
     assert (weight == tuned).all()
 
@@ -244,7 +236,7 @@ def test_where_questions_leave_nothing_to_gain_training_ends_before_its_first_st
     config = load_config(DEBUG, ["train.max_steps=1", "run_dir=x"])
     watch = Watch(tmp_path / "best")
     QuestionChooser(config, Dev({}, mrr), load_encoder(config.retriever), None, watch, loss).start()
-    untuned = DevResult(0, mrr=mrr, success_at_1=mrr, share=1.0, least_gain=0.0)
+    untuned = DevResult(0, mrr=mrr, share=1.0, least_gain=0.0)
     assert watch.is_over == is_over and watch.chosen() == untuned
 
 
@@ -288,9 +280,9 @@ def test_written_questions_are_kept_by_their_form_by_bm25_and_by_what_the_docume
         for place, answer in enumerate(worded)
     ]
     others = ["nobody here ever does write about anything what"] * 30
-    kept = write_questions(WritingLM(worded, "The tower"), pairs, others, 5, 0, True, lambda: None)  # type: ignore[arg-type]
+    kept = write_questions(WritingLM(worded, "The tower"), 0, True, lambda: None, pairs, others, 5)  # type: ignore[arg-type]
     assert [(of.example.query, of.example.gold) for of in kept] == [("when was the tower of Basel begun?", ("1887",))]
-    without = write_questions(WritingLM(worded, "no such"), pairs, others, 5, 0, True, lambda: None)  # type: ignore[arg-type]
+    without = write_questions(WritingLM(worded, "no such"), 0, True, lambda: None, pairs, others, 5)  # type: ignore[arg-type]
     assert without == []
 
 
@@ -299,22 +291,6 @@ def test_documents_without_sentences_judge_by_texts_alone_and_are_refused_for_tr
     assert make_questions(load_config(DEBUG, keys), data, tmp_path / "questions").heldout == []
     with pytest.raises(UserError, match="no question could be made"):
         training_questions(load_config(DEBUG, [*keys, *ON_QUESTIONS]), data)
-
-
-def test_few_development_questions_are_a_warning(trained: Path, tmp_path: Path, caplog, monkeypatch) -> None:
-    monkeypatch.setattr("replug.train.questions.OWN_BOTH", 62)
-    config = load_config(DEBUG, ["run_dir=x", *ON_QUESTIONS])
-    made = make_questions(config, PreparedSet(trained / "data"), tmp_path / "questions")
-    assert f"{len(made.dev)} development questions choose the weights, and chance" in caplog.text
-
-
-def test_questions_that_are_most_of_their_documents_are_a_warning(trained: Path, caplog) -> None:
-    questions, corpus = Questions(trained / "questions").train, PreparedSet(trained / "data").corpus
-    config = load_config(DEBUG, ["run_dir=x"])
-    for share in (TrainingQuestions(questions, corpus).share_of_documents(), 0.2):
-        caplog.clear()
-        say_how_far(config, 0.5, share)
-        assert ("expected longer documents (data.document_tokens)" in caplog.text) == (share > 0.5)
 
 
 def test_questions_are_made_once_and_others_are_refused_in_their_place(trained: Path, tmp_path: Path) -> None:
@@ -341,16 +317,15 @@ def test_a_killed_training_on_questions_goes_on_to_the_last_bit(trained: Path, t
 
 
 @pytest.mark.slow
-def test_a_training_on_labels_is_chosen_by_questions_and_judged_by_texts_questions_and_answers(
+def test_a_training_on_labels_is_chosen_by_questions_and_judged_by_texts_and_questions(
     tmp_path: Path, finish: Callable[..., str], rows: list[str]
 ) -> None:
     keys = [key for key in ON_QUESTIONS if not key.startswith(("train.examples", "evaluate", "train.max_steps"))]
     finish(tmp_path / "run", *keys, *rows, "train.labels=auto", "train.max_steps=6", "label.dense=4")
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert {"mrr", "share"} < results["weights"]["best"].keys()
-    assert results["questions"]["lsr"]["MRR@20"]["n"] == results["answers"]["lsr/posterior"]["bpb"]["n"] == 18
+    assert results["questions"]["lsr"]["MRR@20"]["n"] == 18
     assert results["verdict"]["texts"] and results["verdict"]["questions"]
-    assert "answers to held-out questions" in (tmp_path / "run/report.html").read_text()
 
 
 @pytest.mark.slow

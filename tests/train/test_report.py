@@ -47,12 +47,6 @@ METRICS = [
     }
     for step in range(1, 10)
 ]
-DOCUMENT = {"id": f"id {ATTACK}", "text": f"text {ATTACK}", "similarity": 0.5}
-EXAMPLES = [
-    {"context": f"before {ATTACK}", "continuation": f" after {ATTACK} 日本", "before": [DOCUMENT], "after": [DOCUMENT]}
-]
-
-
 PICTURE = {
     "id": f"text {ATTACK}",
     "method": "lsr/posterior",
@@ -73,7 +67,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     run.folder.claim({})
     run.config.write_text(config_to_yaml(config))
     run.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in METRICS))
-    run.examples.write_text(json.dumps(EXAMPLES))
     run.document_weights.write_text(json.dumps(PICTURE))
     run.finish(RESULTS)
     assert write_report(run) == RESULTS
@@ -85,45 +78,29 @@ def test_the_page_loads_nothing_begins_with_the_verdict_and_has_numbers_and_figu
     assert not re.findall(r"""(?:src|href)\s*=\s*["']?\s*(?:https?:)?//""", page)
     assert not re.findall(r"""(?:url\(|@import)\s*["']?\s*(?:https?:)?//""", page)
     assert "<link" not in page and "<script" not in page
-    assert page.count("<svg") == page.count("</svg>") == 7
+    assert page.count("<svg") == page.count("</svg>") == 6
     top = page.split("<h2>")[1]
-    assert top.startswith("HELPED</h2>") and "lower than before (95% interval 0.050 to 0.200)" in top
+    assert top.startswith("HELPED</h2>") and "(95% interval -0.2000 to -0.0500); below 0 is better" in top
     for text in (
         "<td>1.7000</td>",
         "bpb of lsr − replug: -0.1000 (-0.2000 to -0.0500: lower)",
         "bpb of replug − none: -0.2000 (-0.3000 to +0.1000: no difference shown)",
         "<th>Success@20</th>",
-        "9 logged steps in 18 s (30.0 a minute), 25% of it waiting for LM scores; 2 hot swaps of the index",
         "the largest gain per byte over lsr (0.250 bits); the first 4 of its 60 tokens.",
         *(f">{token}</text>" for token in ("sky", "␣", "\\n\\n", "$a_b$␣&lt;␣c")),
-        *(f"{text} &lt;script&gt;" for text in ("before", "after", "text", "id", "separator:")),  # escaped, not run
+        *(f"{text} &lt;script&gt;" for text in ("text", "separator:")),  # escaped, not run
         "<td>a &amp; &lt;b&gt;</td>",
-        "日本",
     ):
         assert text in page, text
     assert run.picture.read_bytes().startswith(b"\x89PNG")
 
 
-LOOK = {"step": 0, "bpb": 0.92, "kl": 1.0, "temperature": 0.1, "scored_share": 0.91}
+LOOK = {"step": 0, "bpb": 0.92, "temperature": 0.1, "mrr": None, "share": None}
 
 
 def test_the_lines_say_which_weights_the_tuned_retriever_has() -> None:
-    last = {"step": 30, "steps": 30, "first": None, "best": None, "alone": None}
+    last = {"step": 30, "steps": 30, "first": None, "best": None}
     assert weights_lines({"weights": last}) == ["lsr: the weights of step 30, the last, in retriever/"]
-    online = {**LOOK, "step": 10, "kl": None, "scored_share": None}
-    lines = weights_lines({"weights": {**last, "first": online, "best": online}})
+    lines = weights_lines({"weights": {**last, "first": LOOK, "best": {**LOOK, "step": 10, "bpb": 0.9}}})
     assert lines[0] == "lsr: the weights of step 10, the best of 30 on development texts, in retriever/"
-    assert lines[1:] == [
-        "development texts, bits per byte: 0.9200 at a temperature of 0.1; before 0.9200 at a temperature of 0.1"
-    ]
-
-
-@pytest.mark.parametrize(("share", "warns"), [(0.46, False), (0.15, True)])
-def test_a_training_on_labels_warns_where_a_search_finds_what_nobody_scored(share: float, warns: bool) -> None:
-    weights = {"steps": 9, "first": LOOK, "best": {**LOOK, "step": 9, "scored_share": share}, "alone": 1.1}
-    [line] = [line for line in weights_lines({"weights": weights}) if "the LM has scored" in line]
-    assert (
-        f"the LM has scored {share:.0%} of" in line
-        and "and 91% of the untuned" in line
-        and ("a search finds others" in line) is warns
-    )
+    assert lines[1:] == ["development texts, bits per byte: 0.9000, before 0.9200"]

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,7 +16,7 @@ from replug.data.labels import Labels
 from replug.models.encoder import Encoder
 from replug.models.packaged import write_stand_in_encoder
 from replug.models.preparing import prepared_set
-from replug.train.development import LabelledDevTexts, TextChooser, Watch
+from replug.train.development import LabelledDevTexts, Watch
 from replug.train.run import train
 from replug.train.run_dir import RunDirectory
 from replug.train.sources import LabelledBatches
@@ -64,7 +63,7 @@ def test_two_epochs_are_trained_and_the_weights_best_on_development_texts_are_th
     measured, weights = [row["dev/bpb"] for row in metrics(finished)], results["weights"]
     assert len(measured) == weights["steps"] == 6
     assert weights["best"]["bpb"] == pytest.approx(min(weights["first"]["bpb"], *measured), rel=1e-6)
-    assert weights["alone"] > weights["best"]["bpb"] and weights["step"] == weights["best"]["step"]
+    assert weights["step"] == weights["best"]["step"]
     assert "language_modelling" not in results and (finished / "report.html").is_file()
     assert not Encoder(str(finished / "retriever")).is_pair
 
@@ -93,9 +92,7 @@ def test_an_interrupted_training_goes_on_to_the_same_losses_and_weights(
     config = configured(labelled, tmp_path / "run", "train.epochs=2")
     interrupted(config, 3)
     steps, measure = [], LabelledDevTexts.measure
-    monkeypatch.setattr(
-        LabelledDevTexts, "measure", lambda dev, step, *given: steps.append(step) or measure(dev, step, *given)
-    )
+    monkeypatch.setattr(LabelledDevTexts, "measure", lambda dev, step: steps.append(step) or measure(dev, step))
     train(config)
     assert what_must_be_equal(tmp_path / "run") == what_must_be_equal(finished)
     assert steps in ([3, 6], [6])  # never again before the first step
@@ -164,15 +161,15 @@ def test_documents_that_stay_as_they_are_are_embedded_once_with_the_vectors_that
     data = prepared_set(config, tmp_path / "unused")
     module = made_module(config, data)
     labels, watch, frozen = Labels(labelled / "labels"), Watch(tmp_path / "best"), module.frozen
-    dev = LabelledDevTexts(config, labels, data)
-    source = LabelledBatches(config, labels, data, frozen, TextChooser(config, dev, module.encoder, frozen, watch, 1))
+    dev, anew = (LabelledDevTexts(config, labels, data, module.encoder, of, watch) for of in (frozen, None))
+    source = LabelledBatches(config, labels, data, frozen, dev)
     batch = source.take(0).retrieved
     assert frozen is not None
-    looked_up, result = module.similarities(batch)[0][0], dev.similarities(module.encoder, frozen)
+    looked_up = module.similarities(batch)[0]
     assert looked_up.requires_grad
-    np.testing.assert_allclose(result, dev.similarities(module.encoder), atol=1e-6)
+    assert dev.measure(0).bpb == pytest.approx(anew.measure(0).bpb, rel=1e-6)
     frozen.forget()
-    torch.testing.assert_close(looked_up, module.similarities(batch)[0][0], atol=1e-6, rtol=0)
+    torch.testing.assert_close(looked_up, module.similarities(batch)[0], atol=1e-6, rtol=0)
 
 
 def test_labels_of_another_prompt_lm_or_set_are_refused_by_name(labelled, debug_config, tmp_path):

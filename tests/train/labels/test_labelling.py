@@ -114,7 +114,7 @@ def test_killed_and_run_again_no_pair_is_scored_twice_and_a_training_on_the_labe
     scored, hits = map(int, counts.groups())
     assert 0 < before == hits and scored == num_scored(out / "scores.sqlite") - before
     labels = Labels(out)
-    assert labels.counts == {"queries": 60, "dev": 12} and scored + hits == 60 * 7 + 12 * 8
+    assert labels.counts == {"queries": 60, "dev": 12} and scored + hits == 72 * 7
 
     train = ("train", config, f"data.prepared={tmp_path}/set", "data.source=null", f"train.labels={out}", *TRAIN)
     lasting = ("lm.path=stand_in:0.3", "checkpoint.every_steps=3")
