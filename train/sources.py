@@ -1,6 +1,6 @@
 """Sources of batches: the live retriever and LM, or labels that were scored once.
 
-On several ranks rank 0 alone has a source. `ranks.BatchChannel` sends each scored batch to the others, so all ranks
+On several ranks rank 0 alone has a source. `fitting.BatchChannel` sends each scored batch to the others, so all ranks
 train on the same documents of the same index version. Each rank takes its own share of the batch.
 """
 

@@ -24,10 +24,15 @@ from replug.config.load import load_config
 from replug.config.schema import Config
 from replug.data.datamodule import Position
 from replug.data.records import RetrievedBatch, ScoredBatch
-from replug.train.fitting import lightning_trainer
+from replug.train.fitting import (
+    COLLECTIVE_PATIENCE,
+    RankEnvironment,
+    lightning_trainer,
+    open_store,
+    other_ranks,
+)
 from replug.train.module import share_of
 from replug.train.pipeline import BatchPipeline
-from replug.train.ranks import COLLECTIVE_PATIENCE, RankEnvironment, open_store, other_ranks
 from replug.train.run import train
 from replug.train.run_dir import RunDirectory
 from tests.support.command_line import ROOT, arguments, clean_environment, start, wait_for
