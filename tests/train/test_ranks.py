@@ -296,7 +296,7 @@ def value_of(tree: object, key: str) -> object:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_of_two_ranks_is_one_run_with_every_metric_the_table_and_the_retriever(two_ranks: Path) -> None:
+def test_a_resumed_run_of_two_ranks_is_one_run_with_every_metric_and_the_table(two_ranks: Path) -> None:
     run = two_ranks
     logs = sorted(run.glob("wandb/offline-run-*/run-*.wandb"))
     assert len(logs) == 2, "one file for each time that the command was run, by rank 0 alone"
@@ -310,5 +310,3 @@ def test_a_resumed_run_of_two_ranks_is_one_run_with_every_metric_the_table_and_t
     results = json.loads((run / "results.json").read_text())["language_modelling"]["lsr"]
     for metric in ("bpb", "bpb - replug"):
         assert value_of(last, f"results/lsr/{metric}") == pytest.approx(results[metric]["value"])
-    assert value_of(last, "verdict") == json.loads((run / "results.json").read_text())["verdict"]["verdict"]
-    assert b"model.safetensors" in logs[-1].read_bytes(), "the artifact names the file"
