@@ -80,12 +80,12 @@ def train(config: Config, loggers: Sequence[Logger] = ()) -> dict:
     if not run.is_finished:
         require_loggers(config)  # before the labels, which take the longest
     with own_globals():
+        run.require_config(config)  # before the lock, which is a file in the folder
         stages = Stages()
         labels = _labels(config, run, stages)
         if labels is not None and config.train.epochs is not None:
             steps = math.ceil(config.train.epochs * labels.counts["queries"] / config.train.batch_size)
             config = replace(config, train=replace(config.train, max_steps=steps))
-        run.require_config(config)  # before the lock, which is a file in the folder
         with sole_writer(run.path):
             if run.is_finished:
                 _require_same_files(config, run)
@@ -102,11 +102,8 @@ def _labels(config: Config, run: RunDirectory, stages: Stages) -> Labels | None:
     """Return the configured labels, or the run's own, made before it begins; None for a live run."""
     if config.train.labels != OWN_LABELS:
         return Labels(Path(config.train.labels).expanduser()) if config.train.labels else None
-    begun = run.begun_with()
-    if begun is not None and begun.train.labels == OWN_LABELS:
-        run.require_config(config)
+    if run.begun_with() is not None:
         return Labels(run.labels)  # new labels could differ
-    run.require_config(config)
     with sole_writer(run.path):
         data = prepared_set(config, run.data)
         require_trainable(config, data, measured_encoder(config))
