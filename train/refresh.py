@@ -19,7 +19,7 @@ from replug.index_workers.answers import Measures
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.service import IndexService, Refreshed
 from replug.train.development import DevResult
-from replug.train.step_metrics import StepClock
+from replug.train.pipeline import StepClock
 
 log = logging.getLogger(__name__)
 

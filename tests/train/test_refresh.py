@@ -12,8 +12,8 @@ from replug.index_workers.answers import Measures
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import Refreshed
 from replug.train.development import DevResult
+from replug.train.pipeline import StepClock
 from replug.train.refresh import RefreshController
-from replug.train.step_metrics import StepClock
 
 
 def refreshed(version: int) -> Refreshed:
