@@ -197,25 +197,6 @@ def test_langchain_has_the_measured_vectors(export: Export) -> None:
     require_measured(export, tuned.embed_query(QUERY_TEXT), documents)
 
 
-def test_llama_index_has_the_measured_vectors(export: Export, cache: Path) -> None:
-    llama_index = pytest.importorskip("llama_index.embeddings.huggingface", reason="not installed")
-    kind = of_page("PairEmbedding") if export.is_pair else llama_index.HuggingFaceEmbedding
-    config = export.config.retriever
-    prompts = SentenceTransformer(export.name, device="cpu").prompts
-
-    def embeddings(name: str) -> Any:
-        given = {"query_instruction": prompts["query"], "text_instruction": prompts["document"]}
-        return kind(name, device="cpu", normalize=config.similarity is None, cache_folder=str(cache), **given)
-
-    tuned, documents = embeddings(export.name), export.documents
-    if not (export.tuned_alone and config.similarity):
-        other = embeddings(config.path) if export.tuned_alone else tuned
-        if export.tuned_alone and config.max_tokens:
-            other._model.max_seq_length = config.max_tokens
-        documents = other.get_text_embedding_batch(DOCUMENT_TEXTS)
-    require_measured(export, tuned.get_query_embedding(QUERY_TEXT), documents)
-
-
 def test_queries_tuned_alone_are_plain_and_name_their_documents(export: Export) -> None:
     documents, card = document_encoder(export.name), ModelCard.load(export.folder / "README.md")
     assert has_tuned_queries(str(export.folder)) is (export.config.retriever.train.value == "query")

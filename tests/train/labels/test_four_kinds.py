@@ -10,14 +10,12 @@ from huggingface_hub import constants
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from torch.nn.functional import kl_div
 
-from replug import label
 from replug.config.load import load_config
 from replug.models.packaged import resolve_encoder_path
 from replug.models.preparing import prepared_set
 from replug.train.labels import distill_kl_rows
-from tests.support.command_line import ROOT, CommandLine
+from tests.support.command_line import ROOT
 from tests.support.labels import write_stand_in_labels
-from tests.support.real_models import real_encoder, real_lm
 
 EXAMPLE = runpy.run_path(str(ROOT / "examples/train_on_labels.py"))
 NUM_DOCUMENTS = 5
@@ -68,18 +66,3 @@ def test_each_kind_of_model_learns_the_lms_distribution_over_the_documents(
     assert len(labelled.column_names) == NUM_DOCUMENTS + 2
     model = trained(kind, resolve_encoder_path("stand_in"), labelled, tmp_path, steps=25, rate=5e-3)
     assert divergence(model, labelled) < 0.5 * divergence(None, labelled)
-
-
-@pytest.mark.nightly  # SmolLM2 scores 104 pairs, and MiniLM is trained twice
-def test_minilm_learns_smollm2s_distribution_as_a_bi_encoder_and_as_a_reranker(
-    tmp_path: Path, ray_session: None, replug: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    real_lm()
-    assert replug("prepare", "--example", tmp_path / "mine").status == 0
-    data = {name: str(tmp_path / f"mine/{name}.jsonl") for name in ("corpus", "train", "dev", "heldout")}
-    labels = {"out": tmp_path / "labels", "run_dir": tmp_path / "run", "overrides": {"label.dense": NUM_DOCUMENTS}}
-    labelled = label("package:minilm", "package:smollm2", **data, **labels)
-    for kind in ("bi_encoder", "reranker"):  # MiniLM has no head of the other kinds: theirs would begin at random
-        model = trained(kind, real_encoder(), labelled, tmp_path / kind, steps=30, rate=1e-4)
-        assert divergence(model, labelled) < 0.5 * divergence(None, labelled)
