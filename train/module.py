@@ -261,11 +261,10 @@ def require_finite_losses(losses: np.ndarray, batch: RetrievedBatch, queries: Qu
 
 
 def require_finite_weights(parameters: Iterable[Tensor], step: int) -> None:
-    """Raise NotFiniteError for weights that are not finite, before they are written."""
-    if not _are_finite([weight.detach() for weight in parameters]):
+    """Raise NotFiniteError for weights that are not finite, before they are written.
+
+    Their largest magnitude says it: one transfer from the device for all of them.
+    """
+    largest = torch.nn.utils.get_total_norm([weight.detach() for weight in parameters], norm_type=math.inf)
+    if not torch.isfinite(largest):
         raise NotFiniteError(f"the weights after {step} steps are not finite, and are not saved; {CAUSES}")
-
-
-def _are_finite(tensors: Sequence[Tensor]) -> bool:
-    """Return whether all are finite, by their largest magnitude: one transfer from the device for all of them."""
-    return bool(torch.isfinite(torch.nn.utils.get_total_norm(tensors, norm_type=math.inf)))

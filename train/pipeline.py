@@ -185,13 +185,13 @@ class BatchPipeline:
 
     def _submitted(self, search: Future[RetrievedBatch]) -> _InFlight:
         """Ask the LM after the search. If that fails, the documents are known and a checkpoint keeps them."""
-        return search, self._executor.submit(lambda: self._ask(search.result()))
 
-    def _ask(self, batch: RetrievedBatch) -> Scores:
-        """Put the whole batch to the LM in one call, so that the pool can put pairs of similar length together."""
-        return self._score(
-            self._queries.examples(batch.query_rows), [self._corpus.texts(rows) for rows in batch.doc_rows]
-        )
+        def ask() -> Scores:
+            """Put the whole batch to the LM in one call, so that the pool can put pairs of similar length together."""
+            batch, texts = search.result(), self._corpus.texts
+            return self._score(self._queries.examples(batch.query_rows), [texts(rows) for rows in batch.doc_rows])
+
+        return search, self._executor.submit(ask)
 
 
 def score_in_calls(
