@@ -6,9 +6,8 @@ and follow the text (`models.ensemble`). A `ReplugLM` is a `BlackBoxLM`, as is t
 server. To show the sources, retrieve first and pass the documents: an answer has their weights, in the same order.
 """
 
-import math
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -85,14 +84,10 @@ class ReplugLM:
         temperature: float | None = None,
         weighting: Weighting = POSTERIOR_WEIGHTS,
     ) -> None:
-        if k < 0:
-            raise ValueError(f"k is {k}; expected 0 (no documents) or more")
         self.temperature = own_temperature(retriever).value if temperature is None else temperature
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature is {temperature}; expected a finite number above 0")
         self.weighting = weighting
         self._lm, self._retriever, self._k = lm, retriever, k
-        self._template = template or PromptTemplate("\n")
+        self._template = template or PromptTemplate()
         self.max_tokens = lm.max_tokens
         # Unique to this object, since two retrievers cannot be compared.
         self.identity = f"replug:{lm.identity}:{uuid.uuid4().hex}"
@@ -197,23 +192,6 @@ class ReplugLM:
             mixture = self._with_documents(Mixture([prompt], [1.0]), [own])
             samples.append([answer_all([mixture], self._lm, own)[0] for own in options.draws(prompt)])
         return samples
-
-    def stream(self, prompt: str, options: GenerationOptions, documents: Documents | None = None) -> Iterator[str]:
-        """Yield the answer of `generate` to the prompt piece by piece.
-
-        No piece holds a part of a stop, nor half a character, unless the answer itself ends in one. Local weights yield
-        the new text after each token; a pool, a cache and a server yield the whole answer as one piece. Raises the
-        errors of `generate` before the first piece.
-        """
-        require_texts([prompt], "prompts")
-        own = self._documents([prompt], None if documents is None else [documents])
-        mixture = self._with_documents(Mixture([prompt], [1.0]), own)
-        stream = getattr(self._lm, "stream", None)  # local weights have it
-        if stream is not None and not mixture.weighting.votes:
-            pieces: Iterator[str] = stream(mixture, options)
-            return pieces
-        [answer] = answer_all([mixture], self._lm, options)
-        return iter([answer.text] if answer.text else [])
 
     def _documents(self, texts: Texts, documents: Sequence[Documents] | None) -> Sequence[Documents]:
         if documents is None:

@@ -28,8 +28,8 @@ from tests.support.known_lm import ImmediateLM, KnownLM, opened
 from tests.support.preparing import write_jsonl
 from tests.support.tiny_lms import MAX_TOKENS, write_llama, write_tokenizer
 
-SEPARATOR = "\n\n"
-JOINED = PromptTemplate(SEPARATOR)
+SEPARATOR = "\n"
+JOINED = PromptTemplate()
 DOCUMENTS = ["red sky", "blue sea and red sky", "a green tree", "日本 の 空", "the sea the sea", "red red red"]
 
 

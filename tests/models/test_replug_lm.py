@@ -18,8 +18,8 @@ from replug.models.ensemble import (
     Weighting,
     document_weights,
     mix,
+    mix_and_weigh,
     prior_log_weights,
-    token_weights,
 )
 from replug.models.generation import GenerationOptions, elected
 from replug.models.local.hf_lm import HuggingFaceLM
@@ -102,10 +102,10 @@ def test_texts_that_do_not_fit_are_cut_by_the_template(lm: HuggingFaceLM) -> Non
     long = [Retrieved("the mat " * 200, 0.5, "long"), *found(1)]
     with pytest.raises(UnscorableText, match="but the LM holds"):
         ReplugLM(lm, Shelf(long)).score(CONTEXTS, CONTINUATIONS)
-    template = PromptTemplate("\n", lm.tokenizer, lm.max_tokens)
+    template = PromptTemplate(lm.tokenizer, lm.max_tokens)
     assert len(ReplugLM(lm, Shelf(long), template=template).score(CONTEXTS, CONTINUATIONS)) == 3
     assert template.num_truncated == 3
-    room = PromptTemplate("\n", lm.tokenizer, lm.max_tokens - 8)
+    room = PromptTemplate(lm.tokenizer, lm.max_tokens - 8)
     assert len(ReplugLM(lm, Shelf(long), template=room).generate(CONTEXTS, GREEDY)) == 3
 
 
@@ -132,19 +132,6 @@ def test_answers_are_the_mixtures(lm: HuggingFaceLM) -> None:
         ids, logprobs, _ = reference(lm, [f"{text}\n{context}" for text in TEXTS], weights, 8)
         assert answer.text == lm.tokenizer.decode(ids, skip_special_tokens=True)
         np.testing.assert_allclose(answer.token_logprobs, logprobs, atol=1e-4)
-
-
-def test_a_stream_is_the_answer_in_pieces(lm: HuggingFaceLM) -> None:
-    options = GenerationOptions(12, ["the", "no such"])
-    for k in (0, 3):
-        replug = ReplugLM(lm, Shelf(found()), k)
-        [answer] = replug.generate(CONTEXTS[:1], options)
-        assert "".join(replug.stream(CONTEXTS[0], options)) == answer.text
-    assert "".join(replug.stream(CONTEXTS[0], options, [])) == texts_of(lm, CONTEXTS[:1], 12, options.stop)[0]
-    stand_in = ReplugLM(StandInLM(), Shelf(found()), k=2)
-    assert [*stand_in.stream(CONTEXTS[0], GREEDY)] == texts_of(stand_in, CONTEXTS[:1], 8)  # in one piece
-    with pytest.raises(UserError, match=r"prompts\[0\] is .*; expected a string"):
-        stand_in.stream(CONTEXTS, GREEDY)
 
 
 def test_a_mixture_of_prompts_is_a_mixture_over_all_their_documents() -> None:
@@ -177,7 +164,7 @@ def test_the_log_probs_and_weights_of_an_answer_are_those_of_its_scores(weightin
     np.testing.assert_allclose(replug.score(context, f" {answer.text}").token_logprobs, expected, atol=1e-5)
     if not weighting.prune:
         longer = np.pad(given, ((0, 0), (0, 1)))  # by whose last token's weights a token behind the answer is predicted
-        after = token_weights(longer, prior, share=weighting.share)[:, -1]
+        after = mix_and_weigh(longer, prior, weighting)[1][:, -2]
         np.testing.assert_allclose(answer.weights, after, atol=1e-5)
     assert len(answer.weights) == len(documents)
     assert (answer.weights == 0).any() == (weighting.prune > 0)
@@ -207,7 +194,7 @@ def test_answers_of_documents_vote_and_votes_score_no_text() -> None:
     own = [StandInLM().generate([f"{text}\na b"], GREEDY)[0] for text in TEXTS[:3]]
     expected = elected(own, document_weights(SIMILARITIES[:3]))
     answer = replug.generate("a b", GREEDY)
-    assert answer.text == expected.text == "".join(replug.stream("a b", GREEDY))
+    assert answer.text == expected.text
     np.testing.assert_allclose(answer.weights, expected.weights)
     with pytest.raises(ValueError, match="votes"):
         replug.score("a b", " c")
