@@ -26,7 +26,6 @@ from replug.config.schema import Config
 if TYPE_CHECKING:
     from datasets import Dataset
     from pandas import DataFrame
-    from pytorch_lightning import Callback
     from pytorch_lightning.loggers import Logger
     from sentence_transformers import SentenceTransformer
 
@@ -74,7 +73,7 @@ class LSRTrainer:
     `source` is a folder, a file or raw texts; all four are cut from it, disjoint by source.
 
     `config` is the name of a shipped configuration, a YAML file or a `Config`; `overrides` are its keys. Lightning's
-    `callbacks` and `loggers` run on rank 0. Raises UserError for missing or invalid arguments and keys.
+    `loggers` run on rank 0. Raises UserError for missing or invalid arguments and keys.
 
     >>> rows = [{"context": f"the cat {n}", "continuation": f" sat on mat {n}"} for n in range(20)]
     >>> trainer = LSRTrainer(
@@ -98,17 +97,12 @@ class LSRTrainer:
         config: str | Path | Config = "own_data",
         run_dir: str | Path | None = None,
         overrides: "Overrides" = (),
-        callbacks: "Sequence[Callback]" = (),
         loggers: "Sequence[Logger]" = (),
     ) -> None:
         data = {"corpus": corpus, "train": train, "dev": dev, "heldout": heldout, "source": source}
         self._given = _Given.of(retriever, lm, data, run_dir)
         self.config: Config = load_config(_file_of(config), [*self._given.keys, *_dotted(overrides)])
-        self._callbacks, self._loggers = callbacks, loggers
-        if callbacks:
-            from replug.train.callbacks import require_callbacks
-
-            require_callbacks(callbacks)
+        self._loggers = loggers
         if not self._given.objects:
             check_paths(self.config)
 
@@ -122,7 +116,7 @@ class LSRTrainer:
         with _running(self._given, self.config.run_dir):
             from replug.train.run import train
 
-            return _results_of_run(train(self.config, self._callbacks, self._loggers), self._run_dir)
+            return _results_of_run(train(self.config, self._loggers), self._run_dir)
 
     @cached_property
     def retriever(self) -> "SentenceTransformer":

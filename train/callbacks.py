@@ -1,37 +1,24 @@
-"""Lightning callbacks of every training: the step boundary, checkpoints, settings, and advice on temperatures.
+"""Lightning callbacks of every training: the step boundary, checkpoints and settings.
 
-A user's callbacks run beside them, on rank 0. Checkpoints are written in the background: the step's thread copies the
-state to host memory; another thread writes the file with its checksum, marks it and removes old checkpoints. No other
-rank takes part, so a full disk stalls none of them.
+Checkpoints are written in the background: the step's thread copies the state to host memory; another thread writes the
+file with its checksum, marks it and removes old checkpoints. No other rank takes part, so a full disk stalls none of
+them.
 """
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
-from pytorch_lightning.callbacks import (
-    BatchSizeFinder,
-    Checkpoint,
-    EarlyStopping,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    ProgressBar,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
-from torch import Tensor
 
 from replug.config.errors import NotFiniteError, RunError, UserError
-from replug.config.schema import LossConfig
 from replug.data.datamodule import Position
 from replug.data.files import file_sha256, persist, writing
 from replug.data.progress import Progress
-from replug.train.loss import entropy, lm_scores, log_likelihood
 from replug.train.module import LSRModule, require_finite_weights
 from replug.train.run_dir import CheckpointMark, RunDirectory
 from replug.train.sources import BatchSource
@@ -40,51 +27,6 @@ from replug.train.step_metrics import StepClock
 log = logging.getLogger(__name__)
 
 NEARLY_UNIFORM, NEARLY_ONE_HOT = 0.995, 0.05  # shares of the maximal entropy
-
-# Lightning callbacks that duplicate keys of replug, or average weights that replug would not measure.
-REFUSED = (
-    Checkpoint,
-    ProgressBar,
-    GradientAccumulationScheduler,
-    BatchSizeFinder,
-    LearningRateFinder,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
-
-
-def require_callbacks(callbacks: Sequence[pl.Callback]) -> None:
-    """Raise UserError for an object that is not a callback, or cannot work in a training."""
-    for callback in callbacks:
-        kind = type(callback)
-        if not isinstance(callback, pl.Callback):
-            raise UserError(
-                f"callbacks: {kind.__module__}.{kind.__name__} is not a pytorch_lightning.Callback; expected one "
-                "(`from pytorch_lightning import Callback`)"
-            )
-        if isinstance(callback, REFUSED):
-            raise UserError(
-                f"callbacks: {kind.__name__} cannot work here: replug writes checkpoints and shows progress, keys set "
-                "the rest (checkpoint.every_steps, train.batch_size, train.micro_batches, train.lr), and only the "
-                "trained weights are measured, not their averages; leave it out"
-            )
-
-
-def require_measured(callbacks: Sequence[pl.Callback], has_dev: bool, has_questions: bool) -> None:
-    """Raise UserError for an `EarlyStopping` on a metric that the training does not measure."""
-    for callback in callbacks:
-        if not isinstance(callback, EarlyStopping):
-            continue
-        if has_questions and callback.monitor == "dev/bpb":
-            raise UserError(
-                "callbacks: EarlyStopping monitors dev/bpb, but questions replace the development texts of this run; "
-                "expected dev/mrr with mode='max', or data.questions=null"
-            )
-        if not (has_dev or has_questions):
-            raise UserError(
-                "callbacks: EarlyStopping needs a measurement of development texts or questions, and this run has "
-                "none; set data.questions, data.num_dev or data.dev, or leave it out"
-            )
 
 
 class StepBoundary(pl.Callback):
@@ -119,7 +61,9 @@ class StepBoundary(pl.Callback):
             return
         times = self._clock.read()
         pl_module.log_dict({**times, **self._source.end(batch.step)})
-        assert self._progress is not None
+        assert self._progress is not None and isinstance(pl_module, LSRModule) and pl_module.batch is not None
+        if batch.step == 0:
+            _check_temperatures(trainer.callback_metrics, pl_module.batch.retrieved.doc_rows.shape[1])
         self._progress.advance(note=_progress_note(trainer.callback_metrics))
 
     def state_dict(self) -> dict[str, Any]:
@@ -137,6 +81,15 @@ def _progress_note(metrics: Mapping[str, torch.Tensor]) -> str:
         f"{note} · index v{metrics['index/version']:.0f}, {metrics['index/age_steps']:.0f} steps old · "
         f"waited {metrics['time/wait_scores_seconds']:.1f} s for the LM"
     )
+
+
+def _check_temperatures(metrics: Mapping[str, torch.Tensor], k: int) -> None:
+    """Warn if a temperature makes `k` documents equally good, or keeps a single one: training then learns little."""
+    for name, key in (("lm/entropy", "loss.beta"), ("retriever/entropy", "loss.gamma")):
+        share = float(metrics[name]) / math.log(k) if name in metrics else 0.5
+        if share >= NEARLY_UNIFORM or share <= NEARLY_ONE_HOT:
+            shape, advice = ("uniform", "smaller") if share >= NEARLY_UNIFORM else ("one-hot", "larger")
+            log.warning(f"{key}: {name} is {share:.1%} of its maximum, nearly {shape}; try a {advice} {key}")
 
 
 class OwnSettings(pl.Callback):
@@ -211,24 +164,16 @@ class CheckpointWriter:
 class Checkpointer(pl.Callback):
     """Saves every N steps and on early exit. Rank 0 only.
 
-    An index version stays on disk while the live index or a kept checkpoint uses it. If a callback ends the training,
-    the checkpoint of that step records it, and a run resumed from it ends too.
+    An index version stays on disk while the live index or a kept checkpoint uses it.
     """
 
-    def __init__(
-        self,
-        writer: CheckpointWriter,
-        source: BatchSource,
-        every_steps: int,
-        clock: StepClock,
-    ) -> None:
+    def __init__(self, writer: CheckpointWriter, source: BatchSource, every_steps: int, clock: StepClock) -> None:
         self._writer, self._source, self._every, self._clock = writer, source, every_steps, clock
-        self._is_restored = self._is_ended = False
+        self._is_restored = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Note that the step boundary, called earlier, has restored the checkpoint's state."""
         self._is_restored = True
-        trainer.should_stop |= self._is_ended
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Position, batch_idx: int
@@ -240,8 +185,6 @@ class Checkpointer(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
     ) -> None:
-        self._is_ended |= trainer.should_stop
-        trainer.should_stop = self._is_ended and batch.is_last  # finish all micro-batches of the step
         is_end = trainer.global_step == trainer.max_steps or trainer.should_stop
         if batch.is_last and (trainer.global_step % self._every == 0 or is_end):
             with self._clock.measure("checkpoint"):
@@ -249,12 +192,6 @@ class Checkpointer(pl.Callback):
                 self._begin(trainer, pl_module)
                 if is_end:
                     self._finish()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"is_ended": True} if self._is_ended else {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._is_ended = state_dict["is_ended"]
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Save the steps of a run that cannot continue (pre-empted, no LM answers, budget spent).
@@ -289,57 +226,3 @@ class Checkpointer(pl.Callback):
 
     def _prune(self) -> None:
         self._source.prune(self._source.versions_in_use() | self._writer.versions())
-
-
-class TemperatureCheck(pl.Callback):
-    """Warns after the first step if gamma or beta do not suit its scores.
-
-    A temperature far too high makes every document equally good, and one far too low keeps a single one: either way the
-    retriever learns nothing of the rest. Half the maximal entropy is a sound middle.
-    """
-
-    def __init__(self, loss: LossConfig) -> None:
-        self._loss = loss
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
-    ) -> None:
-        if batch.step > 0 or not batch.is_first:
-            return
-        assert isinstance(pl_module, LSRModule) and pl_module.batch is not None
-        scored, loss = pl_module.batch, self._loss
-        z = lm_scores(torch.from_numpy(scored.sum_logprobs), torch.from_numpy(scored.num_tokens), loss.lm_score.value)
-        s = torch.from_numpy(scored.retrieved.similarities)
-        for name, key, scores, temperature in (
-            ("Q, the LM's likelihood of the documents,", "loss.beta", z, loss.beta),
-            ("P_R, the retrieval likelihood,", "loss.gamma", s, loss.gamma),
-        ):
-            if (warning := temperature_warning(name, key, scores, temperature)) is not None:
-                log.warning(warning)
-
-
-def entropy_share(scores: Tensor, temperature: float) -> float:
-    """Return the mean entropy of softmax(scores / temperature) as a share of log K, its maximum; K is at least 2."""
-    return float(entropy(log_likelihood(scores.double(), temperature)).mean()) / math.log(scores.shape[-1])
-
-
-def half_entropy_temperature(scores: Tensor) -> float | None:
-    """Return the temperature that gives half of the maximal entropy; None where ties keep the entropy above it."""
-    low, high = -20.0, 20.0  # natural logarithms of the temperature; entropy rises with it
-    if entropy_share(scores, math.exp(low)) > 0.5:
-        return None
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if entropy_share(scores, math.exp(middle)) < 0.5 else (low, middle)
-    return math.exp(low)
-
-
-def temperature_warning(name: str, key: str, scores: Tensor, temperature: float) -> str | None:
-    """Return advice about `key`, or None if the distribution is neither flat nor one-hot."""
-    share = entropy_share(scores, temperature)
-    if NEARLY_ONE_HOT < share < NEARLY_UNIFORM:
-        return None
-    shape = "nearly uniform" if share >= NEARLY_UNIFORM else "nearly one-hot"
-    better = half_entropy_temperature(scores)
-    advice = "its scores are equal or nearly so" if better is None else f"{key}={better:.2g} would give half of it"
-    return f"{name} is {shape} at {key}={temperature:g}: {share:.1%} of the maximal entropy; {advice}"

@@ -93,7 +93,6 @@ class Watch(pl.Callback):
         self.last: DevResult | None = None
         self.nothing_to_gain = False
         self._furthest, self._in_vain = -math.inf, 0  # the most progress, and the results since
-        self._told: DevResult | None = None  # the last result that callbacks have seen
 
     def chosen(self) -> DevResult | None:
         """Return the result of the weights in `folder`. None means that it has none."""
@@ -137,19 +136,11 @@ class Watch(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Position, batch_idx: int
     ) -> None:
-        """Log the last result at every step: Lightning repeats a value that is logged only at some steps.
-
-        A new result is a validation for all callbacks, such as a user's `EarlyStopping`.
-        """
-        if not batch.is_last or self.last is None:
-            return
-        trainer.should_stop |= self.is_over
-        numbers = {name: value for name, value in asdict(self.last).items() if value is not None}
-        pl_module.log_dict({f"dev/{name}": float(value) for name, value in numbers.items()})
-        if self.last != self._told:
-            self._told = self.last
-            for callback in trainer.callbacks:  # type: ignore[attr-defined]
-                callback.on_validation_end(trainer, pl_module)
+        """Log the last result at every step: Lightning repeats a value that is logged only at some steps."""
+        if batch.is_last and self.last is not None:
+            trainer.should_stop |= self.is_over
+            numbers = {name: value for name, value in asdict(self.last).items() if value is not None}
+            pl_module.log_dict({f"dev/{name}": float(value) for name, value in numbers.items()})
 
     def state_dict(self) -> dict[str, Any]:
         measured = {"first": self.first, "best": self.best, "last": self.last}
@@ -159,7 +150,7 @@ class Watch(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         known = {name: DevResult(**state_dict[name]) for name in ("first", "best", "last") if name in state_dict}
         self.first, self.best, self.last = (known.get(name) for name in ("first", "best", "last"))
-        self._in_vain, self._furthest, self._told = state_dict["in_vain"], state_dict["furthest"], self.last
+        self._in_vain, self._furthest = state_dict["in_vain"], state_dict["furthest"]
 
 
 class Chooser:

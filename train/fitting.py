@@ -20,7 +20,7 @@ from pytorch_lightning.loggers.logger import Logger
 from replug.cluster.environment import VARIABLES
 from replug.cluster.interruption import Interruption, ignore_signals
 from replug.cluster.layout import num_ranks
-from replug.config.choices import Examples, LMScore
+from replug.config.choices import LMScore
 from replug.config.errors import RunError, UserError
 from replug.config.rules import is_live
 from replug.config.schema import Config
@@ -30,7 +30,7 @@ from replug.models.build import load_encoder, located
 from replug.models.encoder import Encoder
 from replug.models.hardware import available_cores
 from replug.planning.memory import KEPT_CHECKPOINTS
-from replug.train.callbacks import Checkpointer, CheckpointWriter, OwnSettings, StepBoundary, TemperatureCheck
+from replug.train.callbacks import Checkpointer, CheckpointWriter, OwnSettings, StepBoundary
 from replug.train.development import Watch
 from replug.train.module import LSRModule, Queries
 from replug.train.ranks import (
@@ -63,18 +63,14 @@ class Fit:
         data: PreparedSet,
         encoder: Encoder,
         interruption: Interruption,
-        callbacks: Sequence[pl.Callback] = (),
         loggers: Sequence[Logger] = (),
         queries: Queries | None = None,
     ) -> None:
-        """Make `encoder` ready for training on `queries`, by default the set's texts.
-
-        `callbacks` are a user's own.
-        """
+        """Make `encoder` ready for training on `queries`, by default the set's texts."""
         require_one_batch(config)
         self._config, self._run, self._data, self.encoder = config, run, data, encoder
         self._queries = queries or data.queries
-        self.interruption, self._callbacks, self._loggers = interruption, callbacks, loggers
+        self.interruption, self._loggers = interruption, loggers
         self.frozen = prepare_encoder(config, encoder, data.corpus)
         self.watch = Watch(run.best_weights, config.train.patience)
         self.newest, self.clock, self.steps = run.newest_checkpoint(), StepClock(), 0
@@ -92,8 +88,6 @@ class Fit:
                 OwnSettings(self.interruption.install, available_cores()),
                 StepBoundary(source, self.clock, check, pairs),
                 self.watch,
-                *([] if config.train.examples is Examples.questions else [TemperatureCheck(config.loss)]),
-                *self._callbacks,
                 Checkpointer(writer, source, config.checkpoint.every_steps, self.clock),
                 *([channel] if channel else []),
             ]
@@ -120,13 +114,8 @@ class Fit:
             raise RunError(
                 f"{ended} without an error; its checkpoints stay: run the same command again, or give another run_dir"
             )
-        if self.watch.nothing_to_gain:
-            return
-        if self.watch.is_over and self.watch.last:
+        if not self.watch.nothing_to_gain and self.watch.last:
             log.info(f"{ended}: development {self.watch.last.measured_on} showed no more progress (train.patience)")
-        else:
-            names = " or ".join(type(callback).__name__ for callback in self._callbacks) or "a callback"
-            log.info(f"{ended} by {names}, which set trainer.should_stop")
 
 
 def started_ranks(
@@ -206,7 +195,6 @@ def lightning_trainer(
         max_steps=train.max_steps,
         max_epochs=1,
         accumulate_grad_batches=train.micro_batches,
-        gradient_clip_val=train.gradient_clip,
         log_every_n_steps=1,
         logger=loggers or False,
         callbacks=callbacks,
@@ -216,8 +204,6 @@ def lightning_trainer(
         default_root_dir=folder,
         plugins=[environment],  # replug starts the ranks, under SLURM too
         num_sanity_val_steps=0,
-        # EarlyStopping then checks after each development measurement, not at the end of the only epoch.
-        check_val_every_n_epoch=2,
     )
 
 

@@ -42,7 +42,7 @@ DATA_KEYS = ("source", "corpus", "train", "heldout", "dev", "prepared")
 SETTINGS = (
     *("loss.gamma", "loss.beta", "loss.lm_score", "loss.direction", "loss.contrastive", "retrieve.k"),
     *("retriever.similarity", "retriever.max_tokens", "retriever.train", "train.max_steps", "train.epochs"),
-    *("retriever.dims", "index.dims", "lora.rank"),
+    *("index.dims", "lora.rank"),
     *("train.batch_size", "train.lr", "train.warmup_ratio", "train.labels"),
     *("refresh.every_steps", "seed"),
 )

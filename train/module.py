@@ -61,9 +61,7 @@ class LSRModule(pl.LightningModule):
         self.encoder, self.batches, self.frozen = encoder, batches, frozen
         self._queries, self._corpus = queries, corpus
         self._loss, self._train, self._seed = config.loss, config.train, config.seed
-        # Prefixes of the vectors in the mean of the loss (None: whole vectors), by default the prefix in the index.
-        self._dims: Sequence[int | None] = sorted(config.retriever.dims, reverse=True)
-        self._dims = self._dims or [config.index.dims or encoder.dims]
+        self._dims = config.index.dims or encoder.dims  # the searched prefix of a vector (None: all of it)
         self.batch: ScoredBatch | None = None  # of the step that is under way
         self._is_last = False  # whether the newest of its micro-batches is the last
         self._metrics: list[dict[str, Tensor]] = []  # of its micro-batches so far
@@ -88,16 +86,15 @@ class LSRModule(pl.LightningModule):
         # Dropout's randomness follows from the step and the share, so a resumed run draws the same.
         torch.manual_seed(hash((self._seed, position.step, rank, position.part)) % 2**63)
         self.encoder.train_mode()
-        by_prefix = self.similarities(scored.retrieved)
+        similarities, others = self.similarities(scored.retrieved)
         with torch.autocast(self.device.type, enabled=False):
             sums, counts = self._on_device(scored.sum_logprobs), self._on_device(scored.num_tokens)
             log_q = log_likelihood(lm_scores(sums, counts, self._loss.lm_score.value), self._loss.beta)
-            terms = [self._terms(similarities, others, log_q) for similarities, others in by_prefix]
-            losses = torch.stack([losses for losses, _ in terms]).mean(0)  # [B], over the prefixes
-            loss, log_p = losses.mean(), log_likelihood(by_prefix[0][0], self._loss.gamma)
+            losses, contrastive = self._terms(similarities, others, log_q)  # [B]
+            loss, log_p = losses.mean(), log_likelihood(similarities, self._loss.gamma)
             self._losses.append(losses.detach())
             self._metrics.append(_metrics(loss, log_q, log_p))
-            if (contrastive := terms[0][1]) is not None:
+            if contrastive is not None:
                 self._metrics[-1]["train/contrastive"] = contrastive.detach().mean()
         assert log_p.dtype == log_q.dtype == loss.dtype == torch.float32
         self._is_last = position.is_last
@@ -126,7 +123,7 @@ class LSRModule(pl.LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Require a finite gradient. All ranks share it, so all stop here, with unchanged weights.
 
-        Log its norm before clipping, and the learning rate.
+        Log its norm, and the learning rate.
         """
         assert self.batch is not None
         batch = self.batch.retrieved
@@ -148,26 +145,11 @@ class LSRModule(pl.LightningModule):
             means = self.trainer.strategy.reduce(means, reduce_op="mean")
         return dict(zip(self._metrics[0], means.cpu(), strict=True))  # in one fetch from the device
 
-    def similarities(self, batch: RetrievedBatch) -> list[tuple[Tensor, Tensor | None]]:
-        """Return s(d, x) [B, K] at each prefix, the longest first; with `in_batch` also s of all U documents [B, U].
+    def similarities(self, batch: RetrievedBatch) -> tuple[Tensor, Tensor | None]:
+        """Return s(d, x) [B, K], and with `in_batch` s of all U documents [B, U], with the query's own at -infinity.
 
-        They are float32 with gradient. The loss is the mean over prefixes of the vectors (Matryoshka Representation
-        Learning, Kusupati et al. 2022). For cosine similarity each prefix is normalized again. In [B, U], a query's
-        own documents are minus infinity.
+        They are float32 with gradient, of the searched dimensions.
         """
-        queries, documents, places = self._encoded(batch)
-        found: list[tuple[Tensor, Tensor | None]] = []
-        for count in self._dims:
-            q, d = (first_numbers(vectors, count, self.encoder.similarity) for vectors in (queries, documents))
-            others = None
-            if self._loss.in_batch:
-                with torch.autocast(self.device.type, enabled=False):
-                    others = (q.float() @ d.float().T).scatter(1, places, -torch.inf)
-            found.append((inner_products(q, d[places]), others))
-        return found
-
-    def _encoded(self, batch: RetrievedBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Return vectors of queries [B, D] and of U documents [U, D], and each query's places in these [B, K]."""
         queries = [example.query for example in self._queries.examples(batch.query_rows)]
         unique, place = np.unique(batch.doc_rows, return_inverse=True)
         query_vectors = self.encoder.encode_with_gradient(self.encoder.token_ids(queries, "query"), task="query")
@@ -176,7 +158,12 @@ class LSRModule(pl.LightningModule):
         else:
             doc_vectors = self.encoder.encode_with_gradient(self.encoder.document_ids(self._corpus, unique))
         places = to_device(torch.from_numpy(place.reshape(batch.doc_rows.shape)), doc_vectors.device)
-        return query_vectors, doc_vectors, places
+        q, d = (first_numbers(of, self._dims, self.encoder.similarity) for of in (query_vectors, doc_vectors))
+        others = None
+        if self._loss.in_batch:
+            with torch.autocast(self.device.type, enabled=False):
+                others = (q.float() @ d.float().T).scatter(1, places, -torch.inf)
+        return inner_products(q, d[places]), others
 
     def _terms(self, similarities: Tensor, others: Tensor | None, log_q: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return each text's loss and its contrastive term [B], or None if that is off."""

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 from pytorch_lightning.loggers.logger import Logger
 
 from replug.cluster.interruption import Interruption
@@ -40,7 +39,6 @@ from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, write
 from replug.models.hardware import check_gpus
 from replug.models.preparing import data_folder, prepared_set
 from replug.planning.stages import HELDOUT, INDEX, QUESTIONS_MADE, TRAINING, TUNED
-from replug.train.callbacks import require_measured
 from replug.train.development import Chooser, LabelledDevTexts, TextChooser, describe_weights
 from replug.train.evaluation import (
     ANSWERS,
@@ -82,11 +80,8 @@ from replug.train.written_questions import Pairs, write_questions
 log = logging.getLogger(__name__)
 
 
-def train(config: Config, callbacks: Sequence[pl.Callback] = (), loggers: Sequence[Logger] = ()) -> dict:
-    """Run or resume a training run; returns the content of `results.json`.
-
-    `callbacks` and `loggers` are a user's own.
-    """
+def train(config: Config, loggers: Sequence[Logger] = ()) -> dict:
+    """Run or resume a training run; returns the content of `results.json`. `loggers` are a user's own."""
     run = RunDirectory(Path(config.run_dir).expanduser())
     if not run.is_finished:
         require_loggers(config)  # before the labels, which take the longest
@@ -106,7 +101,7 @@ def train(config: Config, callbacks: Sequence[pl.Callback] = (), loggers: Sequen
                 check_gpus()
                 interruption = Interruption()
                 with interruption.installed():
-                    _Run(config, run, labels, stages, interruption, callbacks, loggers).train()
+                    _Run(config, run, labels, stages, interruption, loggers).train()
         return write_report(run)
 
 
@@ -144,11 +139,10 @@ class _Run:
         labels: Labels | None,
         stages: Stages,
         interruption: Interruption,
-        callbacks: Sequence[pl.Callback],
         loggers: Sequence[Logger],
     ) -> None:
         self._config, self._run, self._labels, self._stages = config, run, labels, stages
-        self._interruption, self._callbacks = interruption, callbacks
+        self._interruption = interruption
         # Hash local weights to check that the labels came from them; contact a server only if needed.
         needs_lm = is_live(config) or config.evaluate.heldout or config.lm.path is not None
         self._lm = lm_source(config.lm, run.budget_file, run.scores) if needs_lm else None
@@ -156,7 +150,6 @@ class _Run:
         self._encoder, self._data = measured_encoder(config), prepared_set(config, run.data)
         check_data(config, self._data, self._lm) if self._lm else check_texts(config, self._data)
         require_trainable(config, self._data, self._encoder)
-        require_measured(callbacks, self._data.dev is not None, config.data.questions is not None)
         if labels is not None:
             labels.require(label_origin(config, self._data, self._lm_identity, self._encoder))
         # Claim last: correcting a refused key must not look like changing a started run.
@@ -236,7 +229,7 @@ class _Run:
             return read_json(run.fitted, MEND)
         if self._training is not None:
             config = rate_for(config, self._loss)
-        arguments = (config, run, data, self._encoder, self._interruption, self._callbacks, self._loggers)
+        arguments = (config, run, data, self._encoder, self._interruption, self._loggers)
         fit, alone = Fit(*arguments, queries=self._training), None
         by_questions = self._question_chooser(fit)
         if self._training is not None:

@@ -88,13 +88,10 @@ def embedded(documents: Encoder, corpus: CorpusStore, rows: np.ndarray) -> Tenso
 
 def check_training(config: Config, encoder: Encoder) -> None:
     """Raise UserError, before anything heavy starts, if this encoder cannot be trained with the configured keys."""
-    if (most := max(config.retriever.dims, default=0)) > encoder.width:
-        raise UserError(f"retriever.dims: {most} is more than the {encoder.width} numbers of the retriever's vectors")
     if any(isinstance(side, StaticSide) for side in encoder.sides.values()):
         needing_layers = {
             "lora.rank": config.lora.rank,
             "retriever.dropout": config.retriever.dropout,
-            "train.gradient_checkpointing": config.train.gradient_checkpointing,
         }
         for name in (name for name, value in needing_layers.items() if value):
             raise UserError(
@@ -177,9 +174,9 @@ def bring_back_untrained(encoder: Encoder, checkpoint: dict[str, Any]) -> None:
 
 def prepare_encoder(config: Config, encoder: Encoder, corpus: CorpusStore) -> FrozenDocuments | None:
     """Make an encoder ready for its first step; returns the documents that do not learn, None if they learn."""
-    side, train = config.retriever.train, config.train
+    side = config.retriever.train
     copied = freeze_sides(side, encoder)
-    encoder.prepare_training(config.retriever.dropout, train.gradient_checkpointing, train.chunk_tokens)
+    encoder.prepare_training(config.retriever.dropout, config.train.chunk_tokens)
     choose_trained_weights(config, encoder)
     return FrozenDocuments(corpus, copied or encoder) if side is TrainedSide.query else None
 

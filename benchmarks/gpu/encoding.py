@@ -103,7 +103,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "bf16, passes of 8,192 tokens": {"tokens": 8192},
     "bf16, passes of 32,768 tokens": {"tokens": 32_768},
     "bf16, one pass": {"tokens": 90_000},
-    "bf16, gradient checkpointing": {"checkpointing": True},
     "bf16, chunks of 8,192 tokens": {"chunk": 8192},
 }
 
@@ -118,7 +117,6 @@ def _step(
     kit: Kit,
     name: str,
     bf16: bool = True,
-    checkpointing: bool = False,
     chunk: int | None = None,
     tokens: int | None = None,
 ) -> float:
@@ -127,7 +125,7 @@ def _step(
     rng = np.random.default_rng(0)
     kit.begin_memory()
     encoder = Encoder(str(bert(kit))).to(kit.device)
-    encoder.prepare_training(False, checkpointing, chunk)
+    encoder.prepare_training(False, chunk)
     ids = random_ids(size * k, length)
     sizes = {"cpu": 8192, "cuda": tokens or ENCODER_TOKENS_WITH_GRADIENT["cuda"]}
     encoder.document_ids = lambda corpus, rows: [ids[row] for row in rows]  # type: ignore[method-assign, assignment]
@@ -162,7 +160,7 @@ def _step(
     kit.say(f"{name}: share of 989 TFLOP/s", flop / took / PEAK_FLOPS)
     if not kit.pretends:
         precision = type(config.train.precision)("bf16_mixed" if bf16 else "float32")
-        keys = {"batch_size": size, "micro_batches": 1, "chunk_tokens": chunk, "gradient_checkpointing": checkpointing}
+        keys = {"batch_size": size, "micro_batches": 1, "chunk_tokens": chunk}
         train = replace(config.train, precision=precision, **keys)
         measured = replace(config, train=train, retrieve=replace(config.retrieve, k=k))
         planned = train_bytes(measured, ENCODERS["contriever"], 1, has_bfloat16=True)

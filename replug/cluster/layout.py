@@ -25,7 +25,7 @@ CONTEXT_BYTES = 7.2e8  # of each further process on a GPU: CUDA's context and cu
 ROLES = ("train", "score", "index")
 GPUS_PER_RANK = 8  # with `auto`, one of them trains
 SMALLER = {
-    TRAINER: "train.chunk_tokens=8192, train.gradient_checkpointing=true, or more train.micro_batches",
+    TRAINER: "train.chunk_tokens=8192, or more train.micro_batches",
     SEARCHER: "more index.num_shards",
     BUILDER: "resources.score and resources.index that share no GPU",
     SCORER: "a larger lm.gpus_per_replica, or a smaller lm.tokens_per_batch",

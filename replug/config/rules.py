@@ -129,11 +129,6 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
     if QUESTION not in config.questions.query:
         yield f"questions.query is {config.questions.query!r}; expected a text with {QUESTION} in it"
     yield from web_problems(config.web)
-    if config.retriever.dims:
-        yield (
-            f"retriever.dims is {config.retriever.dims}, but this command does not train; remove it (index.dims sets "
-            "the searched dimensions)"
-        )
     yield from _ensemble_problems(config.ensemble, config.lm)
     data, retrieves = config.data, any(method.takes_from_corpus for method in evaluation_methods(config))
     if retrieves and not (data.source or data.prepared or (data.train and data.heldout) or data.corpus):
@@ -410,7 +405,7 @@ def _resource_problems(config: Config) -> Iterator[str]:
 
 
 def _training_problems(config: Config) -> Iterator[str]:
-    """Check the loss, its micro-batches and its dimensions."""
+    """Check the loss and its micro-batches."""
     if config.loss.in_batch and not config.loss.contrastive:
         yield "loss.in_batch is true, but loss.contrastive is 0; expected loss.contrastive above 0"
     if config.loss.in_batch and config.train.micro_batches > 1:
@@ -418,9 +413,6 @@ def _training_problems(config: Config) -> Iterator[str]:
             f"train.micro_batches is {config.train.micro_batches} with loss.in_batch; expected 1, since "
             "in-batch negatives need the whole batch"
         )
-    dims = config.retriever.dims
-    if any(count < 1 for count in dims) or len(set(dims)) < len(dims):
-        yield f"retriever.dims is {dims}; expected different numbers above 0, such as [384,128]"
 
 
 def _without_labels(config: Config) -> Iterator[str]:

@@ -77,7 +77,6 @@ class RetrieverConfig:
     dropout: bool = key(False, "Train with the encoder's own dropout.")
     query_path: str | None = key(None, "Query encoder of a pair (DPR); retriever.path is then the document encoder.")
     train: TrainedSide = key(TrainedSide.both, "Side to train: query (the index stays valid), documents, or both.")
-    dims: list[int] = key([], "Prefix lengths averaged by the loss, such as [384,128]. Default: index.dims.", RULED)
 
 
 @dataclass
@@ -175,7 +174,7 @@ class RefreshConfig:
 class IndexConfig:
     kind: str = key("flat_fp16", "Index type: flat_fp16 (exact), sq8, pq, ivf_sq8, ivf_pq, or a FAISS factory string.")
     nprobe: int | None = key(None, "Number of IVF lists that a search visits. Default: depends on index.kind.", ABOVE_0)
-    dims: int | None = key(None, "Store and search only this many leading dimensions. Default: all.", ABOVE_0)
+    dims: int | None = key(None, "Train, store and search only this many leading dimensions. Default: all.", ABOVE_0)
     num_shards: int | None = key(None, "Shards, one searcher each. Default: one per searching GPU or node.", ABOVE_0)
     block_documents: int = key(1024, "Documents per block: builders embed whole blocks, and files hold them.", ABOVE_0)
     dtype: DType = key(DType.auto, "Precision for embedding the corpus: auto, float32, bfloat16 or float16.")
@@ -200,9 +199,7 @@ class TrainConfig:
     micro_batches: int = resumable(1, "Micro-batches per rank over which gradients are accumulated.", ABOVE_0)
     lr: float = key(2e-5, "Peak learning rate (paper: 2e-5); on questions times the untuned loss, at most 1.", ABOVE_0)
     warmup_ratio: float = key(0.1, "Share of the steps with linear warmup (paper: 0.1); linear decay follows.", SHARE)
-    gradient_clip: float | None = key(None, "Largest gradient norm. Default: no clipping.", ABOVE_0)
     precision: Precision = key(Precision.float32, "float32, bf16_mixed, or auto (bf16_mixed on capable hardware).")
-    gradient_checkpointing: bool = key(False, "Recompute activations in the backward pass to save memory.")
     chunk_tokens: int | None = key(None, "Tokens per gradient-cache chunk, encoded twice. Default: no chunks.", ABOVE_0)
     pipeline_depth: int = key(1, "Batches retrieved and scored ahead. 0: strictly sequential.", FROM_0)
     labels: str | None = key(None, "Folder of labels, or auto (RUN_DIR/labels). Default: score during training.")

@@ -284,23 +284,17 @@ class Encoder(nn.Module):
         parts = [compute(*side.pad([ids[row] for row in rows]), left_out) for rows in batches]
         return _put_back(torch.cat(parts), batches)
 
-    def prepare_training(self, dropout: bool, gradient_checkpointing: bool, chunk_tokens: int | None = None) -> None:
+    def prepare_training(self, dropout: bool, chunk_tokens: int | None = None) -> None:
         """Set the options of steps with gradient: the encoder's dropout, and less memory for more time.
 
         With `chunk_tokens`, memory holds the activations of `chunk_tokens` padded tokens at a time.
         """
         self._chunk_tokens = chunk_tokens
-        # transformers checkpoints in training mode only, which must not bring the encoder's own dropout with it.
-        self._trains_as_train = dropout or gradient_checkpointing
+        self._trains_as_train = dropout
         if not dropout:
             for module in self.modules():
                 if isinstance(module, nn.Dropout):
                     module.p = 0.0
-        if gradient_checkpointing:
-            for backbone in self.backbones:
-                # Older versions of transformers have the second name.
-                name = "activation" if hasattr(backbone, "activation_checkpointing_enable") else "gradient"
-                getattr(backbone, f"{name}_checkpointing_enable")({"use_reentrant": False})
 
     def train_mode(self) -> None:
         """Switch to training mode for a step with gradient; frozen models stay in eval mode."""

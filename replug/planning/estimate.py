@@ -38,9 +38,9 @@ from replug.planning.stages import (
     trains_documents,
 )
 
-# Measured on one H200 (docs/gpu.md): the slow-down of a training step by gradient checkpointing, and by chunks; seconds
-# of a GPU for a query's product with a vector and its part of the k best.
-RECOMPUTED, CHUNKED, PRODUCT = 1.9, 3.3, 2.1e-10
+# Measured on one H200 (docs/gpu.md): the slow-down of a training step by chunks; seconds of a GPU for a query's product
+# with a vector and its part of the k best.
+CHUNKED, PRODUCT = 3.3, 2.1e-10
 # Seconds of a builder for a document, with any encoder: to read ids, and to check, hash and write 128 numbers.
 HANDLING = 2.4e-6
 # A preparing process: bytes cut in a second, and documents compared, written and verified (docs/scale.md).
@@ -113,7 +113,7 @@ def _step_flop(config: Config, retriever: ModelSize) -> float:
     )
     k = config.retrieve.k if is_live(config) else num_candidates(config) if trains_documents(config) else 0
     passes = 3 if config.lora.rank is None else 2  # forward, and the gradients of activations and of weights
-    again = (RECOMPUTED if train.gradient_checkpointing else 1.0) * (CHUNKED if train.chunk_tokens else 1.0)
+    again = CHUNKED if train.chunk_tokens else 1.0
     searching = query if is_live(config) else 0.0
     return train.batch_size * (again * passes * (query + k * document) + searching)
 

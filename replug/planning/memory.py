@@ -129,10 +129,7 @@ def train_bytes(config: Config, retriever: ModelSize, ranks: int, has_bfloat16: 
     at_once = min(in_pass, tokens)
     one_layer = layer_bytes(retriever, dtype, size.encoded_document, adapted=config.lora.rank is not None)
     inputs = FLOAT32 * retriever.hidden  # of a layer, which is float32 under autocast too
-    if train.gradient_checkpointing:
-        kept = tokens * inputs * (retriever.layers + 1) + at_once * one_layer
-    else:
-        kept = (at_once if train.chunk_tokens else tokens) * (retriever.layers * one_layer + inputs)
+    kept = (at_once if train.chunk_tokens else tokens) * (retriever.layers * one_layer + inputs)
     copied = 0 if dtype == "float32" else DTYPE_BYTES[dtype] * retriever.layer_parameters  # by autocast
     passing = PASSING_BYTES * retriever.hidden * min(in_pass, queries * config.retrieve.k * size.encoded_document)
     sums = FLOAT32 * learning if ranks > 1 else 0  # DDP's own

@@ -21,7 +21,6 @@ OF_TRAINING = {
     "data.fields={a: {b: c}}": "data.fields.a is ",
     "ensemble.temperature=fit": "data.num_dev is 0",
     "evaluate.heldout=false": "evaluate.heldout=false is set",
-    "retriever.dims=[8,8]": "retriever.dims is [8, 8]",
     "refresh.every_steps=10 refresh.lag_steps=11": "refresh.lag_steps is 11",
     "lm={path: x}": "lm.path=VALUE",
     "retriever.query_path=DIR ": "retriever.query_path='\"DIR \"'",

@@ -140,7 +140,7 @@ def test_the_hours_of_a_server_are_not_made_up(paper: Config) -> None:
 @pytest.mark.parametrize(
     ("keys", "gpus", "named"),
     [
-        ([], "1xA10", "gradient_checkpointing"),  # what makes it fit
+        ([], "1xA10", "chunk_tokens"),  # what makes it fit
         (["lm.path=facebook/opt-66b", "resources.score=1", "resources.train=1", "resources.index=1"], "4xA100", "lm."),
         (["lm.path=acme/lm"], "8xA100", r"lm\.path.*acme/lm"),
         (["retriever.path=acme/encoder"], "8xA100", r"retriever\.path.*acme/encoder"),

@@ -42,7 +42,6 @@ def num_bytes(path: Path) -> int:
 MEASURED = [
     ({}, 66.99),
     ({"chunk_tokens": 8192}, 4.94),
-    ({"gradient_checkpointing": True}, 9.60),
     ({"precision": "float32"}, 104.06),
 ]
 

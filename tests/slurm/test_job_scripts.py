@@ -66,7 +66,7 @@ def test_a_job_of_a_known_gpu_prints_the_layout_that_it_takes(capsys, tmp_path):
     assert f"actors           {taken.describe()}; for GPUs of 80 GB" in printed
     run_slurm(paper, [f"run_dir={tmp_path}"], "train", {**given, "gpus-per-node": "8"}, submit=False)
     assert "the job may be laid out otherwise: name a known type of GPU" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"train\.gradient_checkpointing"):
+    with pytest.raises(UserError, match=r"train\.chunk_tokens"):
         run_slurm(paper, ["resources.train=1"], "train", {**given, "gpus-per-node": "a10:8"}, submit=False)
 
 

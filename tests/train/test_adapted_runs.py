@@ -56,7 +56,7 @@ def require_searched_by_the_tuned(run: Path, dims: int | None, is_refreshed: boo
     ("keys", "dims", "is_refreshed"),
     [
         pytest.param(("lora.rank=2",), None, True, id="lora", marks=pytest.mark.slow),
-        pytest.param(("retriever.dims=[16,8]", "index.dims=8"), 8, True, id="dims", marks=pytest.mark.nightly),
+        pytest.param(("index.dims=8",), 8, True, id="dims", marks=pytest.mark.nightly),
         pytest.param(("retriever.train=query", "lora.rank=2"), None, False, id="query", marks=pytest.mark.nightly),
     ],
 )

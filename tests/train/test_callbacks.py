@@ -17,13 +17,7 @@ from replug.data.datamodule import Position
 from replug.data.files import file_sha256
 from replug.data.folder import read_mark, write_mark
 from replug.index_workers.version_store import VersionStore
-from replug.train.callbacks import (
-    Checkpointer,
-    CheckpointWriter,
-    entropy_share,
-    half_entropy_temperature,
-    temperature_warning,
-)
+from replug.train.callbacks import Checkpointer, CheckpointWriter, _check_temperatures
 from replug.train.run_dir import CheckpointMark, RunDirectory
 from replug.train.step_metrics import StepClock
 from tests.support.command_line import arguments
@@ -93,18 +87,11 @@ def test_weights_that_are_not_finite_do_not_replace_a_checkpoint():
     assert writer._step == 0
 
 
-SCORES = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize(("temperature", "shape"), [(1e4, "nearly uniform"), (1e-4, "nearly one-hot")])
-def test_a_warning_names_the_distribution_the_key_its_value_and_one_of_half_the_entropy(temperature, shape) -> None:
-    better = half_entropy_temperature(SCORES)
-    assert entropy_share(SCORES, better) == pytest.approx(0.5, abs=1e-6)
-    assert half_entropy_temperature(SCORES * 1e3) == pytest.approx(better * 1e3, rel=1e-6)
-    assert temperature_warning("Q", "loss.beta", SCORES, better) is None
-    text = temperature_warning("Q", "loss.beta", SCORES, temperature)
-    assert text.startswith(f"Q is {shape} at loss.beta={temperature:g}: ") and f"loss.beta={better:.2g}" in text
-    assert half_entropy_temperature(torch.tensor([[1.0] * 4, [-3.0] * 4])) is None  # equal scores
+@pytest.mark.parametrize(("entropy", "advice"), [(2.3, "try a smaller loss.beta"), (0.05, "try a larger loss.beta")])
+def test_a_warning_after_the_first_step_names_the_temperature_that_teaches_little(entropy, advice, capsys) -> None:
+    _check_temperatures({"lm/entropy": torch.tensor(entropy), "retriever/entropy": torch.tensor(1.2)}, 10)
+    [line] = capsys.readouterr().err.splitlines()
+    assert "loss.beta: lm/entropy is" in line and line.endswith(advice)
 
 
 # Checkpoints on the disk --------------------------------------------------------------------------------------

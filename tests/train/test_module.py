@@ -37,13 +37,13 @@ def test_every_weight_that_should_move_has_moved_after_one_step(module, scored):
 
 
 def test_similarities_equal_one_by_one_encoding(module, scored):
-    fresh = module.similarities(scored.retrieved)[0][0].detach().numpy()  # the index was made by the same weights
+    fresh = module.similarities(scored.retrieved)[0].detach().numpy()  # the index was made by the same weights
     np.testing.assert_allclose(fresh, scored.retrieved.similarities, atol=1e-5)
 
 
 def test_the_loss_is_that_of_the_formula(module, scored):
     log_q = log_likelihood(torch.tensor(scored.sum_logprobs / scored.num_tokens[:, None]).float(), 0.5)
-    log_p = log_likelihood(module.similarities(scored.retrieved)[0][0].detach(), 0.02)
+    log_p = log_likelihood(module.similarities(scored.retrieved)[0].detach(), 0.02)
     expected = text_losses(log_q, log_p, "kl_lm_retriever").mean()
     torch.testing.assert_close(one_step(module).detach(), expected)
 
@@ -77,15 +77,10 @@ def loss_of(module: LSRModule) -> float:
 def test_the_contrastive_term_and_the_batchs_other_documents_add_their_part_to_the_loss(debug_config, data):
     keys = [{}, {"contrastive": 0.5}, {"contrastive": 0.5, "in_batch": True}]
     plain, contrastive, in_batch = (loss_of(module_given(debug_config, data, loss=of)) for of in keys)
-    similarities = module_given(debug_config, data).similarities(batch_of().retrieved)[0][0].detach()
+    similarities = module_given(debug_config, data).similarities(batch_of().retrieved)[0].detach()
     log_p, best = log_likelihood(similarities, debug_config.loss.gamma), torch.tensor([2, 1])
     assert contrastive == pytest.approx(plain - 0.5 * float(log_p[torch.arange(2), best].mean()), rel=1e-5)
     assert in_batch > contrastive  # two more documents stand against each text's best
-
-
-def at_prefixes(config: Config, data: PreparedSet, dims: list[int], searched: int | None = None) -> LSRModule:
-    keys = {"retriever": {"dims": dims}, "index": {"dims": searched}, "loss": {"contrastive": 0.5, "in_batch": True}}
-    return module_given(config, data, **keys)
 
 
 def test_a_prefix_is_a_unit_vector_again_unless_similarities_are_inner_products():
@@ -94,18 +89,20 @@ def test_a_prefix_is_a_unit_vector_again_unless_similarities_are_inner_products(
     assert first_numbers(vectors, 2, "dot").tolist() == [pytest.approx([3 / 13, 4 / 13])]
 
 
-def test_a_step_is_the_mean_of_steps_at_each_prefix_with_every_term_of_the_loss(debug_config, data):
-    whole, first, both = (loss_of(at_prefixes(debug_config, data, dims)) for dims in ([32], [8], [8, 32]))
-    assert both == pytest.approx((whole + first) / 2, rel=1e-6) and whole != pytest.approx(first, rel=1e-3)
-    assert loss_of(at_prefixes(debug_config, data, [])) == whole
-
-
-def test_without_prefixes_loss_and_queries_are_of_the_dimensions_of_the_index(debug_config, data):
-    module = at_prefixes(debug_config, data, [], searched=8)
-    assert loss_of(module) == loss_of(at_prefixes(debug_config, data, [8]))
-    vectors = encoded_queries(module, ["mida furo"])
-    whole = encoded_queries(at_prefixes(debug_config, data, []), ["mida furo"])[:, :8]
-    np.testing.assert_allclose(vectors, whole / np.linalg.norm(whole), rtol=1e-6)
+def test_loss_and_queries_are_of_the_dimensions_of_the_index(debug_config, data):
+    searched, every = (module_given(debug_config, data, index={"dims": dims}) for dims in (8, None))
+    similarities = searched.similarities(batch_of().retrieved)[0].detach().numpy()
+    rows = batch_of().retrieved
+    q, d = (
+        of[..., :8] / np.linalg.norm(of[..., :8], axis=-1, keepdims=True)
+        for of in (
+            encoded_queries(every, [example.query for example in data.queries.examples(rows.query_rows)]),
+            np.stack([every.encoder.encode_document(data.corpus.texts(of)).numpy() for of in rows.doc_rows]),
+        )
+    )
+    np.testing.assert_allclose(similarities, np.einsum("bd,bkd->bk", q, d), atol=1e-5)
+    vectors, whole = (encoded_queries(of, ["mida furo"]) for of in (searched, every))
+    np.testing.assert_allclose(vectors, whole[:, :8] / np.linalg.norm(whole[:, :8]), rtol=1e-6)
 
 
 # Numbers that are not finite -------------------------------------------------------------------------------
@@ -114,7 +111,7 @@ def test_without_prefixes_loss_and_queries_are_of_the_dimensions_of_the_index(de
 def test_a_loss_that_is_not_finite_is_named_with_its_text_and_its_documents(module, data, scored):
     whole = module.similarities
     bad = torch.tensor([2]), torch.tensor(torch.nan)
-    module.similarities = lambda batch: [(whole(batch)[0][0].index_put((bad[0],), bad[1]), None)]
+    module.similarities = lambda batch: (whole(batch)[0].index_put((bad[0],), bad[1]), None)
     text = data.queries.examples(scored.retrieved.query_rows[[2]])[0].id
     documents = ", ".join(document.id for document in data.corpus.documents(scored.retrieved.doc_rows[2]))
     expected = rf"^step 0: the loss of 1 of 4 texts is not finite \(nan\): {text}; documents of the first: {documents};"
@@ -163,7 +160,7 @@ def test_the_loss_is_that_of_float32_to_the_last_bit(module, scored):
     module.encoder.encode_with_gradient = encode
     module.log_dict = lambda *args, **kwargs: None
     log_q = log_likelihood(torch.tensor(scored.sum_logprobs / scored.num_tokens[:, None]).float(), 0.5)
-    log_p = log_likelihood(module.similarities(scored.retrieved)[0][0], 0.02)
+    log_p = log_likelihood(module.similarities(scored.retrieved)[0], 0.02)
     with autocast():
         loss = module.training_step(Position(0), 0)
     assert loss.dtype == torch.float32
@@ -227,15 +224,12 @@ def step(module: LSRModule, parts: int = 1) -> tuple[float, dict[str, torch.Tens
     ("way", "lever"),
     [
         ("parts", {}),
-        ("checkpointing", {}),
         ("chunks", {}),
         ("chunks", {"contrastive": 0.5, "in_batch": True}),
     ],
 )
-def test_the_gradient_in_parts_or_chunks_or_computed_again_is_that_of_the_whole_batch(make, way: str, lever) -> None:
+def test_the_gradient_in_parts_or_chunks_is_that_of_the_whole_batch(make, way: str, lever) -> None:
     (loss, whole), module = step(make(None, **lever)), make(CHUNK if way == "chunks" else None, **lever)
-    if way == "checkpointing":
-        module.encoder.prepare_training(dropout=False, gradient_checkpointing=True)
     other_loss, gradients = step(module, parts=4 if way == "parts" else 1)
     assert other_loss == pytest.approx(loss, rel=1e-6)
     largest = max(float(values.abs().max()) for values in whole.values())

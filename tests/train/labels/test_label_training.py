@@ -103,7 +103,7 @@ def test_an_interrupted_training_goes_on_to_the_same_losses_and_weights(
     assert all(ours[name].equal(other[name]) for name in ours)
 
 
-ADAPTERS = ("lora.rank=2", "train.lr=1.0e-2", "train.gradient_checkpointing=true", "index.dims=16")
+ADAPTERS = ("lora.rank=2", "train.lr=1.0e-2", "index.dims=16")
 
 
 def test_a_training_of_adapters_resumes_exactly_from_small_checkpoints_and_keeps_the_best_adapter(
