@@ -74,7 +74,6 @@ class RetrieverConfig:
     query_prompt: str | None = key(None, "Text prepended to each query. Default: the encoder's setting.")
     document_prompt: str | None = key(None, "Text prepended to each document. Default: the encoder's setting.")
     max_tokens: int | None = key(None, "Tokens after which texts are cut. Default: the encoder's limit.", ABOVE_0)
-    dropout: bool = key(False, "Train with the encoder's own dropout.")
     query_path: str | None = key(None, "Query encoder of a pair (DPR); retriever.path is then the document encoder.")
     train: TrainedSide = key(TrainedSide.both, "Side to train: query (the index stays valid), documents, or both.")
 

@@ -76,6 +76,7 @@ class Encoder(nn.Module):
     temperature: EnsembleTemperature | None
     own_similarity: str | None  # the folder's; None: it has none, and cosine is assumed
     untrained_sha256: str | None = None  # of the weights that training leaves as they are; None: it changes all
+    chunk_tokens: int | None = None  # padded tokens whose activations memory holds in a step; None: all
     _needs_documents = True
 
     def __init__(
@@ -107,8 +108,6 @@ class Encoder(nn.Module):
         self._use(ends if queries == documents else self._ended(queries), ends, container)
         if max_tokens is not None:
             self._limit_tokens(max_tokens, path)
-        self._trains_as_train = False
-        self._chunk_tokens: int | None = None
         self.temperature = temperature_in(path)
         self.eval()
         self.width, *others = (side.require_vector(path) for side in self.sides.values())
@@ -275,33 +274,14 @@ class Encoder(nn.Module):
         """Encode tokenized texts with gradient: whole vectors, whatever `dims` is, on the encoder's device."""
         side = self.sides[task]
         default = ENCODER_TOKENS_WITH_GRADIENT[side.device_kind]
-        batches = list(side.batches(ids, tokens_per_batch or self._chunk_tokens or default))
+        batches = list(side.batches(ids, tokens_per_batch or self.chunk_tokens or default))
         left_out = side.left_out(side.prompt)
         # With chunks the loss covers all vectors, but memory holds the activations of one chunk at a time: the backward
-        # pass computes each chunk again, with the same dropout (GradCache, Gao et al. 2021).
+        # pass computes each chunk again (GradCache, Gao et al. 2021).
         chunked: Any = partial(checkpoint, side.forward, use_reentrant=False)
-        compute = side.forward if self._chunk_tokens is None else chunked
+        compute = side.forward if self.chunk_tokens is None else chunked
         parts = [compute(*side.pad([ids[row] for row in rows]), left_out) for rows in batches]
         return _put_back(torch.cat(parts), batches)
-
-    def prepare_training(self, dropout: bool, chunk_tokens: int | None = None) -> None:
-        """Set the options of steps with gradient: the encoder's dropout, and less memory for more time.
-
-        With `chunk_tokens`, memory holds the activations of `chunk_tokens` padded tokens at a time.
-        """
-        self._chunk_tokens = chunk_tokens
-        self._trains_as_train = dropout
-        if not dropout:
-            for module in self.modules():
-                if isinstance(module, nn.Dropout):
-                    module.p = 0.0
-
-    def train_mode(self) -> None:
-        """Switch to training mode for a step with gradient; frozen models stay in eval mode."""
-        self.train(self._trains_as_train)
-        for backbone in self.backbones:
-            if not any(weight.requires_grad for weight in backbone.parameters()):
-                backbone.eval()
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move or cast, but keep all modules except a transformer in float32: they cost nothing beside it."""

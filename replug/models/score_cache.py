@@ -235,20 +235,17 @@ def _packed(result: Stored) -> tuple[int, float | None, int | None, bytes | None
         logprobs = np.concatenate([result.token_logprobs, result.read_logprobs]).astype(LOGPROBS_DTYPE)
         content = logprobs.tobytes() + result.read_ids.astype(IDS_DTYPE).tobytes()
         return (SCORE, total, num_tokens, content) if num_tokens > 0 and np.isfinite(logprobs).all() else None
-    answers = [result] if isinstance(result, Generated) else result
-    numbers = [part for answer in answers for part in (answer.token_logprobs, answer.token_entropies)]
-    array = np.concatenate([np.empty(0, LOGPROBS_DTYPE), *(part for part in numbers if part is not None)])
+    arrays: list[np.ndarray] = [np.empty(0, LOGPROBS_DTYPE)]
+    header: list[tuple] = []
+    for answer in [result] if isinstance(result, Generated) else result:
+        parts = [part for part in (answer.token_logprobs, answer.token_entropies) if part is not None]
+        counts = answer.weights.tolist(), answer.prompt_tokens, answer.answer_tokens
+        header.append((answer.text, len(parts[0]), len(parts) > 1, *counts))
+        arrays += parts
+    array = np.concatenate(arrays)
     if not np.isfinite(array).all():
         return None
-    header = [
-        (
-            answer.text,
-            len(answer.token_logprobs),
-            answer.token_entropies is not None,
-            *(answer.weights.tolist(), answer.prompt_tokens, answer.answer_tokens),
-        )
-        for answer in answers
-    ]  # JSON escapes half characters, which UTF-8 cannot hold: a server may end an answer inside a character
+    # JSON escapes half characters, which UTF-8 cannot hold: a server may end an answer inside a character.
     content = json.dumps(header).encode() + b"\n" + array.astype(LOGPROBS_DTYPE).tobytes()
     return GENERATION if isinstance(result, Generated) else SAMPLES, None, None, content
 

@@ -120,9 +120,9 @@ def test_a_key_that_a_stored_run_has_and_this_version_lacks_is_named_with_the_ru
 
 def test_ask_takes_the_lm_of_the_run(tmp_path):
     run = tmp_path / "config.yaml"
-    run.write_text(config_to_yaml(load(tmp_path, "", "lm.path=stand_in:0.5", "lm.cache=x")))
-    assert load_ask_config([], run).lm == LMConfig(path="stand_in:0.5", cache="x")
-    assert load_ask_config(["lm.cache=y"], run).lm == LMConfig(path="stand_in:0.5", cache="y")
+    run.write_text(config_to_yaml(load(tmp_path, "", "lm.path=stand_in:0.5", "lm.tokens_per_batch=7")))
+    assert load_ask_config([], run).lm == LMConfig(path="stand_in:0.5", tokens_per_batch=7)
+    assert load_ask_config(["lm.tokens_per_batch=9"], run).lm == LMConfig(path="stand_in:0.5", tokens_per_batch=9)
     assert load_ask_config(["lm.path=stand_in"]).lm == LMConfig(path="stand_in")
     assert load_ask_config(["lm.path=stand_in", "web.engine=brave"]).web.engine == "brave"
 
