@@ -49,9 +49,7 @@ class EncoderRetriever:
         self._texts = list(texts)
         self._ids = list(map(str, range(len(texts)))) if ids is None else list(ids)
         if not len(texts) == len(self._ids) == len({*self._ids}):
-            raise UserError(
-                f"ids has {len({*self._ids})} different texts for {len(texts)} texts; expected another id for each text"
-            )
+            raise UserError(f"{len(texts)} texts have {len({*self._ids})} different ids; expected one id for each text")
         require_both_sides(encoder)
         self.temperature = own_temperature(encoder)
         self._encoder = encoder

@@ -31,7 +31,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
     "a folder that is not there": (lambda have: Encoder("./nowhere"), "./nowhere does not exist"),
     "an LM's package as encoder": (lambda have: Encoder("package:smollm2"), "package:smollm2 does not exist"),
     "an encoder as LM": (lambda have: HuggingFaceLM(resolve_encoder_path("stand_in")), "expected a causal LM"),
-    "ids twice": (lambda have: EncoderRetriever(have.encoder, ["a", "b"], ["x", "x"]), "1 different texts for 2 texts"),
+    "ids twice": (lambda have: EncoderRetriever(have.encoder, ["a", "b"], ["x", "x"]), "2 texts have 1 different ids"),
     "one text to encode": (lambda have: have.encoder.encode("a b"), "expected a list of"),
     "one prompt": (lambda have: texts_of(have.lm, "a b", 3), r"expected a list of prompts, .*; write \[text\]"),
     "a similarity of nan": (lambda have: Retrieved("text", math.nan, "d7"), "document d7 has the similarity nan"),

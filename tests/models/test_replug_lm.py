@@ -235,11 +235,3 @@ def test_equal_texts_come_in_their_order_and_no_more_than_there_are(encoder: Enc
     assert [document.id for document in documents if document.text == "sea"] == ["first", "second"]
     assert len(documents) == 3
     assert retriever.retrieve([], 2) == []
-
-
-def test_document_weights_are_the_softmax_of_the_similarities() -> None:
-    np.testing.assert_allclose(document_weights([math.log(3), 0.0]), [0.75, 0.25])
-    weights = document_weights(np.array([900.0, -900.0, 899.0], dtype=np.float32))
-    assert weights.sum() == 1
-    assert document_weights([0.3]).tolist() == [1.0]
-    assert document_weights([]).tolist() == []
