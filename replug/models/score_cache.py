@@ -219,7 +219,8 @@ class ScoreCache:
             yield
         except sqlite3.Error as error:
             raise RunError(
-                f"{self.path}: the cache of scores cannot be used: {error}; `replug doctor {self.path}` checks it"
+                f"{self.path}: the cache of scores cannot be used: {error}; run again when this is fixed, or remove a "
+                "damaged file: its scores are computed again"
             ) from error
 
 
@@ -348,8 +349,8 @@ class CachingLM(AsyncLM):
         sums_only = isinstance(call, ScoreCall) and call.sums_only
         read = self._file.sums if sums_only else self._file.read
         with self._lock:
-            reserved = {key: own for key in keys if (own := self._reserved.get(key))}
-            under_way = {key: own for key, own in reserved.items() if sums_only or not own.sums_only}
+            reserved = ((key, self._reserved[key]) for key in keys if key in self._reserved)
+            under_way = {key: own for key, own in reserved if sums_only or not own.sums_only}
             known = read([key for key in dict.fromkeys(keys) if key not in under_way])
             missing: dict[Key, int] = {}
             for row, key in enumerate(keys):
