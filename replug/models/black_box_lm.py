@@ -1,7 +1,7 @@
 """The interface of a language model: a black box that scores and continues text.
 
 Only text crosses the border, never another tokenizer's ids. Local weights, servers and stand-ins implement
-`BlackBoxLM`; the REPLUG ensemble wraps one and is one. An `AsyncLM` takes work without waiting: the Ray pool,
+`BlackBoxLM`; the REPLUG ensemble wraps one. An `AsyncLM` takes work without waiting: the Ray pool,
 the cache and a server implement its one `submit_call`.
 """
 

@@ -27,7 +27,7 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.packaged import write_stand_in_encoder
 from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
-from tests.support.lm_answers import mixed, texts_of
+from tests.support.lm_answers import texts_of
 from tests.support.tiny_lms import load, naive_logprobs, reference, write_gpt2, write_llama
 
 TEXTS = ["red sky over the sea", "the mat of the cat", "blue", "日本 の 海"]
@@ -95,7 +95,6 @@ def test_without_documents_it_is_the_plain_lm(lm: HuggingFaceLM, shelf: Shelf) -
     replug = ReplugLM(lm, shelf, k=0 if shelf.documents else 10)
     assert_same_scores(replug.score(CONTEXTS, CONTINUATIONS), lm.score(CONTEXTS, CONTINUATIONS))
     assert texts_of(replug, CONTEXTS, 8) == texts_of(lm, CONTEXTS, 8)
-    assert mixed(replug, CONTEXTS[:2], [0.5, 0.5], GREEDY).text == (mixed(lm, CONTEXTS[:2], [0.5, 0.5], GREEDY).text)
 
 
 def test_texts_that_do_not_fit_are_cut_by_the_template(lm: HuggingFaceLM) -> None:
@@ -132,17 +131,6 @@ def test_answers_are_the_mixtures(lm: HuggingFaceLM) -> None:
         ids, logprobs, _ = reference(lm, [f"{text}\n{context}" for text in TEXTS], weights, 8)
         assert answer.text == lm.tokenizer.decode(ids, skip_special_tokens=True)
         np.testing.assert_allclose(answer.token_logprobs, logprobs, atol=1e-4)
-
-
-def test_a_mixture_of_prompts_is_a_mixture_over_all_their_documents() -> None:
-    lm, contexts = StandInLM(), ["a b", "c d"]
-    replug = ReplugLM(lm, Shelf(found(2)), weighting=REPLUG_WEIGHTS)
-    answer = mixed(replug, contexts, [0.3, 0.7], GREEDY)
-    first, second = document_weights(SIMILARITIES[:2])
-    prompts = [f"{text}\n{context}" for context in contexts for text in TEXTS[:2]]
-    flat = mixed(lm, prompts, [0.3 * first, 0.3 * second, 0.7 * first, 0.7 * second], GREEDY)
-    assert answer.text == flat.text
-    np.testing.assert_allclose(answer.token_logprobs, flat.token_logprobs)
 
 
 # Weights that follow the text ------------------------------------------------------------------------------------
