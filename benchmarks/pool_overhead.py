@@ -80,7 +80,7 @@ class InstantLM(GivenSource):
 
 def _answer(pairs: int) -> TimedScores:
     scores = [(-float(TOKENS), TOKENS)] * pairs
-    return scores, {"tokens": pairs * TOKENS, "padded_tokens": pairs * TOKENS, "busy_seconds": 0.0}, {}
+    return scores, {"tokens": pairs * TOKENS, "padded_tokens": pairs * TOKENS, "busy_seconds": 0.0}
 
 
 class Replica:
