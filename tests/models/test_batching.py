@@ -9,7 +9,6 @@ from transformers import GPT2Config, LlamaConfig
 from replug.models.batching import (
     even_batches,
     token_budget_batches,
-    tokens_per_unit,
     units_of_similar_length,
     weights_of_layers,
 )
@@ -47,10 +46,6 @@ def test_a_unit_a_little_beyond_a_pass_is_two_of_half_a_pass() -> None:
     assert even_batches([5, 3], 10) == [[0, 1]]
     assert even_batches([], 10) == list(token_budget_batches([], 10)) == []
     assert even_batches([50, 40], 10) == [[0], [1]]  # more than a pass holds: one at a time
-
-
-def test_a_unit_of_a_gpu_has_so_much_arithmetic() -> None:
-    assert [tokens_per_unit(lm, on_gpu=True) for lm in (LLAMA_7B, GPT2_XL, GPT2)] == [4096, 8192, 32_768]
 
 
 def test_a_models_layers_and_width_are_read_from_its_configuration(tmp_path: Path) -> None:

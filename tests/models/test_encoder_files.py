@@ -127,19 +127,6 @@ def test_a_static_encoder_is_that_of_sentence_transformers_to_the_bit_untuned_an
         torch.testing.assert_close(again.encode_with_gradient(again.token_ids(TEXTS)), again.encode_document(TEXTS))
 
 
-def test_a_static_query_encoder_beside_a_transformer_for_documents(tmp_path: Path) -> None:
-    write_static(tmp_path / "queries", layers=["Dense"])
-    write_encoder(tmp_path / "documents", "bert")
-    write_chain(tmp_path / "documents", MEAN, ["Dense"])
-    pair = Encoder(str(tmp_path / "documents"), query_path=str(tmp_path / "queries"))
-    pair.save(tmp_path / "saved")
-    theirs = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
-    np.testing.assert_allclose(pair.encode_query(TEXTS), theirs.encode_query(TEXTS), atol=1e-6)
-    np.testing.assert_allclose(
-        Encoder(str(tmp_path / "saved")).encode_document(TEXTS), theirs.encode_document(TEXTS), atol=1e-5
-    )
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_causal_encoder_has_the_same_vectors_whatever_the_batch_and_the_side_of_padding(
     tmp_path: Path, side: str

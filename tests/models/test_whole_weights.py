@@ -218,23 +218,6 @@ def test_an_adapter_beside_weights_is_refused_whether_or_not_peft_is_installed(
         load(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda weights: {name: weights[name] for name in weights if "bias" not in name}, "Missing.*linear.bias"),
-        (lambda weights: weights | {"linear.weight": torch.ones(5, 16)}, "size mismatch for linear.weight"),
-    ],
-)
-def test_weights_of_a_dense_layer_are_whole_too(
-    change: Callable[[Weights], Weights], says: str, tmp_path: Path
-) -> None:
-    write_encoder(tmp_path, "bert")
-    write_chain(tmp_path, PLAIN_MEAN, ["Dense"])
-    rewrite(tmp_path / "2_Dense", change)
-    with pytest.raises(UserError, match=f"^retriever.path: cannot load {tmp_path}.*{says}"):
-        Encoder(str(tmp_path))
-
-
 # Code that comes with a model -------------------------------------------------------------------------------
 
 CODE = """
