@@ -303,14 +303,20 @@ class Encoder(nn.Module):
 
     def _read_documents(self, path: str, known: Mapping[str, str], max_tokens: int | None) -> None:
         """Load the encoder of documents that the tuned queries of `path` belong to."""
-        documents = Encoder(
-            known["path"], self.similarity, max_tokens or self.max_tokens, document_prompt=self.prompt("document")
-        )
+        fix = f"set retriever.path to the documents' encoder of the training, and retriever.query_path={path}"
+        try:
+            documents = Encoder(
+                known["path"], self.similarity, max_tokens or self.max_tokens, document_prompt=self.prompt("document")
+            )
+        except UserError as error:
+            raise UserError(
+                f"{KEY}: {path} holds tuned queries, and the encoder of its documents, {known['path']}, cannot be read "
+                f"({error}); bring it back, or {fix}"
+            ) from error
         if documents.documents_sha256() != known["sha256"]:
             raise UserError(
                 f"{KEY}: {path} holds tuned queries, and {known['path']} has other weights, modules or another prompt "
-                "now than when it encoded their documents; set retriever.path to the documents' encoder of the "
-                f"training, and retriever.query_path={path}"
+                f"now than when it encoded their documents; {fix}"
             )
         self._use(self.sides["query"].modules, documents.sides["document"].modules, self.model)
 
