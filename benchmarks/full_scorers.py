@@ -131,7 +131,7 @@ def measure(pool: ScorerPool, case: Case, steps: int, file: Path) -> tuple[float
             encode=encode,
             search=search,
             executor=executor,
-            score=partial(lm.submit_examples, PromptTemplate("")),
+            score=partial(lm.submit_examples, PromptTemplate()),
             clock=StepClock(),
         )
         borders = train(pool, pipeline, steps, 0.1 * case.lm_seconds)

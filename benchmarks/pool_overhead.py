@@ -80,7 +80,7 @@ class InstantLM(GivenSource):
 
 def _answer(pairs: int) -> TimedScores:
     scores = [(-float(TOKENS), TOKENS)] * pairs
-    return scores, {"tokens": pairs * TOKENS, "padded_tokens": pairs * TOKENS, "busy_seconds": 0.0}, {}
+    return scores, {"tokens": pairs * TOKENS, "padded_tokens": pairs * TOKENS, "busy_seconds": 0.0}
 
 
 class Replica:
@@ -161,7 +161,7 @@ def scored(arguments: argparse.Namespace, replicas: int, is_fed: bool) -> dict[i
         patch.object(workers, "MOST_FED_HERE", fed_here),
         workers.started_lm(lm, source, Path(folder, "scores.sqlite")) as opened,  # type: ignore[arg-type]
     ):
-        both = Workers(opened, None, PromptTemplate("\n"))  # type: ignore[arg-type]
+        both = Workers(opened, None, PromptTemplate())  # type: ignore[arg-type]
         both.lm.submit_examples(both.template, [Example("", "a", "b", "")], [["c"]]).result(300)
         feeders = [
             one

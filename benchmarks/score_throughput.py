@@ -25,7 +25,6 @@ from transformers import PreTrainedModel
 from benchmarks.machine import describe_machine
 from benchmarks.vllm_server import rates_of_vllm
 from benchmarks.workloads import Pairs, mixed_pairs
-from replug.models.architecture import use_cpu_attention
 from replug.models.batching import token_budget_batches
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.packaged import resolve_lm_path
@@ -127,8 +126,8 @@ def main() -> None:
 
     unit_bytes = 4 * 8 * lm.tokens_per_batch
     ways: dict[str, Callable[[], list[np.ndarray]]] = {
-        "one at a time": lambda: as_loaded(lm, lambda: one_at_a_time(lm, pairs)),
-        "padded batch": lambda: as_loaded(lm, lambda: padded_batches(lm, pairs, texts.k)),
+        "one at a time": lambda: one_at_a_time(lm, pairs),
+        "padded batch": lambda: padded_batches(lm, pairs, texts.k),
         "replug": lambda: in_units(lm, texts, unit_bytes),
     }
     in_units(lm, Pairs(texts.prefixes[:8], texts.continuations[:8], 8), unit_bytes)  # warm
@@ -148,15 +147,6 @@ def main() -> None:
         check_equal(scores)
         report(server_rounds, "replug")
     print(f"padding: {padding_waste(lm, texts, unit_bytes):.1%} of what replug computes")
-
-
-def as_loaded(lm: HuggingFaceLM, run: Callable[[], list[np.ndarray]]) -> list[np.ndarray]:
-    """With the attention that transformers chooses."""
-    lm.model.set_attn_implementation("sdpa")
-    try:
-        return run()
-    finally:
-        use_cpu_attention(lm.model)
 
 
 def limit(lm: HuggingFaceLM, pairs: list[PairIds]) -> float:

@@ -60,7 +60,6 @@ class LabelOrigin:
     """The inputs of labels; equal origins give the same labels."""
 
     lm: str  # its identity
-    separator: str
     too_long: str
     retriever: str  # its weights, similarity and limit of tokens
     set_sha256: str  # of the prepared set's manifest
@@ -80,7 +79,7 @@ class LabelOrigin:
 def labels_folder(path: Path) -> Folder:
     """Return the folder of labels: claimed for a `LabelOrigin`, finished with the `counts` of its splits."""
     others = ("index", "scores.sqlite*", "lm_spent.json*", "*.partial")
-    return Folder(path, "set of labels", key="--labels or train.labels", fix_hint=AGAIN, others=others, format=2)
+    return Folder(path, "set of labels", key="--labels or train.labels", fix_hint=AGAIN, others=others, format=3)
 
 
 class Labels:
@@ -115,7 +114,7 @@ class Labels:
 
     def require(self, wanted: LabelOrigin) -> None:
         """Raise UserError if LM, prompt, set or corpus differ from the training's."""
-        names = ("set_sha256", "corpus_sha256", "lm", "separator", "too_long", "exclude_own_source")
+        names = ("set_sha256", "corpus_sha256", "lm", "too_long", "exclude_own_source")
         self._files.check({name: getattr(wanted, name) for name in names}, are_all=False)
 
     def _table(self, split: str, columns: list[str]) -> pa.Table:

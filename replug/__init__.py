@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, Mixture
     from replug.models.encoder import Encoder
     from replug.models.encoder_retriever import EncoderRetriever, TextEncoder
-    from replug.models.ensemble import Retrieved, Retriever, Weighting, mix_token_logprobs, token_weights
+    from replug.models.ensemble import Retrieved, Retriever, Weighting
     from replug.models.generation import Generated, GenerationOptions
     from replug.models.http.server_source import ServerLM
     from replug.models.local.hf_lm import HuggingFaceLM
@@ -50,9 +50,7 @@ __all__ = [
     "evaluate",
     "example_rows",
     "label",
-    "mix_token_logprobs",
     "search",
-    "token_weights",
 ]
 
 _MODULES = {
@@ -80,9 +78,7 @@ _MODULES = {
     "evaluate": "replug.library",
     "example_rows": "replug.data.sources.built_in_texts",
     "label": "replug.library",
-    "mix_token_logprobs": "replug.models.ensemble",
     "search": "replug.library",
-    "token_weights": "replug.models.ensemble",
 }
 
 

@@ -111,7 +111,6 @@ def _predict(
     measured = {
         **_identity(data, [example.as_row() for example in examples], book),
         "lm": workers.lm.identity,
-        "separator": lm.separator,
         "too_long": lm.too_long.value,
         "beta": str(config.loss.beta),
     }

@@ -40,8 +40,7 @@ from replug.index_workers.vectors import BlockVectors
 from replug.index_workers.version_store import weights_sha256
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, sums_of
 from replug.models.build import lm_source, load_encoder
-from replug.models.encoder import Encoder, require_finite_vectors
-from replug.models.encoder_side import query_sample, require_known
+from replug.models.encoder import Encoder, query_sample, require_finite_vectors, require_known
 from replug.models.hardware import check_gpus
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate
@@ -119,7 +118,6 @@ def label_origin(config: Config, data: PreparedSet, lm: str, encoder: Encoder) -
     label = config.label
     return LabelOrigin(
         lm=lm,
-        separator=config.lm.separator,
         too_long=config.lm.too_long.value,
         retriever=retriever_identity(encoder),
         set_sha256=file_sha256(data.folder / "manifest.json"),

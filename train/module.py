@@ -60,7 +60,7 @@ class LSRModule(pl.LightningModule):
         super().__init__()
         self.encoder, self.batches, self.frozen = encoder, batches, frozen
         self._queries, self._corpus = queries, corpus
-        self._loss, self._train, self._seed = config.loss, config.train, config.seed
+        self._loss, self._train = config.loss, config.train
         self._dims = config.index.dims or encoder.dims  # the searched prefix of a vector (None: all of it)
         self.batch: ScoredBatch | None = None  # of the step that is under way
         self._is_last = False  # whether the newest of its micro-batches is the last
@@ -83,9 +83,7 @@ class LSRModule(pl.LightningModule):
         ranks = self._num_ranks
         rank = self.global_rank if ranks > 1 else 0
         scored = share_of(self.batch, rank, ranks, position)
-        # Dropout's randomness follows from the step and the share, so a resumed run draws the same.
-        torch.manual_seed(hash((self._seed, position.step, rank, position.part)) % 2**63)
-        self.encoder.train_mode()
+        self.encoder.eval()  # without dropout
         similarities, others = self.similarities(scored.retrieved)
         with torch.autocast(self.device.type, enabled=False):
             sums, counts = self._on_device(scored.sum_logprobs), self._on_device(scored.num_tokens)

@@ -20,8 +20,7 @@ from replug.data.progress import Stages
 from replug.data.store import PreparedSet
 from replug.index_workers.build import index_kind, require_store_of
 from replug.index_workers.version_store import VersionStore
-from replug.models.encoder import Encoder
-from replug.models.encoder_side import query_sample, require_known
+from replug.models.encoder import Encoder, query_sample, require_known
 from replug.models.lm_source import LMSource
 from replug.models.pair_tokens import prompts_token_ids, text_rules
 from replug.models.preparing import tokens_at_most
@@ -72,7 +71,7 @@ def _check_lengths(config: Config, data: PreparedSet, tokenizer: PreTrainedToken
     Raises UserError for a text or document that is too long.
     """
     cuts, bound = config.lm.too_long is TooLong.truncate, tokens_at_most(config, data)
-    template = PromptTemplate(config.lm.separator, tokenizer, None, config.lm.prompt, config.lm.chat)
+    template = PromptTemplate(tokenizer, None, config.lm.prompt, config.lm.chat)
     between = len(prompts_token_ids(tokenizer, [template.whole("", "")])[0]) + 2
     if bound is not None:
         of_document, of_example = bound

@@ -28,8 +28,7 @@ from replug.data.progress import Progress
 from replug.data.store import CorpusStore, StoredCorpus
 from replug.models.build import encoder_location, load_encoder
 from replug.models.encoder import ADAPTER, Encoder
-from replug.models.encoder_files import mark_tuned_queries, numbers_sha256
-from replug.models.encoder_side import StaticSide
+from replug.models.encoder_files import StaticSide, mark_tuned_queries, numbers_sha256
 from replug.models.hardware import to_device
 
 if TYPE_CHECKING:
@@ -89,17 +88,12 @@ def embedded(documents: Encoder, corpus: CorpusStore, rows: np.ndarray) -> Tenso
 
 def check_training(config: Config, encoder: Encoder) -> None:
     """Raise UserError, before anything heavy starts, if this encoder cannot be trained with the configured keys."""
-    if any(isinstance(side, StaticSide) for side in encoder.sides.values()):
-        needing_layers = {
-            "lora.rank": config.lora.rank,
-            "retriever.dropout": config.retriever.dropout,
-        }
-        for name in (name for name, value in needing_layers.items() if value):
-            raise UserError(
-                f"{name} is set, but {config.retriever.path} is a StaticEmbedding: a table of a vector for each token, "
-                "without layers; leave the key out"
-            )
     if config.lora.rank is not None:
+        if any(isinstance(side, StaticSide) for side in encoder.sides.values()):
+            raise UserError(
+                f"lora.rank is set, but {config.retriever.path} is a StaticEmbedding: a table of a vector for each "
+                "token, without layers; leave the key out"
+            )
         for backbone in encoder.backbones:
             adapter_settings(backbone, config.lora)
 
@@ -177,7 +171,7 @@ def prepare_encoder(config: Config, encoder: Encoder, corpus: CorpusStore) -> Fr
     """Make an encoder ready for its first step; returns the documents that do not learn, None if they learn."""
     side = config.retriever.train
     copied = freeze_sides(side, encoder)
-    encoder.prepare_training(config.retriever.dropout, config.train.chunk_tokens)
+    encoder.chunk_tokens = config.train.chunk_tokens
     choose_trained_weights(config, encoder)
     return FrozenDocuments(corpus, copied or encoder) if side is TrainedSide.query else None
 

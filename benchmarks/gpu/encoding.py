@@ -125,7 +125,7 @@ def _step(
     rng = np.random.default_rng(0)
     kit.begin_memory()
     encoder = Encoder(str(bert(kit))).to(kit.device)
-    encoder.prepare_training(False, chunk)
+    encoder.chunk_tokens = chunk
     ids = random_ids(size * k, length)
     sizes = {"cpu": 8192, "cuda": tokens or ENCODER_TOKENS_WITH_GRADIENT["cuda"]}
     encoder.document_ids = lambda corpus, rows: [ids[row] for row in rows]  # type: ignore[method-assign, assignment]

@@ -72,7 +72,6 @@ def _embedding(kit: Kit) -> Callable[[], object]:
 
 def _training(kit: Kit) -> Callable[[], object]:
     encoder, ids = Encoder(str(bert(kit))).to(kit.device), random_ids(320, 128)
-    encoder.prepare_training(False, False)
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=1e-5)
 
     def piece() -> None:

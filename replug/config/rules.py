@@ -194,8 +194,6 @@ def lm_problems(lm: LMConfig, trains: bool = False, votes: bool = False) -> Iter
             f"lm.score is {lm.score.value}, which is for labels, training and votes by a server; expected "
             "lm.score=logprob here, or only methods such as replug/vote (ask and serve: ensemble.weights=vote)"
         )
-    if lm.samples > 1 and lm.score is not Teacher.answer:
-        yield f"lm.samples is {lm.samples} with lm.score={lm.score.value}; expected it with lm.score=answer only"
     given = [key for key in ("path", "url") if (getattr(lm, key) or "").strip()]
     if len(given) != 1:
         yield (
@@ -234,8 +232,6 @@ def _prompt_problems(lm: LMConfig) -> Iterator[str]:
             f"lm.prompt has {DOCUMENT} and {CONTEXT} on one line; expected two lines, since the document's line is "
             f"omitted without a document: 'lm.prompt=\"Help: {DOCUMENT}\\n\\n{CONTEXT}\"', with both pairs of quotes"
         )
-    if lm.separator != LMConfig().separator:
-        yield "lm.separator and lm.prompt are both set; expected one of them: lm.prompt contains the text between both"
 
 
 def server_url(lm: LMConfig) -> str:

@@ -74,7 +74,6 @@ class RetrieverConfig:
     query_prompt: str | None = key(None, "Text prepended to each query. Default: the encoder's setting.")
     document_prompt: str | None = key(None, "Text prepended to each document. Default: the encoder's setting.")
     max_tokens: int | None = key(None, "Tokens after which texts are cut. Default: the encoder's limit.", ABOVE_0)
-    dropout: bool = key(False, "Train with the encoder's own dropout.")
     query_path: str | None = key(None, "Query encoder of a pair (DPR); retriever.path is then the document encoder.")
     train: TrainedSide = key(TrainedSide.both, "Side to train: query (the index stays valid), documents, or both.")
 
@@ -108,10 +107,8 @@ class LMConfig:
         Teacher.logprob,
         "Training signal: logprob of the continuation, yes (P(yes) to lm.prompt) or answer (F1).",
     )
-    samples: int = key(1, "Answers per document with lm.score=answer, drawn at temperature 1. 1: greedy.", ABOVE_0)
-    separator: str = key("\n", "Text between a document and the context, without lm.prompt.")
     prompt: str | None = key(
-        None, "Template with {document} and {context}, on lines of their own. Default: both, lm.separator between them."
+        None, "Template with {document} and {context}, on lines of their own. Default: both, each on its line."
     )
     chat: bool = key(False, "Put the prompt as the user's message through the tokenizer's chat template.")
     too_long: TooLong = key(TooLong.error, "Inputs above the LM's limit: error, or truncate document, then text.")

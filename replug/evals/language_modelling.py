@@ -224,7 +224,7 @@ def require_room_for(
     if limit is None or not has_tokenizer(lm):
         return
     tokenizer = lm_tokenizer(lm)
-    template = PromptTemplate(lm.separator, tokenizer, None, lm.prompt, lm.chat)
+    template = PromptTemplate(tokenizer, None, lm.prompt, lm.chat)
     sampled = [scored_span(spans[row]) for row in draw_evenly(len(spans), SAMPLED, config.seed)]
     pairs = [pair_token_ids(tokenizer, template.whole("", one.context), one.continuation) for one in sampled]
     document, methods = 0, [method for method in evaluation_methods(config) if method.takes_from_corpus]

@@ -1,7 +1,7 @@
 """The interface of a language model: a black box that scores and continues text.
 
 Only text crosses the border, never another tokenizer's ids. Local weights, servers and stand-ins implement
-`BlackBoxLM`; the REPLUG ensemble wraps one and is one. An `AsyncLM` takes work without waiting: the Ray pool,
+`BlackBoxLM`; the REPLUG ensemble wraps one. An `AsyncLM` takes work without waiting: the Ray pool,
 the cache and a server implement its one `submit_call`.
 """
 
@@ -9,7 +9,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
@@ -176,7 +176,7 @@ Prompt = str | Mixture
 
 def as_mixtures(prompts: Sequence[Prompt]) -> list[Mixture]:
     """Return each prompt as a mixture; a text becomes a mixture of one prompt."""
-    require_texts(prompts, "prompts", Mixture)
+    require_texts(prompts, "prompts")
     return [prompt if isinstance(prompt, Mixture) else Mixture([prompt], [1.0]) for prompt in prompts]
 
 
@@ -313,14 +313,10 @@ class AsyncLM(ABC):
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0
     ) -> "Future[list[ContinuationScore]]":
         """Return a future of `score`."""
-        require_texts(prefixes, "prefixes")
-        require_texts(continuations, "continuations")
         return self.submit_call(ScoreCall(list(prefixes), list(continuations), opening, read=read))
 
     def submit_sums(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[np.ndarray]":
         """Return a future of sums of log-probs (nats) and numbers of tokens, float64 [N, 2]."""
-        require_texts(prefixes, "prefixes")
-        require_texts(continuations, "continuations")
         return mapped(self.submit_call(ScoreCall(prefixes, continuations, sums_only=True)), sums_of)
 
     def submit_examples(
@@ -335,7 +331,6 @@ class AsyncLM(ABC):
 
     def submit_samples(self, prompts: Sequence[str], options: GenerationOptions) -> "Future[list[list[Generated]]]":
         """Return a future of `sample`."""
-        require_texts(prompts, "prompts")
         return self.submit_call(GenerateCall(list(prompts), options, draws=True))
 
     def score(
@@ -386,23 +381,10 @@ def check_pairs(prefixes: Sequence[str], continuations: Sequence[str]) -> None:
             raise UnscorableText(f"continuation {row} is empty; expected a text to score")
 
 
-SHOWN_CHARACTERS = 40
-
-
-def require_texts(texts: Sequence[Any], what: str, *also: type) -> None:
-    """Raise UserError unless `texts` is a list of strings or of the types `also`; `what` is their plural name."""
+def require_texts(texts: Sequence[Any], what: str) -> None:
+    """Raise UserError for one text in place of a list of texts: its characters would count as texts."""
     if isinstance(texts, str | bytes):
-        raise UserError(f"expected a list of {what}, found the text {_shown(texts)}; write [text]")
-    if not isinstance(texts, Sequence | np.ndarray):
-        raise UserError(f"expected a list of {what}, found a {type(texts).__name__}; write list(...), in an order")
-    for place, text in enumerate(texts):
-        if not isinstance(text, (str, *also)):
-            raise UserError(f"{what}[{place}] is {_shown(text)}; expected a string, found {type(text).__name__}")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+        raise UserError(f"expected a list of {what}, found the text {texts[:40]!r}; write [text]")
 
 
 class GrowingAnswer:
@@ -432,16 +414,6 @@ class GrowingAnswer:
         piece = whole[len(self._given) :]
         self._given += piece
         return piece
-
-
-def pieces(texts: Iterable[str], stop: Stop) -> Iterator[str]:
-    """Yield the new part of each text of a growing answer, as soon as it is settled; the last text counts whole."""
-    answer, whole = GrowingAnswer(stop), ""
-    for whole in texts:
-        if piece := answer.grow(whole):
-            yield piece
-    if piece := answer.end(whole):
-        yield piece
 
 
 def settled(text: str, stop: Stop) -> str:

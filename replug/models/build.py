@@ -8,11 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jinja2 import TemplateError
-
 from replug.config.choices import Teacher, TooLong, TrainedSide
 from replug.config.errors import UserError
-from replug.config.rules import CONTEXT, DOCUMENT, tokens_read
+from replug.config.rules import tokens_read
 from replug.config.schema import EnsembleConfig, LMConfig, RetrieverConfig
 from replug.data.files import json_sha256
 from replug.data.tokenizing import inside_rules
@@ -20,14 +18,13 @@ from replug.models.encoder import Encoder
 from replug.models.ensemble import Weighting
 from replug.models.hardware import resolve_dtype
 from replug.models.http.server_source import ServerSource
-from replug.models.lm_source import PYTHON, GivenSource, LMSource, LocalSource, given
+from replug.models.lm_source import PYTHON, GivenSource, LMSource, LocalSource, TeacherSource, given
 from replug.models.local.hf_lm import HuggingFaceSource
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.packaged import resolve_encoder_path, resolve_lm_path
 from replug.models.pair_tokens import num_tokens
-from replug.models.prompt import PromptTemplate
+from replug.models.prompt import PROMPT, PromptTemplate
 from replug.models.score_cache import CachingLM
-from replug.models.teacher import TeacherSource
 
 if TYPE_CHECKING:  # seconds to import
     from transformers import PreTrainedTokenizerBase
@@ -44,9 +41,9 @@ def lm_source(lm: LMConfig, budget_file: Path, cache: Path) -> LMSource:
     source = named_source(lm)
     if lm.prompt is not None or lm.chat:
         chat = _chat_template(lm, source) if lm.chat else ""
-        source.mark = f", prompt {json_sha256([lm.prompt or f'{DOCUMENT}{lm.separator}{CONTEXT}', chat])[:8]}"
+        source.mark = f", prompt {json_sha256([lm.prompt or PROMPT, chat])[:8]}"
     source.connect(budget_file, cache_path(lm, cache))
-    return source if lm.score is Teacher.logprob else TeacherSource(source, lm)
+    return source if lm.score is Teacher.logprob else TeacherSource(source, lm.score)
 
 
 def _chat_template(lm: LMConfig, source: LMSource) -> str:
@@ -55,14 +52,7 @@ def _chat_template(lm: LMConfig, source: LMSource) -> str:
     if tokenizer is None or not tokenizer.chat_template:
         raise UserError(f"lm.chat is true, but the tokenizer of {name} has no chat template; expected lm.chat=false")
     template = PromptTemplate(tokenizer=tokenizer, is_chat=True)
-    try:
-        written = template.whole(None, "a message") + template.continuation("an answer")
-    except TemplateError as error:
-        raise UserError(
-            f"lm.chat: the chat template of {name} refuses a message of the user alone ({error}); expected "
-            "lm.chat=false, or an LM with a template that accepts it"
-        ) from error
-    return f"{tokenizer.chat_template}{written}"
+    return f"{tokenizer.chat_template}{template.whole(None, 'a message')}{template.continuation('an answer')}"
 
 
 def opened_lm(
@@ -92,7 +82,7 @@ def prompt_template(lm: LMConfig, source: LMSource) -> PromptTemplate:
 def limited_template(lm: LMConfig, source: LMSource, max_tokens: int | None) -> PromptTemplate:
     """Return the template that cuts prompts to `max_tokens`; None cuts none."""
     tokenizer = source.tokenizer() if lm.chat or max_tokens is not None else None
-    return PromptTemplate(lm.separator, tokenizer, max_tokens, lm.prompt, lm.chat)
+    return PromptTemplate(tokenizer, max_tokens, lm.prompt, lm.chat)
 
 
 def tokens_added(lm: LMConfig) -> int:
@@ -101,7 +91,7 @@ def tokens_added(lm: LMConfig) -> int:
     if lm.chat:
         _chat_template(lm, source)
         return num_tokens(lm_tokenizer(lm), limited_template(lm, source, None).whole("", ""))
-    return len(PromptTemplate(lm.separator, prompt=lm.prompt).whole("", "").encode())
+    return len(PromptTemplate(prompt=lm.prompt).whole("", "").encode())
 
 
 def counting_template(source: LMSource | None) -> PromptTemplate:
@@ -110,7 +100,7 @@ def counting_template(source: LMSource | None) -> PromptTemplate:
     Every prompt fits if tokens cannot be counted: the limit is unknown, or a server's tokenizer is not set.
     """
     tokenizer = source.tokenizer() if source and source.max_tokens is not None else None
-    return PromptTemplate("", tokenizer, source.max_tokens if source else None)
+    return PromptTemplate(tokenizer, source.max_tokens if source else None)
 
 
 def posterior_weighting(ensemble: EnsembleConfig, lm: LMConfig, is_asked: bool) -> Weighting:

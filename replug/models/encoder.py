@@ -24,7 +24,7 @@ from replug.config.errors import NotFiniteError, UserError
 from replug.config.paths import MODEL, require_name
 from replug.data.files import as_other_files, json_sha256
 from replug.data.folder import write_checksums
-from replug.data.store import CorpusStore
+from replug.data.store import CorpusStore, PreparedSet
 from replug.data.tokenizing import TokenIds
 from replug.models.batching import ENCODER_TOKENS, ENCODER_TOKENS_WITH_GRADIENT
 from replug.models.encoder_files import (
@@ -37,8 +37,8 @@ from replug.models.encoder_files import (
     mark_tuned_queries,
     most_tokens,
     numbers_sha256,
+    side_of,
 )
-from replug.models.encoder_side import side_of
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
 from replug.models.hardware import one_per_thread, to_device
 from replug.models.model_files import warn_once
@@ -76,6 +76,7 @@ class Encoder(nn.Module):
     temperature: EnsembleTemperature | None
     own_similarity: str | None  # the folder's; None: it has none, and cosine is assumed
     untrained_sha256: str | None = None  # of the weights that training leaves as they are; None: it changes all
+    chunk_tokens: int | None = None  # padded tokens whose activations memory holds in a step; None: all
     _needs_documents = True
 
     def __init__(
@@ -107,11 +108,9 @@ class Encoder(nn.Module):
         self._use(ends if queries == documents else self._ended(queries), ends, container)
         if max_tokens is not None:
             self._limit_tokens(max_tokens, path)
-        self._trains_as_train = False
-        self._chunk_tokens: int | None = None
         self.temperature = temperature_in(path)
         self.eval()
-        self.width, *others = (side.require_vector(self.similarity, path) for side in self.sides.values())
+        self.width, *others = (side.require_vector(path) for side in self.sides.values())
         if others != [self.width]:
             raise UserError(f"{KEY}: {path} makes vectors of {self.width} and {others[0]} numbers; expected one width")
         if query_path is not None:
@@ -227,26 +226,17 @@ class Encoder(nn.Module):
             return corpus.token_ids(rows)
         return self.token_ids(corpus.embedded_texts(rows))
 
-    def encode(
-        self, texts: Sequence[str], tokens_per_batch: int | None = None, prompt_name: str | None = None
-    ) -> Tensor:
-        """Return vectors [N, D] float32 in the order given, on the CPU, without gradient.
+    def encode(self, texts: Sequence[str], tokens_per_batch: int | None = None) -> Tensor:
+        """Return vectors [N, D] float32 in the order given, on the CPU, without gradient, and without a prompt.
 
-        Works as `SentenceTransformer.encode`, with the prompt of that name before each text; None means the folder's
-        default prompt, which few have. `tokens_per_batch` is the padded tokens in a pass; None means a default by
-        device. The batches follow from the texts alone, so the same texts give the same bits in any order. Raises
-        UserError for an unknown name, and for a pair without the name of a task.
+        `tokens_per_batch` is the padded tokens in a pass; None means a default by device. The batches follow from the
+        texts alone, so the same texts give the same bits in any order. Raises UserError for a pair.
         """
-        name, prompts = prompt_name or self.model.default_prompt_name, self.model.prompts
-        if name is not None and name not in prompts:
-            raise UserError(f"prompt_name is {name!r}; expected one of {', '.join(sorted(prompts))}")
-        if self.is_pair and prompt_name not in ("query", *PROMPTS["document"]):
+        if self.is_pair:
             raise UserError(
                 "this retriever has one encoder for queries and one for documents: use encode_query or encode_document"
             )
-        task = "query" if prompt_name == "query" else "document"
-        prompt = (prompts[name] if name is not None else "") or ""
-        return self.encode_tokens(self.sides[task].token_ids(texts, prompt), tokens_per_batch, task, prompt=prompt)
+        return self.encode_tokens(self.sides["document"].token_ids(texts, ""), tokens_per_batch, prompt="")
 
     def encode_query(self, texts: Sequence[str], tokens_per_batch: int | None = None, autocast: bool = False) -> Tensor:
         """Encode queries, with their prompt, as `encode` does. `autocast` computes in bfloat16."""
@@ -284,33 +274,14 @@ class Encoder(nn.Module):
         """Encode tokenized texts with gradient: whole vectors, whatever `dims` is, on the encoder's device."""
         side = self.sides[task]
         default = ENCODER_TOKENS_WITH_GRADIENT[side.device_kind]
-        batches = list(side.batches(ids, tokens_per_batch or self._chunk_tokens or default))
+        batches = list(side.batches(ids, tokens_per_batch or self.chunk_tokens or default))
         left_out = side.left_out(side.prompt)
         # With chunks the loss covers all vectors, but memory holds the activations of one chunk at a time: the backward
-        # pass computes each chunk again, with the same dropout (GradCache, Gao et al. 2021).
+        # pass computes each chunk again (GradCache, Gao et al. 2021).
         chunked: Any = partial(checkpoint, side.forward, use_reentrant=False)
-        compute = side.forward if self._chunk_tokens is None else chunked
+        compute = side.forward if self.chunk_tokens is None else chunked
         parts = [compute(*side.pad([ids[row] for row in rows]), left_out) for rows in batches]
         return _put_back(torch.cat(parts), batches)
-
-    def prepare_training(self, dropout: bool, chunk_tokens: int | None = None) -> None:
-        """Set the options of steps with gradient: the encoder's dropout, and less memory for more time.
-
-        With `chunk_tokens`, memory holds the activations of `chunk_tokens` padded tokens at a time.
-        """
-        self._chunk_tokens = chunk_tokens
-        self._trains_as_train = dropout
-        if not dropout:
-            for module in self.modules():
-                if isinstance(module, nn.Dropout):
-                    module.p = 0.0
-
-    def train_mode(self) -> None:
-        """Switch to training mode for a step with gradient; frozen models stay in eval mode."""
-        self.train(self._trains_as_train)
-        for backbone in self.backbones:
-            if not any(weight.requires_grad for weight in backbone.parameters()):
-                backbone.eval()
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move or cast, but keep all modules except a transformer in float32: they cost nothing beside it."""
@@ -332,7 +303,7 @@ class Encoder(nn.Module):
 
     def _read_documents(self, path: str, known: Mapping[str, str], max_tokens: int | None) -> None:
         """Load the encoder of documents that the tuned queries of `path` belong to."""
-        mend = f"set retriever.path to the documents' encoder of the training, and retriever.query_path={path}"
+        fix = f"set retriever.path to the documents' encoder of the training, and retriever.query_path={path}"
         try:
             documents = Encoder(
                 known["path"], self.similarity, max_tokens or self.max_tokens, document_prompt=self.prompt("document")
@@ -340,12 +311,12 @@ class Encoder(nn.Module):
         except UserError as error:
             raise UserError(
                 f"{KEY}: {path} holds tuned queries, and the encoder of its documents, {known['path']}, cannot be read "
-                f"({error}); bring it back, or {mend}"
+                f"({error}); bring it back, or {fix}"
             ) from error
         if documents.documents_sha256() != known["sha256"]:
             raise UserError(
                 f"{KEY}: {path} holds tuned queries, and {known['path']} has other weights, modules or another prompt "
-                f"now than when it encoded their documents; {mend}"
+                f"now than when it encoded their documents; {fix}"
             )
         self._use(self.sides["query"].modules, documents.sides["document"].modules, self.model)
 
@@ -478,3 +449,33 @@ def first_numbers(vectors: Tensor, count: int | None, similarity: str) -> Tensor
         return vectors
     prefix = vectors[..., :count]
     return normalize(prefix, dim=-1) if similarity == "cosine" else prefix
+
+
+WORTH_A_WORD, MOST = 0.1, 0.5  # shares of the tokens
+TEXTS = {"query": "queries", "document": "documents"}  # of a task
+NUM_TEXTS = 256  # of a corpus, evenly spread
+
+
+def query_sample(data: PreparedSet) -> list[str]:
+    """Return queries of a set, evenly spread."""
+    rows = np.unique(np.linspace(0, len(data.queries) - 1, NUM_TEXTS).astype(int))
+    return [example.query for example in data.queries.examples(rows)]
+
+
+def require_known(encoder: Encoder, corpus: CorpusStore | None, queries: Sequence[str], path: str) -> None:
+    """Raise UserError if more than half of the tokens of documents or of queries are unknown to the encoder at `path`.
+
+    Warn if more than a tenth are.
+    """
+    texts: dict[str, Sequence[str]] = {"query": queries[:NUM_TEXTS]}
+    if corpus is not None and corpus.url is None:  # a remote store returns no rows before a search
+        texts["document"] = corpus.embedded_texts(np.unique(np.linspace(0, len(corpus) - 1, NUM_TEXTS).astype(int)))
+    for task, some in texts.items():
+        share = encoder.sides[task].unknown_share(some)
+        if share > MOST:
+            raise UserError(
+                f"retriever.path: the tokenizer of {path} does not know {share:.0%} of the tokens of "
+                f"{TEXTS[task]}, so different texts share one vector; expected an encoder of their language"
+            )
+        if share > WORTH_A_WORD:
+            warn_once(f"the tokenizer of {path} does not know {share:.0%} of the tokens of {TEXTS[task]}")

@@ -46,21 +46,13 @@ class EncoderRetriever:
 
     def __init__(self, encoder: TextEncoder, texts: Sequence[str], ids: Sequence[str] | None = None) -> None:
         require_texts(texts, "texts")
-        if ids is not None:
-            require_texts(ids, "ids")
-            if len(ids) != len(texts):
-                raise ValueError(f"{len(texts)} texts but {len(ids)} ids")
-            if len(set(ids)) < len(ids):
-                twice = next(one for place, one in enumerate(ids) if one in ids[:place])
-                raise UserError(f"id {twice!r} occurs twice; expected another id for each text")
-        if not texts:
-            raise ValueError("there are no texts to search")
+        self._texts = list(texts)
+        self._ids = list(map(str, range(len(texts)))) if ids is None else list(ids)
+        if not len(texts) == len(self._ids) == len({*self._ids}):
+            raise UserError(f"{len(texts)} texts have {len({*self._ids})} different ids; expected one id for each text")
         require_both_sides(encoder)
-        if empty := [row for row, text in enumerate(texts) if not text.strip()]:
-            raise UserError(f"texts[{empty[0]}] is empty ({len(empty)} such texts); leave it out")
         self.temperature = own_temperature(encoder)
-        self._encoder, self._texts = encoder, list(texts)
-        self._ids = list(ids) if ids is not None else [str(row) for row in range(len(texts))]
+        self._encoder = encoder
         # Equal texts are encoded once: at two places of a batch their vectors may differ in the last bit.
         place = {text: number for number, text in enumerate(dict.fromkeys(self._texts))}
         vectors = _vectors(encoder, list(place), "encode_document")
@@ -68,8 +60,6 @@ class EncoderRetriever:
 
     def retrieve(self, queries: Sequence[str], k: int) -> list[list[Retrieved]]:
         require_texts(queries, "queries")
-        if k < 1:
-            raise UserError(f"k is {k}; expected at least one document")
         return [self._nearest(vector, k) for vector in _vectors(self._encoder, list(queries), "encode_query")]
 
     def _nearest(self, query: np.ndarray, k: int) -> list[Retrieved]:
@@ -80,11 +70,8 @@ class EncoderRetriever:
 
 
 def _vectors(encoder: TextEncoder, texts: list[str], method: str) -> np.ndarray:
-    """Return vectors [N, D] float32, by a method for one side or by `encode`. Raises ValueError for another shape."""
-    vectors = np.asarray(getattr(encoder, method, encoder.encode)(texts), dtype=np.float32)
-    if texts and (vectors.ndim != 2 or len(vectors) != len(texts)):
-        raise ValueError(f"the encoder gave an array of shape {vectors.shape} for {len(texts)} texts; expected [N, D]")
-    return vectors
+    """Return vectors [N, D] float32, by a method for one side or by `encode`."""
+    return np.asarray(getattr(encoder, method, encoder.encode)(texts), dtype=np.float32)
 
 
 def require_both_sides(encoder: object) -> None:

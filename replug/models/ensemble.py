@@ -186,60 +186,6 @@ def mix_and_weigh(
     return mixed, np.exp(log_prior)[:, None].repeat(len(mixed) + 1, axis=1)
 
 
-def mix_token_logprobs(
-    token_logprobs: np.ndarray,
-    similarities: np.ndarray,
-    temperature: float = 1.0,
-    weights: str = POSTERIOR,
-    share: float = SHARE,
-) -> np.ndarray:
-    """Return log-probs [T] of the mixture (nats, float64), from log-probs [K, T] given each document.
-
-    `weights` is posterior, or similarity as in the paper, which keeps the prior and ignores `share`. `similarities` [K]
-    are the retriever's. Raises ValueError for other names, other shapes, a temperature that is not above 0, a share
-    outside 0 to 1, and a token that is impossible given every document.
-
-    >>> import numpy as np
-    >>> given = np.log([[0.9, 0.9], [0.1, 0.1]])
-    >>> np.exp(mix_token_logprobs(given, np.zeros(2), share=0)).round(2).tolist()
-    [0.5, 0.82]
-    """
-    return _mixed(token_logprobs, similarities, temperature, weights, share)[0]
-
-
-def token_weights(
-    token_logprobs: np.ndarray,
-    similarities: np.ndarray,
-    temperature: float = 1.0,
-    weights: str = POSTERIOR,
-    share: float = SHARE,
-) -> np.ndarray:
-    """Return the weight of each document in the prediction of each token (float64 [K, T]).
-
-    Arguments and errors are the same as in `mix_token_logprobs`.
-
-    >>> import numpy as np
-    >>> given = np.log([[0.9, 0.9], [0.1, 0.1]])
-    >>> token_weights(given, np.zeros(2), share=0).round(2).tolist()
-    [[0.5, 0.9], [0.5, 0.1]]
-    """
-    return _mixed(token_logprobs, similarities, temperature, weights, share)[1][:, :-1]
-
-
-def _mixed(
-    token_logprobs: np.ndarray, similarities: np.ndarray, temperature: float, weights: str, share: float
-) -> tuple[np.ndarray, np.ndarray]:
-    if weights not in (SIMILARITY, POSTERIOR):
-        raise ValueError(f"weights is {weights!r}; expected {SIMILARITY} or {POSTERIOR}")
-    shape, num = np.shape(token_logprobs), np.shape(similarities)
-    if len(shape) != 2 or not shape[0] or num != shape[:1]:
-        raise ValueError(
-            f"token_logprobs has the shape {shape} and similarities {num}; expected [K, T] and [K], K documents"
-        )
-    log_prior = prior_log_weights(similarities, temperature)
-    return mix_and_weigh(token_logprobs, log_prior, Weighting(share) if weights == POSTERIOR else REPLUG_WEIGHTS)
-
-
 def impossible_token(logprobs: np.ndarray) -> ValueError:
     """Return the error for a token with log-probs [K] that mix to no finite number."""
     shown = np.asarray(logprobs).tolist()

@@ -66,7 +66,4 @@ def temperature_in(path: str) -> EnsembleTemperature | None:
     content = read_mark(file, FIX_HINT)
     if content.pop("format", None) != FORMAT:
         raise UserError(f"{file} is not a temperature of format {FORMAT}; {FIX_HINT}")
-    try:
-        return EnsembleTemperature(**content)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{file}: {error}; {FIX_HINT}") from error
+    return EnsembleTemperature(**content)

@@ -7,22 +7,46 @@ of the program.
 Such an object is `lm.path=python:NAME`, where NAME is its class. Each scorer replica has a copy, which Ray pickles and
 sends to a process of this user: no pickle is read from a file. The object is known in the block of `given_lm`, in its
 thread; another process that finds the name in a run's configuration refuses it.
+
+Most hosted models show at most the likeliest tokens of their answer. Such an LM still shows how much a document helps:
+
+- `yes`: z = log P(yes) of one generated token, after a prompt that asks whether the document helps;
+- `answer`: z is the F1 of a greedy answer from the document against the continuation.
+
+Each is the score of one token, so labels, cache, loss and live training treat it as a log-prob.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from replug.cluster.background import InlineExecutor
 from replug.cluster.layout import scorers
-from replug.config.errors import UserError
+from replug.config.choices import Teacher
+from replug.config.errors import RunError, UserError
 from replug.config.schema import LMConfig
+from replug.data.answers import token_f1
 from replug.models.batching import tokens_per_unit, weights_of_layers
-from replug.models.black_box_lm import AsyncLM, BlackBoxLM, Call, pass_counts
+from replug.models.black_box_lm import (
+    AsyncLM,
+    BlackBoxLM,
+    Call,
+    ContinuationScore,
+    GenerateCall,
+    ScoreCall,
+    as_mixtures,
+    check_pairs,
+    mapped,
+)
+from replug.models.generation import Generated, GenerationOptions
 
 if TYPE_CHECKING:  # seconds to import, and the stand-in's actors do not need it
     from transformers import PreTrainedTokenizerBase
@@ -76,10 +100,7 @@ class InProcessLM(AsyncLM):
         return InlineExecutor().submit(call.run, self._lm)
 
     def metrics(self) -> dict[str, float]:
-        """Return the share of tokens in its passes that is not padding, and the number of halved passes."""
-        counts = pass_counts(self._lm)
-        fill = counts["tokens"] / counts["padded_tokens"] if counts["padded_tokens"] else 1.0
-        return {"batch_fill": fill, "halved_passes": float(counts["halved"])}
+        return {}
 
     def close(self) -> None:
         """Do nothing: no work is under way."""
@@ -165,11 +186,92 @@ class GivenSource(LocalSource):
     def load(self, spread: bool = False) -> BlackBoxLM:
         return self.lm
 
-    def open(self, lm: LMConfig, second: LocalSource | None = None) -> AsyncLM:
-        try:
-            return super().open(lm, second)
-        except TypeError as error:
-            raise UserError(
-                f"lm: a {type(self.lm).__name__} cannot be sent to the scorers: {str(error).splitlines()[0]}; expected "
-                "a picklable object, which opens files and connections in its first call"
-            ) from error
+
+ANSWER_TOKENS = 32
+NUM_TOPS = 20  # likeliest tokens, the most that OpenAI's chat API and vLLM show
+LEAST_SHARE = 1e-9  # of probability: with rounded log-probs the rest may be below 0
+AROUND = " \n\t\"'*.,Ġ▁"  # the last two stand for a blank in raw tokens
+
+
+class TeacherSource(LMSource):
+    """An `LMSource` of an LM that scores by `lm.score`. Its identity, and so its cached scores, name the teacher."""
+
+    def __init__(self, source: LMSource, score: Teacher) -> None:
+        self._source, self._score, self.roles = source, score, source.roles
+
+    @property
+    def identity(self) -> str:
+        return f"{self._source.identity} {self._score.value}"
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Return the longest prompt that leaves room for the answer."""
+        longest = self._source.max_tokens
+        return longest and longest - (1 if self._score is Teacher.yes else ANSWER_TOKENS)
+
+    def tokenizer(self) -> "PreTrainedTokenizerBase | None":
+        return self._source.tokenizer()
+
+    def open(self, lm: LMConfig) -> "TeacherLM":
+        return TeacherLM(self._source.open(lm), self.identity, self._score)
+
+    def open_here(self) -> "TeacherLM":
+        return TeacherLM(self._source.open_here(), self.identity, self._score)
+
+
+class TeacherLM(AsyncLM):
+    """An `AsyncLM` that scores a continuation by the answers of `lm` to the prefix; other calls are `lm`'s."""
+
+    def __init__(self, lm: AsyncLM, identity: str, score: Teacher) -> None:
+        self.identity, self.max_tokens = identity, lm.max_tokens
+        self._lm, self._score = lm, score
+
+    def units(self, call: Call) -> list[list[int]]:
+        return self._lm.units(call)
+
+    def submit_call(self, call: Call) -> "Future[list[Any]]":
+        if not isinstance(call, ScoreCall):
+            return self._lm.submit_call(call)
+        check_pairs(call.prefixes, call.continuations)
+        options = GenerationOptions(ANSWER_TOKENS, stop="\n")
+        if self._score is Teacher.yes:
+            options = GenerationOptions(1, num_tops=NUM_TOPS)
+        answers = self._lm.submit_call(GenerateCall(as_mixtures(call.prefixes), options))
+        return mapped(answers, partial(self._scores, call.continuations))
+
+    def metrics(self) -> dict[str, float]:
+        return self._lm.metrics()
+
+    def close(self) -> None:
+        self._lm.close()
+
+    def _scores(self, continuations: Sequence[str], answers: Sequence[Generated]) -> list[ContinuationScore]:
+        """Return z of each continuation as the score of one token."""
+        is_yes = self._score is Teacher.yes
+        return [
+            ContinuationScore(
+                np.array([yes_logprob(answer.tops) if is_yes else token_f1(answer.text, [text])], np.float32)
+            )
+            for answer, text in zip(answers, continuations, strict=True)
+        ]
+
+
+def says_yes(token: str) -> bool:
+    """Return whether a token is yes, in any case and with blanks or punctuation round it."""
+    return token.strip(AROUND).lower() == "yes"
+
+
+def yes_logprob(tops: Mapping[str, float]) -> float:
+    """Return log P(yes) from the log-probs of the likeliest tokens.
+
+    If yes is not among them, return its upper bound: the least of them, or the remaining probability.
+
+    >>> round(math.exp(yes_logprob({"Yes": math.log(0.6), " yes": math.log(0.1), "No": math.log(0.2)})), 6)
+    0.7
+    """
+    if not tops:
+        raise RunError("the LM shows no likeliest tokens of its answer, which lm.score=yes needs; set lm.score=answer")
+    likely = [logprob for text, logprob in tops.items() if says_yes(text)]
+    if likely:
+        return float(np.logaddexp.reduce(likely))
+    return min(math.log(max(1 - math.fsum(map(math.exp, tops.values())), LEAST_SHARE)), *tops.values())

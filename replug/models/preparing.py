@@ -3,15 +3,12 @@
 It is in this package because texts are cut by the tokens of the LM or the retriever; `data.prepare` does the work.
 """
 
-import logging
-import shutil
 from pathlib import Path
 
 from replug.config.choices import TooLong
 from replug.config.errors import UserError
 from replug.config.paths import check_paths
 from replug.config.schema import Config, DataConfig
-from replug.data.folder import Folder, run_work, sole_writer
 from replug.data.prepare.cutting import Tokenizers
 from replug.data.prepare.reading import LocalPool
 from replug.data.prepare.sets import Inputs, import_corpus, prepare_raw, prepare_rows, row_inputs
@@ -23,8 +20,6 @@ from replug.data.tokenizing import TokenIds, inside_rules
 from replug.models.build import lm_max_tokens, lm_tokenizer_json, load_encoder, tokens_added
 from replug.models.model_files import load_tokenizer
 from replug.models.packaged import resolve_lm_path
-
-log = logging.getLogger(__name__)
 
 OF_THE_MODEL = 8  # tokens of an input without text: its begin and end tokens, and joints of its parts
 LM_TOKENS = "lm tokens (document, example)"  # in a set's inputs: the most tokens of a piece
@@ -45,8 +40,6 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     if data.prepared:
         return PreparedSet(Path(data.prepared).expanduser())
     out, inputs = data_folder(config, default_out), data_inputs(config)
-    if data.out is None:
-        _make_way(prepared_folder(out), inputs)
     if (folder := prepared_folder(out)).is_finished:
         folder.check(inputs)
         return PreparedSet(out)
@@ -62,21 +55,6 @@ def _prepare_source(config: Config, out: Path, rows: dict[str, str] | None) -> N
     """Cut `data.source` into a prepared set; `rows` are the user's own examples."""
     with LocalPool(config.data.num_workers) as pool:
         prepare_raw(config.data, config.seed, _tokenizers(config), out, data_inputs(config), pool, rows)
-
-
-def _make_way(folder: Folder, inputs: Inputs) -> None:
-    """Remove a run's set that was made from other inputs. Raises UserError if the run has other work made from it."""
-    run = folder.path.parent
-    for name, (before, now) in folder.changed(inputs).items():
-        key, _, is_hash = name.partition(" (")
-        what = f"the files of {key} have changed" if is_hash else f"{key} is {now}, and was {before},"
-        what += f" since {folder.path} was prepared"
-        if made := run_work(run):
-            raise UserError(f"{what}, and {made} was made from it: give another run_dir, or restore {key}")
-        log.info(f"{what}: preparing it again")
-        with sole_writer(folder.path):
-            shutil.rmtree(folder.path)
-        return
 
 
 def data_folder(config: Config, default_out: Path) -> Path:
@@ -120,8 +98,6 @@ def corpus_to_index(config: Config, default_out: Path, index_root: Path) -> Corp
     if data.corpus and not (data.train or data.heldout):
         check_paths(config, corpus_only=True)
         out = index_root / OWN_CORPUS
-        if not any(made.is_dir() and made != out for made in index_root.glob("*")):  # nothing was made from it yet
-            _make_way(prepared_folder(out), row_inputs({"corpus": data.corpus}, data.fields))
         return import_corpus(data.corpus, out, data.fields)
     if data.source and _is_documents_alone(data):
         out = index_root / OWN_CORPUS
@@ -186,11 +162,6 @@ def _tokenizers(config: Config) -> Tokenizers:
             load_tokenizer(resolve_lm_path(name, "data.tokenizer"), "data.tokenizer").backend_tokenizer.to_str()
         )
     limits = _lm_limits(config)
-    if limits is None and config.lm.path is None and not _is_documents_alone(config.data):
-        log.warning(
-            f"data.tokenizer is {name}, and the LM's longest input is unknown here: a piece with very long words may "
-            "have too many of its tokens. Set lm.path, or a server's lm.tokenizer"
-        )
     return Tokenizers(cut, ids) if limits is None else Tokenizers(cut, ids, lm_tokenizer_json(config.lm), *limits)
 
 

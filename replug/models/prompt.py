@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from replug.config.rules import CONTEXT, DOCUMENT
@@ -25,25 +24,24 @@ from replug.models.pair_tokens import (
     num_tokens,
     pair_token_ids,
     pairs_token_ids,
-    text_rules,
     token_spans,
     within,
 )
 
 PLACES = re.compile(f"({re.escape(DOCUMENT)}|{re.escape(CONTEXT)})")
 DOCUMENTS_LINE = re.compile(rf"^[^\n]*{re.escape(DOCUMENT)}[^\n]*(\n([^\S\n]*\n)*|$)", re.MULTILINE)
-JOINED = 64  # more tokens than its parts that a prompt may have: at their joints, words are split differently
+PROMPT = f"{DOCUMENT}\n{CONTEXT}"
 Build = Callable[[str | None], str]  # the prompt with a document, or without
 
 
 class PromptTemplate:
     """A template of prompts. With a tokenizer and a limit, too long inputs are cut and counted; else left as they are.
 
-    `prompt` has {document} and {context} in it. By default it is both with the separator between them. Without a
-    document, its line and the blank lines after it are left out. `is_chat` makes the prompt the message of a chat, by
+    `prompt` has {document} and {context} in it. By default each is on its own line. Without a document, its line
+    and the blank lines after it are left out. `is_chat` makes the prompt the message of a chat, by
     the tokenizer's template.
 
-    >>> PromptTemplate("\\n").prefix("Basel lies on the Rhine.", "The river is the", " Rhine")
+    >>> PromptTemplate().prefix("Basel lies on the Rhine.", "The river is the", " Rhine")
     'Basel lies on the Rhine.\\nThe river is the'
     >>> PromptTemplate(prompt="Help: {document}\\n\\nQuestion: {context}").prefix(None, "Which river?", " Rhine")
     'Question: Which river?'
@@ -51,7 +49,6 @@ class PromptTemplate:
 
     def __init__(
         self,
-        separator: str = "\n",
         tokenizer: PreTrainedTokenizerBase | None = None,
         max_tokens: int | None = None,
         prompt: str | None = None,
@@ -61,16 +58,13 @@ class PromptTemplate:
         self._tokenizer: Any = tokenizer
         self.max_tokens = max_tokens if tokenizer is not None else None
         self._prompt, self._is_chat = prompt, is_chat
-        alone = CONTEXT if prompt is None else DOCUMENTS_LINE.sub("", prompt)
-        whole = f"{DOCUMENT}{separator}{CONTEXT}" if prompt is None else prompt
-        self._parts = {has_document: PLACES.split(text) for has_document, text in ((True, whole), (False, alone))}
+        whole = prompt or PROMPT
+        self._parts = {True: PLACES.split(whole), False: PLACES.split(DOCUMENTS_LINE.sub("", whole))}
         self._lock = threading.Lock()  # a tokenizer refuses to be used by two threads at once
         self.num_truncated = 0
 
     def fill(self, document: str | None, context: str) -> str:
         """Return the template filled with a document and a context: in a chat, the message."""
-        if document is None and self._prompt is None:
-            return context
         given = {DOCUMENT: document or "", CONTEXT: context}
         return "".join(given.get(part, part) for part in self._parts[document is not None])
 
@@ -143,8 +137,7 @@ class PromptTemplate:
     def prefixes(self, parts: Sequence[tuple[str | None, str, str]]) -> list[str]:
         """Return `prefix` of each document, context and continuation.
 
-        Prompts are tokenized only if neither their bytes nor the tokens of their parts show that they fit; a cut takes
-        several calls of the tokenizer.
+        Prompts are tokenized, in one call, only if their bytes do not show that they fit.
         """
         wholes = [self.whole(document, context) for document, context, _ in parts]
         rows = [row for row, part in enumerate(parts) if not self._surely_holds(wholes[row], num_bytes(part[2]))]
@@ -153,12 +146,6 @@ class PromptTemplate:
         assert self.max_tokens is not None
         near = [row for row in rows if len(wholes[row]) + len(parts[row][2]) <= FIRST_CHARACTERS * self.max_tokens]
         with self._lock:
-            # Each part is tokenized once, such as the common context of twenty documents.
-            texts = [text or "" for row in near for text in parts[row]]
-            lengths = np.array([len(ids) for ids in text_rules(self._tokenizer).ids(texts, begins=False)], np.int64)
-            left = self.max_tokens - num_tokens(self._tokenizer, self.whole("", "")) - JOINED
-            sure = {row for row, length in zip(near, lengths.reshape(-1, 3).sum(1), strict=True) if length <= left}
-            rows, near = [row for row in rows if row not in sure], [row for row in near if row not in sure]
             pairs = pairs_token_ids(self._tokenizer, [wholes[row] for row in near], [parts[row][2] for row in near])
         fits = {
             row for row, (before, after) in zip(near, pairs, strict=True) if len(before) + len(after) <= self.max_tokens

@@ -2,13 +2,11 @@
 
 The documents of a text are retrieved by the text itself and stand before it, one to a prompt. The LM's predictions are
 mixed by weights that start as softmax(similarities / temperature), with the retriever's saved temperature or another,
-and follow the text (`models.ensemble`). A `ReplugLM` is a `BlackBoxLM`, as is the LM inside: local weights, a pool or a
-server. To show the sources, retrieve first and pass the documents: an answer has their weights, in the same order.
+and follow the text (`models.ensemble`). The LM inside is any `BlackBoxLM`: local weights, a pool or a server. To show
+the sources, retrieve first and pass the documents: an answer has their weights, in the same order.
 """
 
-import math
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -17,9 +15,7 @@ from replug.models.black_box_lm import (
     BlackBoxLM,
     ContinuationScore,
     Mixture,
-    Prompt,
     Watch,
-    as_mixtures,
     check_pairs,
     common_read,
     reading,
@@ -65,8 +61,8 @@ class ReplugLM:
 
     `template` joins them, and with the LM's tokenizer cuts prompts that are too long. For generation, its limit is the
     LM's `max_tokens` less the new tokens. `temperature` divides similarities in the ensemble's softmax. It defaults to
-    the retriever's saved temperature, else to 1 as in the paper. `weighting` sets how weights follow the text, and
-    overrides the weighting of mixtures with documents; the paper's is Weighting(share=1.0).
+    the retriever's saved temperature, else to 1 as in the paper. `weighting` sets how weights follow the text;
+    the paper's is Weighting(share=1.0).
 
     >>> texts = ["The Loire flows through Nantes.", "The Rhine flows through Basel."]
     >>> lm = ReplugLM(StandInLM(), EncoderRetriever(Encoder("package:minilm"), texts), k=1)
@@ -85,17 +81,10 @@ class ReplugLM:
         temperature: float | None = None,
         weighting: Weighting = POSTERIOR_WEIGHTS,
     ) -> None:
-        if k < 0:
-            raise ValueError(f"k is {k}; expected 0 (no documents) or more")
         self.temperature = own_temperature(retriever).value if temperature is None else temperature
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature is {temperature}; expected a finite number above 0")
         self.weighting = weighting
         self._lm, self._retriever, self._k = lm, retriever, k
-        self._template = template or PromptTemplate("\n")
-        self.max_tokens = lm.max_tokens
-        # Unique to this object, since two retrievers cannot be compared.
-        self.identity = f"replug:{lm.identity}:{uuid.uuid4().hex}"
+        self._template = template or PromptTemplate()
 
     def retrieve(self, queries: Texts) -> list[list[Retrieved]]:
         """Return the documents of each query, searching once for equal queries."""
@@ -108,25 +97,20 @@ class ReplugLM:
 
     @overload
     def score(  # type: ignore[overload-overlap]  # a string is a sequence of strings, but one text here
-        self, contexts: str, continuations: str, documents: Documents | None = None, *, opening: str | None = None
+        self, contexts: str, continuations: str, documents: Documents | None = None
     ) -> ContinuationScore: ...
 
     @overload
     def score(
-        self,
-        contexts: Texts,
-        continuations: Texts,
-        documents: Sequence[Documents] | None = None,
-        *,
-        opening: str | None = None,
+        self, contexts: Texts, continuations: Texts, documents: Sequence[Documents] | None = None
     ) -> list[ContinuationScore]: ...
 
     def score(
-        self, contexts: str | Texts, continuations: str | Texts, documents: Any = None, *, opening: str | None = None
+        self, contexts: str | Texts, continuations: str | Texts, documents: Any = None
     ) -> ContinuationScore | list[ContinuationScore]:
         """Score each continuation's tokens under the mixture (nats); two strings give one score.
 
-        `documents` holds the documents of each context. An `opening` saves nothing here: documents stand before it.
+        `documents` holds the documents of each context.
         """
         if isinstance(contexts, str) and isinstance(continuations, str):
             return self.score([contexts], [continuations], None if documents is None else [documents])[0]
@@ -152,68 +136,22 @@ class ReplugLM:
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # as of `score`
-        self,
-        prompts: str | Mixture,
-        options: GenerationOptions,
-        watch: Watch | None = None,
-        *,
-        documents: Documents | None = None,
+        self, prompts: str, options: GenerationOptions, documents: Documents | None = None
     ) -> Generated: ...
 
     @overload
     def generate(
-        self,
-        prompts: Sequence[Prompt],
-        options: GenerationOptions,
-        watch: Watch | None = None,
-        *,
-        documents: Sequence[Documents] | None = None,
+        self, prompts: Texts, options: GenerationOptions, documents: Sequence[Documents] | None = None
     ) -> list[Generated]: ...
 
     def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        options: GenerationOptions,
-        watch: Watch | None = None,
-        *,
-        documents: Any = None,
+        self, prompts: str | Texts, options: GenerationOptions, documents: Any = None
     ) -> Generated | list[Generated]:
-        """Answer each prompt from its own documents, a mixture of prompts by a mixture of mixtures.
-
-        `documents` holds the documents of each text, including each prompt of a mixture; by default they are retrieved.
-        A single prompt gives one answer, and takes one list of documents.
-        """
-        if isinstance(prompts, str | Mixture):
-            return self.generate([prompts], options, watch, documents=None if documents is None else [documents])[0]
-        mixtures = as_mixtures(prompts)
-        of_prompts = iter(self._documents([text for mixture in mixtures for text in mixture.prompts], documents))
-        grown = [self._with_documents(mixture, [next(of_prompts) for _ in mixture.prompts]) for mixture in mixtures]
-        return answer_all(grown, self._lm, options, watch)
-
-    def sample(self, prompts: Texts, options: GenerationOptions) -> list[list[Generated]]:
-        """Draw from the mixture of each prompt's documents: one generation for each sample."""
-        samples = []
-        for prompt, own in zip(prompts, self._documents(prompts, None), strict=True):
-            mixture = self._with_documents(Mixture([prompt], [1.0]), [own])
-            samples.append([answer_all([mixture], self._lm, own)[0] for own in options.draws(prompt)])
-        return samples
-
-    def stream(self, prompt: str, options: GenerationOptions, documents: Documents | None = None) -> Iterator[str]:
-        """Yield the answer of `generate` to the prompt piece by piece.
-
-        No piece holds a part of a stop, nor half a character, unless the answer itself ends in one. Local weights yield
-        the new text after each token; a pool, a cache and a server yield the whole answer as one piece. Raises the
-        errors of `generate` before the first piece.
-        """
-        require_texts([prompt], "prompts")
-        own = self._documents([prompt], None if documents is None else [documents])
-        mixture = self._with_documents(Mixture([prompt], [1.0]), own)
-        stream = getattr(self._lm, "stream", None)  # local weights have it
-        if stream is not None and not mixture.weighting.votes:
-            pieces: Iterator[str] = stream(mixture, options)
-            return pieces
-        [answer] = answer_all([mixture], self._lm, options)
-        return iter([answer.text] if answer.text else [])
+        """Answer each prompt from its own documents; a single prompt gives one answer, and takes one list of them."""
+        if isinstance(prompts, str):
+            return self.generate([prompts], options, None if documents is None else [documents])[0]
+        documents = self._documents(prompts, documents)
+        return answer_all(list(map(self._mixture, prompts, documents)), self._lm, options)
 
     def _documents(self, texts: Texts, documents: Sequence[Documents] | None) -> Sequence[Documents]:
         if documents is None:
@@ -227,13 +165,10 @@ class ReplugLM:
         texts: Sequence[str | None] = [document.text for document in documents] or [None]
         return [self._template.prefix(document, text, continuation) for document in texts]
 
-    def _with_documents(self, mixture: Mixture, documents: Sequence[Documents]) -> Mixture:
-        """Return the mixture with the documents of each prompt; they share the prompt's weight."""
-        prompts: list[str] = []
-        weights: list[float] = []
-        for prompt, weight, own in zip(mixture.prompts, mixture.weights, documents, strict=True):
-            prompts += self._prompts(prompt, "", own)
-            similarities = [document.similarity for document in own]
-            shares = document_weights(similarities, self.temperature).tolist() if own else [1.0]
-            weights += [weight * share for share in shares]
-        return Mixture(prompts, weights, self.weighting if any(documents) else mixture.weighting)
+    def _mixture(self, prompt: str, documents: Documents) -> Mixture:
+        """Return the mixture of the prompts with each document."""
+        prompts = self._prompts(prompt, "", documents)
+        if not documents:
+            return Mixture(prompts, [1.0])
+        similarities = [document.similarity for document in documents]
+        return Mixture(prompts, document_weights(similarities, self.temperature).tolist(), self.weighting)

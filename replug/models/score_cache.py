@@ -10,8 +10,7 @@ is replaced only to add its tokens, so all processes read the same result.
 A result is awaited if a call under way computes it, read from the file, or computed. The last bits of a score depend on
 the other rows of its unit, so units must not depend on timing: calls reserve their keys in the order they are
 submitted, and the missing rows of a call are split into units. Whole units are stored before any caller gets their
-results, so after kill -9 the same units are missing. The writer thread stores a call's units in one transaction after
-the last one; a unit that arrives some seconds after the last transaction is stored at once.
+results, so after kill -9 the same units are missing. The writer thread stores each part that the LM answers.
 """
 
 import hashlib
@@ -79,7 +78,6 @@ ON CONFLICT (identity) DO UPDATE SET fingerprint = excluded.fingerprint
 KEYS_PER_QUERY = 500
 SECONDS_TO_WAIT_FOR_WRITERS = 60.0
 LOGPROBS_DTYPE, IDS_DTYPE = "<f4", "<i4"
-DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 # A server's log-probs of the same text differ in their last bits from day to day; two models differ by more.
 MAX_FINGERPRINT_NATS = 0.25
@@ -179,15 +177,12 @@ class ScoreCache:
         now = np.ascontiguousarray(fingerprint, dtype=LOGPROBS_DTYPE)
         with self._transaction():
             rows = self._database.execute("SELECT identity, fingerprint FROM models WHERE fingerprint IS NOT NULL")
-            stored = {who: np.frombuffer(blob, LOGPROBS_DTYPE) for who, blob in rows if who.rpartition("#")[0] == name}
-            apart = {who: np.abs(then - now) for who, then in stored.items() if then.shape == now.shape}
-            alike = {
-                who: float(difference.mean())
-                for who, difference in apart.items()
-                if difference.max() <= MAX_FINGERPRINT_NATS and difference.mean() <= MEAN_FINGERPRINT_NATS
-            }
-            if alike:
-                return min(alike, key=lambda who: alike[who])
+            for who, blob in rows.fetchall():
+                then = np.frombuffer(blob, LOGPROBS_DTYPE)
+                if who.rpartition("#")[0] == name and then.shape == now.shape:
+                    apart = np.abs(then - now)
+                    if apart.max() <= MAX_FINGERPRINT_NATS and apart.mean() <= MEAN_FINGERPRINT_NATS:
+                        return str(who)
             identity = f"{name}#{hashlib.blake2b(now.tobytes(), digest_size=4).hexdigest()}"
             self._database.execute(ADD_SERVED, (identity, now.tobytes()))
         return identity
@@ -223,11 +218,9 @@ class ScoreCache:
         try:
             yield
         except sqlite3.Error as error:
-            if _is_damage(error):
-                raise RunError(f"{self.path} is damaged: {error}; `replug doctor {self.path}` says more") from error
             raise RunError(
-                f"{self.path}: the cache of scores cannot be used: {error}; it keeps its rows, so run again when this "
-                "is fixed"
+                f"{self.path}: the cache of scores cannot be used: {error}; run again when this is fixed, or remove a "
+                "damaged file: its scores are computed again"
             ) from error
 
 
@@ -243,20 +236,17 @@ def _packed(result: Stored) -> tuple[int, float | None, int | None, bytes | None
         logprobs = np.concatenate([result.token_logprobs, result.read_logprobs]).astype(LOGPROBS_DTYPE)
         content = logprobs.tobytes() + result.read_ids.astype(IDS_DTYPE).tobytes()
         return (SCORE, total, num_tokens, content) if num_tokens > 0 and np.isfinite(logprobs).all() else None
-    answers = [result] if isinstance(result, Generated) else result
-    numbers = [part for answer in answers for part in (answer.token_logprobs, answer.token_entropies)]
-    array = np.concatenate([np.empty(0, LOGPROBS_DTYPE), *(part for part in numbers if part is not None)])
+    arrays: list[np.ndarray] = [np.empty(0, LOGPROBS_DTYPE)]
+    header: list[tuple] = []
+    for answer in [result] if isinstance(result, Generated) else result:
+        parts = [part for part in (answer.token_logprobs, answer.token_entropies) if part is not None]
+        counts = answer.weights.tolist(), answer.prompt_tokens, answer.answer_tokens
+        header.append((answer.text, len(parts[0]), len(parts) > 1, *counts))
+        arrays += parts
+    array = np.concatenate(arrays)
     if not np.isfinite(array).all():
         return None
-    header = [
-        (
-            answer.text,
-            len(answer.token_logprobs),
-            answer.token_entropies is not None,
-            *(answer.weights.tolist(), answer.prompt_tokens, answer.answer_tokens),
-        )
-        for answer in answers
-    ]  # JSON escapes half characters, which UTF-8 cannot hold: a server may end an answer inside a character
+    # JSON escapes half characters, which UTF-8 cannot hold: a server may end an answer inside a character.
     content = json.dumps(header).encode() + b"\n" + array.astype(LOGPROBS_DTYPE).tobytes()
     return GENERATION if isinstance(result, Generated) else SAMPLES, None, None, content
 
@@ -277,75 +267,44 @@ def _unpacked(kind: int, content: bytes, num_tokens: int | None) -> Stored:
 
 
 def _open(path: Path) -> sqlite3.Connection:
+    kind = shared_file_system(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         database = sqlite3.connect(
             path, timeout=SECONDS_TO_WAIT_FOR_WRITERS, isolation_level=None, check_same_thread=False
         )
-        is_shared = shared_file_system(path) is not None
-        if is_shared:
+        if kind is not None:
             # Before the first read, so that SQLite uses no shared memory; from here on one process locks the file.
             database.execute("PRAGMA locking_mode=EXCLUSIVE")
             database.executescript("BEGIN EXCLUSIVE; COMMIT;")
         is_new = not _is_ours(path, database)
-        _switch_journal(database, "TRUNCATE" if is_shared else "WAL")
+        with suppress(sqlite3.OperationalError):  # busy: another process makes the file now, and sets its journal
+            database.execute(f"PRAGMA journal_mode={'WAL' if kind is None else 'TRUNCATE'}")
         if is_new:  # one transaction: no other process sees half of the tables
             header = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT};"
             database.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {header} COMMIT;")
         database.execute("PRAGMA synchronous=NORMAL")
     except (sqlite3.Error, OSError) as error:
-        if _is_damage(error):
-            raise UserError(
-                f"{path} is damaged, or not a cache of scores: {error}; give another file. The scores of a run are "
-                "computed again if its scores.sqlite is missing"
-            ) from error
-        kind = shared_file_system(path)
-        if kind is None or not _is_busy(error):
-            raise UserError(f"{path}: the cache of scores cannot be opened: {error}; give another file") from error
+        where = f" on a network file system ({kind}), where one process at a time can use it," if kind else ""
         raise UserError(
-            f"{path} lies on a network file system ({kind}), where one process at a time can use a cache of scores, "
-            "and another process uses it; give another file (lm.cache), or a file on a disk of this machine"
+            f"{path}: the cache of scores{where} cannot be opened: {error}; give another file (lm.cache)"
         ) from error
     return database
 
 
 def _is_ours(path: Path, database: sqlite3.Connection) -> bool:
     """Return False for a new file. Raises UserError for other data, before anything is written to it."""
-    is_empty = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
-    application = database.execute("PRAGMA application_id").fetchone()[0]
-    version = database.execute("PRAGMA user_version").fetchone()[0]
-    if is_empty or (application, version) == (APPLICATION_ID, FORMAT):
-        return not is_empty
-    if application != APPLICATION_ID:
-        raise UserError(f"{path} is not a cache of scores, but another program's database; give another file")
-    raise UserError(
-        f"{path} is a cache of scores of format {version}, expected {FORMAT}; give another file, or remove this one: "
-        "its scores are computed again"
+    if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+        return False
+    [application], [version] = (
+        database.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
     )
-
-
-def _switch_journal(database: sqlite3.Connection, mode: str) -> None:
-    """Set the journal: the only statement without SQLite's own wait while another process creates the file."""
-    deadline = time.monotonic() + SECONDS_TO_WAIT_FOR_WRITERS
-    while True:
-        try:
-            database.execute(f"PRAGMA journal_mode={mode}")
-            return
-        except sqlite3.OperationalError as error:
-            if not _is_busy(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-
-
-def _is_busy(error: Exception) -> bool:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-
-
-def _is_damage(error: Exception) -> bool:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGED
-
-
-SECONDS_BETWEEN_WRITES = 5.0  # work of an unfinished call that kill -9 may lose, beside the last unit
+    if (application, version) != (APPLICATION_ID, FORMAT):
+        raise UserError(
+            f"{path} is not a cache of scores of format {FORMAT}, but another program's or of another version; give "
+            "another file (lm.cache)"
+        )
+    return True
 
 
 class Reservation(Future):
@@ -374,9 +333,7 @@ class CachingLM(AsyncLM):
         self._lock = threading.Lock()  # round the reserved keys, the counts and the file
         self._file = ScoreCache(path)
         self._reserved: dict[Key, Reservation] = {}
-        self._writer = ThreadPoolExecutor(1, "score-writer")  # the only thread that changes the two below
-        self._unstored: list[tuple[Reservation, list[Key], list[Stored] | Exception]] = []
-        self._stored_at = time.monotonic()
+        self._writer = ThreadPoolExecutor(1, "score-writer")
 
     def units(self, call: Call) -> list[list[int]]:
         return self.uncached.units(call)
@@ -392,8 +349,8 @@ class CachingLM(AsyncLM):
         sums_only = isinstance(call, ScoreCall) and call.sums_only
         read = self._file.sums if sums_only else self._file.read
         with self._lock:
-            reserved = {key: own for key in keys if (own := self._reserved.get(key))}
-            under_way = {key: own for key, own in reserved.items() if sums_only or not own.sums_only}
+            reserved = ((key, self._reserved[key]) for key in keys if key in self._reserved)
+            under_way = {key: own for key, own in reserved if sums_only or not own.sums_only}
             known = read([key for key in dict.fromkeys(keys) if key not in under_way])
             missing: dict[Key, int] = {}
             for row, key in enumerate(keys):
@@ -426,7 +383,6 @@ class CachingLM(AsyncLM):
     def close(self) -> None:
         self.uncached.close()  # first: answers may arrive until it is closed
         self._writer.shutdown()
-        self._store()
         with self._lock:
             self._file.close()
 
@@ -435,36 +391,24 @@ class CachingLM(AsyncLM):
             self._writer.submit(self._take, reservation, keys, done)
 
     def _take(self, reservation: Reservation, keys: list[Key], done: "Future[list[Any]]") -> None:
-        """Take the LM's results of some keys, or its error; store if a call is complete or a write is due."""
+        """Store the LM's results of some keys, then pass them, or an error, to the callers."""
 
-        def results() -> list[Stored]:
+        def stored() -> list[Stored]:
             answers = done.result()
             if len(answers) != len(keys):
                 raise ValueError(f"the LM gave {len(answers)} answers to {len(keys)} inputs")
-            return list(map(sum_of, answers) if reservation.sums_only else answers)
+            results = list(map(sum_of, answers) if reservation.sums_only else answers)
+            with self._lock:
+                self._file.store(self.identity, dict(zip(keys, results, strict=True)))
+            return results
 
-        self._unstored.append((reservation, keys, attempt(results)))
-        reservation.num_coming -= len(keys)
-        if not reservation.num_coming or time.monotonic() - self._stored_at > SECONDS_BETWEEN_WRITES:
-            self._store()
-
-    def _store(self) -> None:
-        """Store the results that have arrived, then pass them to the callers; an error goes to all waiting callers."""
-        parts, self._unstored, self._stored_at = self._unstored, [], time.monotonic()
-        new: dict[Key, Stored] = {}
-        for _, keys, results in sorted(parts, key=lambda part: not part[0].sums_only):
-            # Tokens come last, since they replace a sum.
-            if not isinstance(results, Exception):
-                new |= zip(keys, results, strict=True)
+        results = attempt(stored)
         with self._lock:
-            error = attempt(self._file.store, self.identity, new) if new else None
-            for reservation, keys, _ in parts:
-                for key in keys:
-                    if self._reserved.get(key) is reservation:  # a later call for tokens may have its own
-                        del self._reserved[key]
-        for reservation, keys, results in parts:
-            answers = [error or result for result in results] if isinstance(results, list) else [results] * len(keys)
-            reservation.results |= zip(keys, answers, strict=True)
-        for reservation in dict.fromkeys(part[0] for part in parts):
-            if not reservation.num_coming:
-                reservation.set_result(None)
+            for key in keys:
+                if self._reserved.get(key) is reservation:  # a later call for tokens may have its own
+                    del self._reserved[key]
+        answers = [results] * len(keys) if isinstance(results, Exception) else results
+        reservation.results |= zip(keys, answers, strict=True)
+        reservation.num_coming -= len(keys)
+        if not reservation.num_coming:
+            reservation.set_result(None)

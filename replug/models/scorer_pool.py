@@ -7,7 +7,6 @@ may hold a second LM (`ScorerPool.second`), so that both use all devices.
 """
 
 import copy
-import logging
 import threading
 import time
 from collections import Counter
@@ -24,7 +23,6 @@ from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.background import InlineExecutor
 from replug.cluster.layout import SCORER
 from replug.cluster.places import keep_to_memory_bound, place
-from replug.messages import CollectedWarnings
 from replug.models.black_box_lm import (
     AsyncLM,
     BlackBoxLM,
@@ -41,8 +39,6 @@ from replug.models.black_box_lm import (
 from replug.models.hardware import available_cores
 from replug.models.lm_source import LocalSource
 
-log = logging.getLogger(__name__)
-
 PROBE = (["The capital of France is", "one two three four five"], [" Paris, and that of Italy is Rome.", " six seven"])
 # Nats by which replicas on different hardware may differ on the probe's tokens, at most and on average.
 PROBE_TOLERANCE = (0.5, 0.1)
@@ -52,9 +48,8 @@ UNITS_PER_CALL_GPU = 8  # a unit takes a GPU a moment, but a CPU seconds that a 
 Result = TypeVar("Result")
 
 
-# A replica's scores of one unit, or their sums; their cost (the passes' counts and `busy_seconds`); and new warnings,
-# by their places in the code.
-TimedScores = tuple[list[ContinuationScore] | list[Sum], dict[str, float], dict[str, str]]
+# A replica's scores of one unit, or their sums, and their cost (the passes' counts and `busy_seconds`).
+TimedScores = tuple[list[ContinuationScore] | list[Sum], dict[str, float]]
 
 
 class Scorer:
@@ -65,18 +60,13 @@ class Scorer:
     scores in a separate thread.
     """
 
-    def __init__(
-        self, lm: LocalSource, threads: int, number: int = 0, spread: bool = False, second: LocalSource | None = None
-    ) -> None:
+    def __init__(self, lm: LocalSource, threads: int, spread: bool = False, second: LocalSource | None = None) -> None:
         keep_to_memory_bound()
         torch.set_num_threads(threads)
         self._device = ThreadPoolExecutor(1, "device", torch.set_num_threads, (threads,))
         self._tokenizer, self._clock = threading.Lock(), threading.Lock()
         self._free_at = 0.0  # when the device finished the last fetched unit
         self._loaders, self._spread = [lm, *([second] if second else [])], spread
-        self._number = number
-        self._warnings = CollectedWarnings()
-        logging.getLogger("replug").addHandler(self._warnings)
 
     @cached_property
     def _lms(self) -> list[BlackBoxLM]:
@@ -110,8 +100,7 @@ class Scorer:
                 began = min(max(launched, self._free_at), ended)
                 self._free_at = max(self._free_at, ended)
             results = list(map(sum_of, scores)) if call.sums_only else scores
-            warnings = {source: f"scorer {self._number}: {text}" for source, text in self._warnings.take().items()}
-            return results, {**counts, "busy_seconds": ended - began}, warnings
+            return results, {**counts, "busy_seconds": ended - began}
 
         return answer
 
@@ -154,13 +143,13 @@ class ScorerPool(AsyncLM):
         self._units_per_call = UNITS_PER_CALL_GPU if gpus else 1
         threads = threads or max(1, available_cores() // num_replicas)
         env, actor = thread_env(threads)["env_vars"], ray.remote(Scorer)
-        self._meter, self._totals, self._warned = Meter(), Counter[str](), set[str]()
+        self._meter = Meter()
         self._reference: list[np.ndarray] | None = None
         shipped = ray.put(lm)  # once for all replicas; raises TypeError for an unpicklable LM
         also = ray.put(second)
         self.pool = ActorPool(
             lambda number: actor.options(**place(SCORER, number, gpus, env), max_concurrency=CALLS_AT_ONCE).remote(
-                shipped, threads, number, gpus > 1, also
+                shipped, threads, gpus > 1, also
             ),
             num_replicas,
             "scorer",
@@ -196,11 +185,8 @@ class ScorerPool(AsyncLM):
     def metrics(self) -> dict[str, float]:
         """Return rates and shares since the last call, and counts since the start."""
         pool, num_up = self.pool, self.pool.num_up
-        rates, sums = self._meter.read(num_up)
         return {
-            **rates,
-            "batch_fill": sums["tokens"] / sums["padded_tokens"] if sums["padded_tokens"] else 1.0,
-            "halved_passes": float(self._totals["halved"]),
+            **self._meter.read(num_up)[0],
             "replicas": float(num_up),
             "respawns": float(pool.num_respawns),
             "retries": float(pool.num_retries),
@@ -214,18 +200,12 @@ class ScorerPool(AsyncLM):
             self.pool.close()
 
     def _scores(self, units: Sequence[ScoreCall]) -> "Future[list[Any]]":
-        answers = self.pool.submit("score", units, self._number, times=len(units))
-        return mapped(answers, lambda answers: [score for answer in answers for score in self._note(answer)])
+        def metered(answers: list[TimedScores]) -> list[Any]:
+            for _, costs in answers:
+                self._meter.add(**costs)
+            return [score for scores, _ in answers for score in scores]
 
-    def _note(self, answer: TimedScores) -> list[ContinuationScore] | list[Sum]:
-        scores, costs, warnings = answer
-        self._meter.add(**costs)
-        self._totals.update(halved=int(costs.get("halved", 0)))
-        for source, warning in warnings.items():
-            if source not in self._warned:
-                self._warned.add(source)
-                log.warning(warning)
-        return scores
+        return mapped(self.pool.submit("score", units, self._number, times=len(units)), metered)
 
     def _validate(self, number: int, probe: list[np.ndarray]) -> str | None:
         """Compare a replica with the first one; return the fault, or None."""

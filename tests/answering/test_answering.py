@@ -214,7 +214,7 @@ def test_a_shot_without_evidence_is_for_closed_books_only() -> None:
 
 
 def holding(max_tokens: int | None) -> PromptTemplate:
-    return PromptTemplate("", letters_tokenizer(), max_tokens)
+    return PromptTemplate(letters_tokenizer(), max_tokens)
 
 
 def longest(prompts: AnswerPrompts, texts: list[str | None]) -> int:

@@ -73,10 +73,10 @@ def test_data_given_on_the_command_line_overrule_those_of_the_file(tmp_path, yam
 
 
 def test_overrides_reach_enums_numbers_flags_and_null(tmp_path):
-    overrides = ("loss.lm_score=sum_logprob", "retriever.similarity=dot", "retriever.dropout=true", "train.lr=1e-3")
+    overrides = ("loss.lm_score=sum_logprob", "retriever.similarity=dot", "lm.chat=true", "train.lr=1e-3")
     config = load(tmp_path, "train: {epochs: 4}", *overrides, "train.epochs=null")
     assert (config.loss.lm_score, config.retriever.similarity) == (LMScore.sum_logprob, Similarity.dot)
-    assert (config.retriever.dropout, config.train.lr, config.train.epochs) == (True, 1e-3, None)
+    assert (config.lm.chat, config.train.lr, config.train.epochs) == (True, 1e-3, None)
     quoted = load(tmp_path, "", 'retriever.query_prompt="query: "')
     assert quoted.retriever.query_prompt == "query: ", "white space at the end"
 
@@ -84,10 +84,14 @@ def test_overrides_reach_enums_numbers_flags_and_null(tmp_path):
 @pytest.mark.parametrize(
     ("yaml", "override", "value"),
     [
-        ("lm: {separator: yes}", "lm.separator=off", "off"),  # words, in a file and on the command line
-        ("lm: {separator: 2021-01-01}", "lm.separator=2021-01-01", "2021-01-01"),
+        (
+            "retriever: {query_prompt: yes}",
+            "retriever.query_prompt=off",
+            "off",
+        ),  # words, in a file and on the command line
+        ("retriever: {query_prompt: 2021-01-01}", "retriever.query_prompt=2021-01-01", "2021-01-01"),
         ("wandb: {mode: off}", "wandb.mode=off", WandbMode.off),
-        ("retriever: {dropout: yes}", "retriever.dropout=on", True),
+        ("lm: {chat: yes}", "lm.chat=on", True),
         ("train: {lr: 1e-3}", "train.lr=1E-3", 1e-3),
         ("ensemble: {temperature: 1e-1}", "ensemble.temperature=1e-1", 0.1),  # a number or a word
     ],
@@ -101,7 +105,7 @@ def test_words_numbers_and_flags_are_read_alike_from_files_and_overrides(tmp_pat
 
 
 def test_the_resolved_yaml_loads_to_the_same_configuration(tmp_path):
-    config = load(tmp_path, "seed: 5", "refresh.lag_steps=7", "data.source=stand_in", "lm.separator=' | '")
+    config = load(tmp_path, "seed: 5", "refresh.lag_steps=7", "data.source=stand_in", "retriever.query_prompt=' | '")
     path = tmp_path / "resolved.yaml"
     path.write_text(config_to_yaml(config))
     assert load_config(path) == config
@@ -116,9 +120,9 @@ def test_a_key_that_a_stored_run_has_and_this_version_lacks_is_named_with_the_ru
 
 def test_ask_takes_the_lm_of_the_run(tmp_path):
     run = tmp_path / "config.yaml"
-    run.write_text(config_to_yaml(load(tmp_path, "", "lm.path=stand_in:0.5", "lm.separator=x")))
-    assert load_ask_config([], run).lm == LMConfig(path="stand_in:0.5", separator="x")
-    assert load_ask_config(["lm.separator=y"], run).lm == LMConfig(path="stand_in:0.5", separator="y")
+    run.write_text(config_to_yaml(load(tmp_path, "", "lm.path=stand_in:0.5", "lm.tokens_per_batch=7")))
+    assert load_ask_config([], run).lm == LMConfig(path="stand_in:0.5", tokens_per_batch=7)
+    assert load_ask_config(["lm.tokens_per_batch=9"], run).lm == LMConfig(path="stand_in:0.5", tokens_per_batch=9)
     assert load_ask_config(["lm.path=stand_in"]).lm == LMConfig(path="stand_in")
     assert load_ask_config(["lm.path=stand_in", "web.engine=brave"]).web.engine == "brave"
 

@@ -79,10 +79,10 @@ def test_a_key_that_is_pasted_in_place_of_its_variable_is_refused_and_not_shown(
     "value", ["${oc.env:AWS_SECRET_ACCESS_KEY}", "${${seed}.env:AWS_SECRET_ACCESS_KEY}", "${oc.create:{a: 1}}"]
 )
 def test_nothing_but_other_keys_stands_in_for_a_value(value: str, tmp_path: Path) -> None:
-    text = GOOD + f'lm: {{path: stand_in, separator: "{value}"}}\n'
+    text = GOOD.replace("stand_in}", f'stand_in, query_prompt: "{value}"}}', 1)
     for load in (
         lambda: load_config(write(tmp_path, text)),
-        lambda: load_config(write(tmp_path, GOOD + "lm: {path: stand_in}"), [f"lm.separator={value}"]),
+        lambda: load_config(write(tmp_path, GOOD + "lm: {path: stand_in}"), [f"retriever.query_prompt={value}"]),
         lambda: load_ask_config([f"lm.path={value}"]),
         lambda: load_evaluation_config(write(tmp_path, "evaluation: language_modelling\n"), [f"out={value}"]),
     ):
@@ -91,9 +91,9 @@ def test_nothing_but_other_keys_stands_in_for_a_value(value: str, tmp_path: Path
         assert "hunter2" not in str(caught.value)
     for escaped in (r"\x24{oc.env:AWS_SECRET_ACCESS_KEY}", r"$\u007boc.env:AWS_SECRET_ACCESS_KEY}"):
         with pytest.raises(UserError, match=r"asks for more than another key"):
-            load_config(write(tmp_path, GOOD + f'lm: {{path: stand_in, separator: "{escaped}"}}\n'))
-    config = load_config(write(tmp_path, GOOD + "lm: {path: stand_in, separator: 'a-${run_dir}-${train.lr}'}\n"))
-    assert config.lm.separator == "a-run-2e-05" and "hunter2" not in config_to_yaml(config)
+            load_config(write(tmp_path, GOOD + f'lm: {{path: stand_in, model: "{escaped}"}}\n'))
+    config = load_config(write(tmp_path, GOOD + "lm: {path: stand_in, cache: 'a-${run_dir}-${train.lr}'}\n"))
+    assert config.lm.cache == "a-run-2e-05" and "hunter2" not in config_to_yaml(config)
 
 
 @pytest.mark.parametrize("part", ["me:hunter2@host/v1", "hunter2@host/v1", "host/v1?key=hunter2", "host/v1#hunter2"])

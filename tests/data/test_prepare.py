@@ -139,18 +139,12 @@ def test_each_pass_takes_every_text_once_though_batches_run_over_its_end(num_que
 # In a run directory -------------------------------------------------------------------------------------
 
 
-def test_a_changed_key_prepares_again_until_something_was_made_from_the_set(tmp_path, caplog):
-    caplog.set_level("INFO", "replug")
+def test_a_changed_key_is_refused_by_name_with_the_folder_to_remove(tmp_path):
     run = tmp_path / "run"
-    config = load_config(ROOT / "configs/debug.yaml", [f"run_dir={run}"])
-    first = prepared_set(config, run / "data")
+    prepared_set(load_config(ROOT / "configs/debug.yaml", [f"run_dir={run}"]), run / "data")
     changed = load_config(ROOT / "configs/debug.yaml", [f"run_dir={run}", "data.num_queries=9"])
-    assert len(prepared_set(changed, run / "data").queries) == 9 < len(first.queries)
-    assert "data.num_queries is 9, and was" in caplog.text and "preparing it again" in caplog.text
-    (run / "labels").mkdir()
-    (run / "labels/queries.parquet").touch()
-    with pytest.raises(UserError, match=r"queries.parquet was made from it: .* run_dir, or restore data\.num_q"):
-        prepared_set(config, run / "data")
+    with pytest.raises(UserError, match=rf"data\.num_queries is 9, but the .*{run}/data .* remove the folder"):
+        prepared_set(changed, run / "data")
 
 
 # Development texts ----------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def settle(config: EvaluationConfig, corpus: PreparedSet | None, tmp_path: Path,
     folder = EvaluationFolder(tmp_path / "out")
     folder.path.mkdir(exist_ok=True)
     methods = parse_methods(config.methods, config.k, {"replug": "stand_in", "lsr": "stand_in"})
-    return settled_temperatures(config, corpus, methods, PromptedLM(lm, PromptTemplate("\n")), folder)
+    return settled_temperatures(config, corpus, methods, PromptedLM(lm, PromptTemplate()), folder)
 
 
 def test_each_retriever_is_fitted_by_its_largest_ensemble_on_development_texts_alone(

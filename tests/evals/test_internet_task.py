@@ -64,7 +64,7 @@ def asked(lm: River, reranker: River | None = None) -> PromptedLM:
     first, second = (
         PromptedLM(
             one,
-            PromptTemplate("\n"),
+            PromptTemplate(),
             SimpleNamespace(tokenizer=lambda: StandInLM().tokenizer, max_tokens=one.max_tokens),
         )
         for one in (lm, reranker or lm)
@@ -155,7 +155,7 @@ def test_outcomes_are_the_same_whatever_the_number_in_flight_and_the_order(label
     def measured(num_in_flight: int, order: Sequence[int]) -> list[str]:
         path, source = tmp_path / f"{num_in_flight}-{order[0]}", GivenSource(StandInLM())
         lms = [CachingLM(InProcessLM(StandInLM()), path.with_suffix(f".{name}")) for name in ("lm", "reranker")]
-        reranker, lm = (PromptedLM(one, PromptTemplate("\n"), source) for one in reversed(lms))
+        reranker, lm = (PromptedLM(one, PromptTemplate(), source) for one in reversed(lms))
         task = task_of(["none", "gold", "direct@1", "poe@3"], labels, "Rhine", 7)
         task.open(replace(lm, reranker=reranker), book)
         rows = [json.dumps(row) for row in outcome_rows(task, book, order, num_in_flight)]

@@ -28,8 +28,8 @@ from tests.support.known_lm import ImmediateLM, KnownLM, opened
 from tests.support.preparing import write_jsonl
 from tests.support.tiny_lms import MAX_TOKENS, write_llama, write_tokenizer
 
-SEPARATOR = "\n\n"
-JOINED = PromptTemplate(SEPARATOR)
+SEPARATOR = "\n"
+JOINED = PromptTemplate()
 DOCUMENTS = ["red sky", "blue sea and red sky", "a green tree", "日本 の 空", "the sea the sea", "red red red"]
 
 
@@ -106,7 +106,7 @@ def test_a_long_context_is_read_without_a_document_and_beside_the_short_one(corp
     found = {"replug": RetrievedDocuments(np.array([[2]]), np.zeros((1, 1)))}
     task = opened(LanguageModelling([span]), lm, template=JOINED)
     [row] = outcome_rows(task, EvidenceBook(methods, corpus, found, [True]))
-    assert [prefix for prefix, _ in lm.calls[0]] == ["the sea", "a green tree\n\nthe sea", before]
+    assert [prefix for prefix, _ in lm.calls[0]] == ["the sea", "a green tree\nthe sea", before]
     bits = {name: of["numbers"]["bits"] for name, of in row["methods"].items()}
     assert bits["long_context"] < bits["none"] - 5, "it has seen the words"
     assert row["methods"]["none"]["numbers"]["words"] == 2

@@ -104,9 +104,9 @@ DOCUMENTS = "short", "a longer document"
 
 
 def asked(limit: int | None, *texts: str, cuts: bool = False) -> FewShotPrompts:
-    counting = PromptTemplate("", letters_tokenizer(), limit)  # a token is a letter
+    counting = PromptTemplate(letters_tokenizer(), limit)  # a token is a letter
     task = popqa.PopQa([popular("who?")], {}, ROOM)
-    task._template, task._counting = counting if cuts else PromptTemplate(""), counting
+    task._template, task._counting = counting if cuts else PromptTemplate(), counting
     return task.fit(task.questions[0], SHOTS, texts or [None])
 
 

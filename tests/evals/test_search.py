@@ -79,7 +79,7 @@ TEXTS = ["red", "green", "blue", "grey"]
 def test_the_document_after_which_the_query_is_likeliest_is_the_one_that_is_read():
     likely = {"red": -3.0, "green": -1.0, "blue": -2.0, "grey": 0.0}
     lm = KnownLM(lambda prefix, query: [likely[prefix.split("\n")[0]], -1.0])
-    asked = PromptedLM(lm, PromptTemplate("\n"))
+    asked = PromptedLM(lm, PromptTemplate())
     methods = parse_methods(["bm25@3/rerank", "bm25@1"], 10, {})
     found = {"bm25": RetrievedDocuments(np.array([[0, 1, 2, 3], [2, 0, 1, 3]]), np.zeros((2, 4)))}
     ordered = reranked(asked, methods, KnownTexts(TEXTS), found, ["what colour", ""])
@@ -109,7 +109,7 @@ class Writer:
 
 
 def prompted(lm) -> PromptedLM:
-    return PromptedLM(lm, PromptTemplate("\n"))
+    return PromptedLM(lm, PromptTemplate())
 
 
 QUESTIONS = [f"who is q{number}?" for number in range(20)]

@@ -113,7 +113,6 @@ def test_a_toy_is_scored_and_cached_without_ray(with_toy: None, tmp_path: Path) 
             expected = StandInLM().score(PREFIXES, CONTINUATIONS)
             assert scored(opened) == bits(expected)
             assert opened.num_hits == hits
-            assert opened.metrics()["batch_fill"] == 1
 
 
 # The stand-in LM's scores, worked out by hand.
@@ -141,26 +140,6 @@ def test_generation_repeats_the_most_frequent_word_until_the_stop() -> None:
     assert texts_of(LM, ["b a b"], 3, stop=" ") == ["b"]
     assert texts_of(LM, ["b a b"], 3, stop="b b") == [""]
     assert texts_of(LM, ["b a b"], 3, stop=["x", " "]) == ["b"]
-
-
-def test_the_entropies_of_an_answer_are_those_of_the_words_that_it_chooses_from() -> None:
-    found = mixed(LM, ["aa bb aa", "bb"], [0.75, 0.25], GenerationOptions(2))
-    words, counts, expected = ["aa", "bb"], [["aa", "bb", "aa"], ["bb"]], []
-    for chosen in found.text.split():
-        masses = [
-            sum(
-                weight * (0.5 * known.count(word) / len(known) + 0.5 / 256**3)
-                for weight, known in zip([0.75, 0.25], counts, strict=True)
-            )
-            for word in words
-        ]
-        shares = [mass / sum(masses) for mass in masses]
-        expected.append(-sum(share * math.log(share) for share in shares))
-        counts = [[*known, chosen] for known in counts]
-    np.testing.assert_allclose(found.token_entropies, expected, rtol=1e-6)
-    assert (found.num_prompts, found.prompt_tokens, found.num_tokens) == (2, 4, 2)
-    nothing = mixed(LM, [""], [1.0], GenerationOptions(2))
-    assert (nothing.prompt_tokens, nothing.num_tokens, nothing.mean_entropy) == (0, 0, None)
 
 
 def test_the_answer_of_several_prompts_is_the_mixtures() -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from replug.config.errors import RunError
-from replug.models import score_cache
 from replug.models.black_box_lm import (
     AsyncLM,
     Call,
@@ -242,34 +241,12 @@ def stored_texts(path: Path, texts: str, at_least: int) -> set[str]:
     return {keys[key] for key in found}
 
 
-def test_a_unit_that_is_done_is_stored_after_a_while_though_its_call_is_not(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(score_cache, "SECONDS_BETWEEN_WRITES", 0.0)
+def test_a_unit_that_is_done_is_stored_though_its_call_is_not(path: Path) -> None:
     lm = CountingLM(held=True, unit_size=2)
-    CachingLM(lm, path).submit(list("abcde"), ["y"] * 5)
+    call = CachingLM(lm, path).submit(list("abcde"), ["y"] * 5)
     lm.finish(1)
     assert stored_texts(path, "abcde", at_least=2) == set("cd")
-
-
-def test_the_units_of_a_call_are_one_transaction_and_nobody_has_a_score_before_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lm = CountingLM(held=True, unit_size=2)
-    cached = CachingLM(lm, path)
-    written, store = [], cached._file.store
-
-    def recorded(identity: str, scores: dict) -> None:
-        assert not call.done()
-        written.append(len(scores))
-        store(identity, scores)
-
-    monkeypatch.setattr(cached._file, "store", recorded)
-    call = cached.submit(list("abcde"), ["y"] * 5)
-    for unit in (1, 2, 0):
-        lm.finish(unit)
-    assert len(call.result(60)) == 5
-    assert written == [5]
+    assert not call.done()
 
 
 def test_the_units_of_an_interrupted_call_are_computed_again_in_the_same_company(tmp_path: Path) -> None:

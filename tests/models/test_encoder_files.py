@@ -18,9 +18,8 @@ from replug.config.errors import UserError
 from replug.config.schema import RetrieverConfig
 from replug.index_workers.version_store import weights_sha256
 from replug.models.build import load_encoder
-from replug.models.encoder import Encoder
+from replug.models.encoder import Encoder, require_known
 from replug.models.encoder_retriever import EncoderRetriever
-from replug.models.encoder_side import require_known
 from replug.models.packaged import write_stand_in_encoder
 from replug.planning.model_sizes import encoder_size, retriever_size
 from tests.support.encoder_folders import (
@@ -60,7 +59,6 @@ def require_equal_to_theirs(folder: Path, ours: Encoder) -> None:
     for name, encode in (("query", ours.encode_query), ("passage", ours.encode_document)):
         expected = model.encode(TEXTS, batch_size=2, normalize_embeddings=ours.similarity == "cosine", prompt_name=name)
         np.testing.assert_allclose(encode(TEXTS), expected, atol=1e-5, rtol=1e-5)
-        np.testing.assert_allclose(ours.encode(TEXTS, prompt_name=name), expected, atol=1e-5, rtol=1e-5)
 
 
 def trained_a_step(encoder: Encoder) -> None:
@@ -127,19 +125,6 @@ def test_a_static_encoder_is_that_of_sentence_transformers_to_the_bit_untuned_an
     assert [query.is_cut("w1 " * 18), query.is_cut("w1 " * 19)] == [False, True]  # the prompt has two
     with torch.no_grad():
         torch.testing.assert_close(again.encode_with_gradient(again.token_ids(TEXTS)), again.encode_document(TEXTS))
-
-
-def test_a_static_query_encoder_beside_a_transformer_for_documents(tmp_path: Path) -> None:
-    write_static(tmp_path / "queries", layers=["Dense"])
-    write_encoder(tmp_path / "documents", "bert")
-    write_chain(tmp_path / "documents", MEAN, ["Dense"])
-    pair = Encoder(str(tmp_path / "documents"), query_path=str(tmp_path / "queries"))
-    pair.save(tmp_path / "saved")
-    theirs = SentenceTransformer(str(tmp_path / "saved"), device="cpu")
-    np.testing.assert_allclose(pair.encode_query(TEXTS), theirs.encode_query(TEXTS), atol=1e-6)
-    np.testing.assert_allclose(
-        Encoder(str(tmp_path / "saved")).encode_document(TEXTS), theirs.encode_document(TEXTS), atol=1e-5
-    )
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -291,7 +276,6 @@ def _pickled(folder: Path) -> None:
 MODEL, TEXT = "config_sentence_transformers.json", "sentence_bert_config.json"
 REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "own code": (_retype("custom_st.Dense"), "'custom_st.Dense', which is not part of Sentence Transformers"),
-    "no pooling": (_retype("sentence_transformers.models.Normalize", 1), "make no vector of a text"),
     "static table of fewer rows": (_static_of_another_tokenizer, "tokens up to number 66, but its table has 9 rows"),
     "static pickle": (_static_pickled, "no model.safetensors, the weights of its StaticEmbedding; pickled weights"),
     "pickle": (_pickled, "no 2_Dense/model.safetensors, the weights of its Dense; pickled weights"),
@@ -345,7 +329,6 @@ def test_each_side_is_read_by_its_own_encoder_and_prompt_and_saved(pair: Retriev
     alone = Encoder(str(pair.query_path), "dot"), Encoder(pair.path, "dot")
     expected = alone[0].encode([f"furo {text}" for text in WORDS]), alone[1].encode(WORDS)
     torch.testing.assert_close(encoder.encode_query(WORDS), expected[0])
-    torch.testing.assert_close(encoder.encode(WORDS, prompt_name="query"), expected[0])
     torch.testing.assert_close(encoder.encode_document(WORDS), expected[1])
     with pytest.raises(UserError, match="use encode_query or encode_document"):
         encoder.encode(WORDS)

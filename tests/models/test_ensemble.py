@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replug import mix_token_logprobs, token_weights
 from replug.config.errors import UserError
 from replug.data.folder import checksum_problems
 from replug.models.encoder import Encoder
@@ -37,48 +36,55 @@ def naive_weights(logprobs: np.ndarray, similarities: np.ndarray, share: float) 
     return np.stack(columns[:-1], axis=1)
 
 
+def mixed(given: np.ndarray, similarities: np.ndarray, share: float = 0.05) -> np.ndarray:
+    return mix(given, prior_log_weights(similarities), Weighting(share))
+
+
+def weighed(given: np.ndarray, similarities: np.ndarray, share: float = 0.05) -> np.ndarray:
+    """Return the weights [K, T] that predict each token."""
+    return mix_and_weigh(given, prior_log_weights(similarities), Weighting(share))[1][:, :-1]
+
+
 @pytest.mark.parametrize("seed", ROUNDS)
 def test_weights_follow_bayes_rule_with_a_share_of_the_prior(seed: int) -> None:
     given, similarities = drawn(seed)
     weights = naive_weights(given, similarities, 0.05)
-    np.testing.assert_allclose(token_weights(given, similarities), weights, rtol=1e-9, atol=1e-300)
-    mixed = mix_token_logprobs(given, similarities)
-    np.testing.assert_allclose(mixed, np.log((weights * np.exp(given)).sum(axis=0)), rtol=1e-9)
+    np.testing.assert_allclose(weighed(given, similarities), weights, rtol=1e-9, atol=1e-300)
+    np.testing.assert_allclose(mixed(given, similarities), np.log((weights * np.exp(given)).sum(axis=0)), rtol=1e-9)
 
 
 @pytest.mark.parametrize("seed", ROUNDS)
 def test_a_share_of_1_is_the_papers_ensemble(seed: int) -> None:
     given, similarities = drawn(seed)
-    fixed = mix_token_logprobs(given, similarities, 0.5, weights="similarity")
-    np.testing.assert_array_equal(mix_token_logprobs(given, similarities, 0.5, share=1), fixed)
-    moving = MovingWeights(prior_log_weights(similarities, 0.5), REPLUG_WEIGHTS)
+    prior = prior_log_weights(similarities, 0.5)
+    fixed, weights = mix_and_weigh(given, prior)
+    moving = MovingWeights(prior, REPLUG_WEIGHTS)
     np.testing.assert_allclose([moving.see(token) for token in given.T], fixed, rtol=1e-12)
-    expected = np.repeat(np.exp(prior_log_weights(similarities))[:, None], given.shape[1], axis=1)
-    np.testing.assert_allclose(token_weights(given, similarities, weights="similarity"), expected)
+    np.testing.assert_allclose(weights, np.repeat(np.exp(prior)[:, None], given.shape[1] + 1, axis=1))
 
 
 @pytest.mark.parametrize("tokens", [1, 30, 10_000])
 def test_a_share_of_0_mixes_whole_texts(tokens: int) -> None:
     given, similarities = drawn(tokens, tokens)
     whole = np.logaddexp.reduce(prior_log_weights(similarities) + given.sum(axis=1))
-    assert mix_token_logprobs(given, similarities, share=0).sum() == pytest.approx(whole, rel=0, abs=1e-9)
+    assert mixed(given, similarities, share=0).sum() == pytest.approx(whole, rel=0, abs=1e-9)
 
 
 def test_weights_of_1e_300_are_exact_and_come_back() -> None:
     given = np.log(np.array([[0.5] * 1000 + [1e-3] * 9000, [1e-3] * 1000 + [0.5] * 9000]))
-    never_back = token_weights(given, np.zeros(2), share=0)
+    never_back = weighed(given, np.zeros(2), share=0)
     assert 0 < never_back[1, 110] < 1e-290
-    assert token_weights(given, np.zeros(2), share=1e-300)[1, 1000] == pytest.approx(5e-301)
-    assert token_weights(given, np.zeros(2), share=1e-300)[1, -1] == pytest.approx(1)
+    assert weighed(given, np.zeros(2), share=1e-300)[1, 1000] == pytest.approx(5e-301)
+    assert weighed(given, np.zeros(2), share=1e-300)[1, -1] == pytest.approx(1)
     similarities = np.array([0.0, -690.0])  # a prior of about 1e-300
-    assert token_weights(given[::-1], similarities, share=0)[1, 200] == pytest.approx(1)
+    assert weighed(given[::-1], similarities, share=0)[1, 200] == pytest.approx(1)
 
 
 def test_a_document_that_makes_a_token_impossible_loses_its_weight_and_may_come_back() -> None:
     given = np.array([[np.log(0.5), np.log(0.5)], [-np.inf, np.log(0.5)]])
-    weights = token_weights(given, np.zeros(2), share=0.1)
+    weights = weighed(given, np.zeros(2), share=0.1)
     np.testing.assert_allclose(weights[:, 1], [0.95, 0.05])
-    assert token_weights(given, np.zeros(2), share=0)[1, 1] == 0
+    assert weighed(given, np.zeros(2), share=0)[1, 1] == 0
 
 
 def test_pruned_documents_are_left_out_for_good_and_the_heaviest_stays() -> None:
@@ -122,29 +128,21 @@ def test_no_document_is_pruned_before_the_text() -> None:
     np.testing.assert_array_equal(moving.weights, [1, 0])
 
 
-@pytest.mark.parametrize("weights", ["similarity", "posterior"])
-def test_what_cannot_be_mixed_is_refused_by_name(weights: str) -> None:
-    given = np.log([[0.5, 0.2], [0.1, 0.4]])
+@pytest.mark.parametrize("weighting", [REPLUG_WEIGHTS, Weighting()], ids=str)
+def test_what_cannot_be_mixed_is_refused(weighting: Weighting) -> None:
     for impossible in (-np.inf, np.nan):
         with pytest.raises(ValueError, match="a token has the log-probs"):
-            mix_token_logprobs(np.full((2, 3), impossible), np.zeros(2), weights=weights)
+            mix(np.full((2, 3), impossible), np.log([0.5, 0.5]), weighting)
+
+
+def test_what_is_no_weighting_and_no_prior_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="expected finite numbers"):
-        mix_token_logprobs(given, np.array([0.0, np.inf]), weights=weights)
+        prior_log_weights(np.array([0.0, np.inf]))
     for temperature in (0, -1, np.nan, np.inf):
         with pytest.raises(ValueError, match="temperature is"):
-            mix_token_logprobs(given, np.zeros(2), temperature, weights)
-    for shape in (given[0], given[:, None], given[:0]):
-        with pytest.raises(ValueError, match=r"expected \[K, T\] and \[K\]"):
-            mix_token_logprobs(shape, np.zeros(2), weights=weights)
-
-
-def test_names_and_shares_that_are_none_are_refused() -> None:
-    with pytest.raises(ValueError, match="weights is 'even'; expected similarity or posterior"):
-        token_weights(np.zeros((1, 1)), np.zeros(1), weights="even")
-    for share in (-0.1, 1.1, np.nan):
-        with pytest.raises(ValueError, match="share is"):
-            mix_token_logprobs(np.zeros((1, 1)), np.zeros(1), share=share)
-    for wrong in ({"prune": -0.1}, {"prune": 1.0}, {"prune": np.nan}, {"read": -1}, {"read": 0.5}):
+            prior_log_weights(np.zeros(2), temperature)
+    shares = [{"share": share} for share in (-0.1, 1.1, np.nan)]
+    for wrong in (*shares, {"prune": -0.1}, {"prune": 1.0}, {"prune": np.nan}, {"read": -1}, {"read": 0.5}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Weighting(**wrong)
 
@@ -195,4 +193,4 @@ def test_replug_mixes_at_the_retrievers_own_or_at_a_given_one(folder: Path) -> N
         assert replug.temperature == used
         assert replug.score(["the red sea"], [" blue"])[0].token_logprobs == pytest.approx(expected, abs=1e-6)
     with pytest.raises(ValueError, match="temperature is 0"):
-        ReplugLM(lm, retriever, 3, temperature=0)
+        ReplugLM(lm, retriever, 3, temperature=0).score("a", " b")

@@ -15,7 +15,7 @@ from transformers import GPT2LMHeadModel
 
 from replug.config.errors import RunError
 from replug.models.architecture import CACHE
-from replug.models.black_box_lm import Mixture, UnscorableText, pieces
+from replug.models.black_box_lm import GrowingAnswer, Mixture, UnscorableText
 from replug.models.ensemble import Weighting
 from replug.models.generation import Generated, GenerationOptions, before_stop, elected
 from replug.models.local import mixtures
@@ -329,7 +329,6 @@ def test_answers_and_their_weights_are_those_of_their_scores(
         given = np.array(given)[:, read:]
         np.testing.assert_allclose(answer.token_logprobs, [moving.see(one) for one in np.array(given).T], atol=1e-4)
         np.testing.assert_allclose(answer.weights, moving.weights, atol=1e-4)
-        assert "".join(lm.stream(mixture, options)) == answer.text
     kept, moved, pruned = found[3].weights, found[4].weights, found[5].weights
     np.testing.assert_allclose(kept, WEIGHTS)
     assert abs(moved - WEIGHTS).max() > 1e-3 and (pruned == 0).any()
@@ -352,28 +351,18 @@ def test_mixtures_that_memory_does_not_hold_are_halved(
     assert "halving" in caplog.text
 
 
-@pytest.mark.parametrize("stop", [None, ["the", "a m", "no such"]])
-def test_pieces_of_a_stream_are_the_answer(llama: HuggingFaceLM, stop: list[str] | None) -> None:
-    options = GenerationOptions(40, stop)
-    whole = mixed(llama, PROMPTS, WEIGHTS, options).text
-    found = []
-    for piece in llama.stream(Mixture(PROMPTS, WEIGHTS), options):
-        assert not torch.is_inference_mode_enabled()  # which is of the LM's own steps
-        found.append(piece)
-    assert "".join(found) == whole
-    assert all(found) and len(found) > 2
-    with pytest.raises(UnscorableText, match="input 0 has"):
-        llama.stream("x", GenerationOptions(MAX_TOKENS))
+def pieces(texts: Sequence[str], stop: str | Sequence[str] | None) -> list[str]:
+    answer = GrowingAnswer(stop)
+    return [piece for piece in [*map(answer.grow, texts), answer.end(texts[-1])] if piece]
 
 
 def test_a_piece_holds_no_half_character_and_no_part_of_a_stop() -> None:
-    assert [*pieces(["a", "a\ufffd", "a\ufffd\ufffd", "a続", "a続b"], None)] == ["a", "続", "b"]
-    assert [*pieces(["one", "one\n", "one\nQ", "one\nQ", "one\nQx"], "\nQ:")] == ["one", "\nQx"]
-    assert [*pieces(["one", "one\n", "one\nQ", "one"], ["\nQ:", "."])] == ["one"]  # cut by its last token
-    assert [*pieces(["", "a\ufffd"], None)] == ["a", "\ufffd"]  # the answer itself ends so
-    assert [*pieces([], None)] == [*pieces([""], None)] == []
+    assert pieces(["a", "a\ufffd", "a\ufffd\ufffd", "a続", "a続b"], None) == ["a", "続", "b"]
+    assert pieces(["one", "one\n", "one\nQ", "one\nQ", "one\nQx"], "\nQ:") == ["one", "\nQx"]
+    assert pieces(["one", "one\n", "one\nQ", "one"], ["\nQ:", "."]) == ["one"]  # cut by its last token
+    assert pieces(["", "a\ufffd"], None) == ["a", "\ufffd"]  # the answer itself ends so
     with pytest.raises(RunError, match="cannot be streamed: 'do n' was given out"):
-        list(pieces(["do n", "don't"], None))
+        pieces(["do n", "don't"], None)
 
 
 def test_prompts_that_do_not_fit_with_the_new_tokens_are_unscorable(llama: HuggingFaceLM) -> None:

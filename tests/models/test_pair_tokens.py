@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, normalizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast, masking_utils
 
 from replug.config.errors import UserError
-from replug.models.black_box_lm import ContinuationScore, ScoreCall, pieces
+from replug.models.black_box_lm import ContinuationScore, GrowingAnswer, ScoreCall
 from replug.models.generation import GenerationOptions
 from replug.models.lm_source import GivenSource
 from replug.models.local.hf_lm import HuggingFaceLM
@@ -201,12 +201,6 @@ def test_messages_cannot_write_control_tokens(family) -> None:
     assert prompts_token_ids(family, [str(chat)])[0].count(family.convert_tokens_to_ids("<|im_start|>")) == 0
 
 
-def test_a_chat_without_names_of_control_tokens_has_the_tokens_of_the_template(family) -> None:
-    messages = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": f"{RIVER}?"}]
-    theirs = family.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
-    assert prompts_token_ids(family, [chat_text(family, messages)]) == [theirs]
-
-
 # An LM --------------------------------------------------------------------------------------------------------------
 
 
@@ -228,7 +222,9 @@ def test_a_character_of_bytes_behind_another_can_be_streamed(tmp_path: Path) -> 
     before, after = pair_token_ids(tokenizer, "A boat:", "\t⛵ is")
     texts = [answer_text(tokenizer, after[: number + 1], before[-1]) for number in range(len(after))]
     assert texts[:4] == ["\t", "\ufffd" * 2, "\ufffd" * 3, "\t⛵"], "the tab is unsettled for two tokens"
-    assert list(pieces(texts, None))[:2] == ["\t", "⛵"] and "".join(pieces(texts, None)) == "\t⛵ is"
+    answer = GrowingAnswer(None)
+    pieces = [piece for piece in map(answer.grow, texts) if piece]
+    assert pieces[:2] == ["\t", "⛵"] and "".join(pieces) + answer.end(texts[-1]) == "\t⛵ is"
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +263,7 @@ def test_a_replica_launches_the_next_unit_behind_the_one_that_its_device_is_at(a
     replica._lms = [behind]
     begun = time.monotonic()
     with ThreadPoolExecutor(2) as calls:
-        costs = [costs for some in calls.map(replica.score, asked) for _, costs, _ in some]
+        costs = [costs for some in calls.map(replica.score, asked) for _, costs in some]
     assert len(behind.launched) == 2
     busy = [cost["busy_seconds"] for cost in costs]
     assert min(busy) > 0.05 and sum(busy) <= time.monotonic() - begun, "the second begins where the first ends"

@@ -32,15 +32,15 @@ def words(prefix: str, count: int) -> str:
 
 
 def test_the_document_comes_first_and_no_document_leaves_the_context():
-    template = PromptTemplate("\n\n")
-    assert template.prefix("a document", "a context", " and more") == "a document\n\na context"
-    assert template.prefix("", "a context", " and more") == "\n\na context"
+    template = PromptTemplate()
+    assert template.prefix("a document", "a context", " and more") == "a document\na context"
+    assert template.prefix("", "a context", " and more") == "\na context"
     assert template.prefix(None, "a context", " and more") == "a context"
 
 
 @pytest.mark.parametrize(("max_tokens", "left"), [(19, 9), (11, 1)])
 def test_the_documents_end_is_cut_first(tokenizer, max_tokens, left):
-    template = PromptTemplate("\n", tokenizer, max_tokens)
+    template = PromptTemplate(tokenizer, max_tokens)
     prefix = template.prefix(words("d", 10), words("c", 5), " " + words("y", 5))
     assert prefix.split("\n")[0].split() == words("d", left).split()
     assert prefix.split("\n")[1] == words("c", 5)
@@ -49,7 +49,7 @@ def test_the_documents_end_is_cut_first(tokenizer, max_tokens, left):
 
 @pytest.mark.parametrize(("max_tokens", "left"), [(10, 5), (8, 3), (6, 1)])
 def test_then_the_document_goes_with_its_separator_and_the_contexts_beginning_is_cut(tokenizer, max_tokens, left):
-    template = PromptTemplate("\n", tokenizer, max_tokens)
+    template = PromptTemplate(tokenizer, max_tokens)
     for document in (words("d", 10), None):
         prefix = template.prefix(document, words("c", 5), " " + words("y", 5))
         assert prefix.split() == words("c", 5).split()[5 - left :]
@@ -59,7 +59,7 @@ def test_then_the_document_goes_with_its_separator_and_the_contexts_beginning_is
 
 
 def test_the_continuation_is_never_cut(tokenizer):
-    template = PromptTemplate("\n", tokenizer, max_tokens=5)
+    template = PromptTemplate(tokenizer, max_tokens=5)
     with pytest.raises(
         ValueError, match="a continuation has 5 tokens or more, but the LM holds 5 with at least one before it"
     ):
@@ -71,7 +71,7 @@ def test_the_continuation_is_never_cut(tokenizer):
 @pytest.mark.parametrize("is_chat", [False, True])
 def test_a_batch_in_a_long_window_is_cut_where_each_pair_is(tmp_path: Path, family: str, is_chat: bool):
     tokenizer = write_family(family, tmp_path)
-    batch, alone = (PromptTemplate("\n", tokenizer, 300, is_chat=is_chat) for _ in range(2))
+    batch, alone = (PromptTemplate(tokenizer, 300, is_chat=is_chat) for _ in range(2))
     counts = [None, 0, *range(10, 60), 400, 4000]
     parts = [(None if count is None else words("d", count), words("c", 20), " y") for count in counts]
     assert batch.prefixes(parts) == [alone.prefix(*part) for part in parts]
@@ -79,7 +79,7 @@ def test_a_batch_in_a_long_window_is_cut_where_each_pair_is(tmp_path: Path, fami
 
 
 def test_concatenated_documents_lose_their_beginning_which_is_farthest(tokenizer):
-    template = PromptTemplate("\n", tokenizer, max_tokens=15)
+    template = PromptTemplate(tokenizer, max_tokens=15)
     prefix = template.prefix(words("d", 10), words("c", 5), " " + words("y", 5), keep_end=True)
     assert prefix.split("\n")[0].split() == words("d", 10).split()[5:]
 
@@ -87,7 +87,7 @@ def test_concatenated_documents_lose_their_beginning_which_is_farthest(tokenizer
 @pytest.mark.parametrize("family", ["byte-level", "Llama 2", "Unigram"])
 @pytest.mark.parametrize("keep_end", [False, True])
 def test_a_long_document_is_read_as_far_as_it_is_kept(tmp_path, monkeypatch, family, keep_end):
-    template = PromptTemplate("\n", write_family(family, tmp_path), 24)
+    template = PromptTemplate(write_family(family, tmp_path), 24)
     texts = ["The river is the Rhine. " * 400, "日本" * 5000, "x" * 9000, " " * 9000 + "Rhine" + "\n" * 9000]
     found = [template.prefix(text, "Which river?", " Rhine", keep_end) for text in texts]
     for text, prefix in zip(texts, found, strict=True):
@@ -101,7 +101,7 @@ def test_a_tokenizer_that_leaves_blanks_out_of_its_offsets_cuts_them_all_the_sam
     tokenizer = write_family("byte-level", tmp_path)
     tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
     for keep_end in (False, True):
-        prefix = PromptTemplate("\n", tokenizer, 24).prefix("   a   b" * 40, "c", " d", keep_end)
+        prefix = PromptTemplate(tokenizer, 24).prefix("   a   b" * 40, "c", " d", keep_end)
         assert prefix.endswith("\nc") and len(prefix) > 10
 
 
@@ -113,17 +113,17 @@ def ask(document: str | None) -> str:
     ("max_tokens", "keep_end", "left"), [(16, False, "d0 d1 d2"), (16, True, "d2 d3 d4"), (20, False, "d0 d1 d2 d3 d4")]
 )
 def test_a_prompt_of_any_form_is_cut_in_its_document(tokenizer, max_tokens, keep_end, left):
-    template = PromptTemplate("\n", tokenizer, max_tokens)
+    template = PromptTemplate(tokenizer, max_tokens)
     assert template.fit(words("d", 5), ask, 9, keep_end).split() == ask(left).split()
     assert template.num_truncated == (max_tokens == 16)
 
 
 def test_a_prompt_goes_without_its_document_and_no_further(tokenizer):
-    assert PromptTemplate("\n", tokenizer, max_tokens=13).fit(words("d", 5), ask, 9) == ask(None)
+    assert PromptTemplate(tokenizer, max_tokens=13).fit(words("d", 5), ask, 9) == ask(None)
     for document in (words("d", 5), None):
         with pytest.raises(ValueError, match=r"1 tokens too long without any document: the LM holds 12, 9 of them for"):
-            PromptTemplate("\n", tokenizer, max_tokens=12).fit(document, ask, 9)
-    assert PromptTemplate("\n").fit(words("d", 5), ask, 9) == ask(words("d", 5))
+            PromptTemplate(tokenizer, max_tokens=12).fit(document, ask, 9)
+    assert PromptTemplate().fit(words("d", 5), ask, 9) == ask(words("d", 5))
 
 
 # Templates of the user's ------------------------------------------------------------------------------------------
@@ -142,13 +142,13 @@ def test_a_template_without_a_document_loses_the_documents_line_and_no_other():
 
 def test_a_template_is_cut_in_its_document_then_in_its_context_and_never_in_its_own_words(tokenizer):
     for max_tokens, left in ((22, "d0 d1"), (19, "c2 c3")):
-        template = PromptTemplate(" ", tokenizer, max_tokens, "a b {document}\n{context} e f")
+        template = PromptTemplate(tokenizer, max_tokens, "a b {document}\n{context} e f")
         prefix = template.prefix(words("d", 9), words("c", 4), " y0")
         assert left.split()[-1] in prefix.split() and prefix.endswith(" e f")
         before, after = pair_token_ids(tokenizer, prefix, " y0")
         assert len(before) + len(after) <= max_tokens
     with pytest.raises(ValueError, match=r"lm\.prompt is 1 tokens too long without any document and context"):
-        PromptTemplate(" ", tokenizer, 4, "a b {document}\n{context} e f g").prefix("d", "c", " y0 y1")
+        PromptTemplate(tokenizer, 4, "a b {document}\n{context} e f g").prefix("d", "c", " y0 y1")
 
 
 def test_an_evaluations_own_prompt_is_the_context_of_a_template():
@@ -182,11 +182,6 @@ CHATS = {  # family of the tokenizer, and a template that behaves as the publish
         "byte-level",
         TURNS + "{% if m.role == 'assistant' and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
         "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-    ),
-    "Phi, with a line behind the header": (
-        "byte-level",
-        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
     ),
 }
 
@@ -222,25 +217,22 @@ def test_a_template_that_names_the_day_names_the_same_one_every_day(tmp_path):
 
 
 WRONG = {
-    "types": ("{{ 1 + 'a' }}", "TypeError"),
     "a method": ("{{ messages.nothing() }}", "UndefinedError|is undefined|no attribute"),
     "its own": ("{{ raise_exception('no roles') }}", "no roles"),
     "the system": ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "unsafe"),
-    "itself": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_chat_template_that_fails_is_one_line(tmp_path, name):
+def test_a_chat_template_that_fails_is_refused_before_anything_is_loaded(tmp_path, name):
     template, says = WRONG[name]
     llama_with("byte-level", tmp_path)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(tmp_path)
     keys = load_ask_config([f"lm.path={tmp_path}", "lm.chat=true"]).lm
-    with pytest.raises(UserError, match=rf"lm\.chat: the chat template of .* refuses .*({says})") as refusal:
+    with pytest.raises(TemplateError, match=says):
         lm_source(keys, tmp_path / "budget.json", tmp_path / "scores.sqlite")
-    assert "\n" not in str(refusal.value)
 
 
 def test_a_chat_template_without_the_assistants_message_is_refused(tmp_path):
@@ -252,7 +244,7 @@ def test_a_chat_template_without_the_assistants_message_is_refused(tmp_path):
 
 def test_a_chat_is_cut_within_its_message(tmp_path):
     tokenizer = write_family("byte-level", tmp_path)
-    template = PromptTemplate("\n", tokenizer, 60, is_chat=True)
+    template = PromptTemplate(tokenizer, 60, is_chat=True)
     prefix = template.prefix("The river is the Rhine. " * 40, "Which river?", " Rhine")
     assert prefix.startswith("<s><|im_start|>user\nThe river")
     assert prefix.endswith("?<|im_end|>\n<|im_start|>assistant\n")
@@ -284,7 +276,6 @@ def test_a_prompt_of_another_form_is_another_lm_and_a_chat_needs_a_template(tmp_
         (['lm.prompt="{document}\\n{context}{context}"'], r"lm\.prompt has \{context\} 2 times"),
         ([r"lm.prompt={document}\n{context}"], r"not valid YAML: .* needs both pairs of quotes: 'lm\.prompt=\"TEXT\"'"),
         (['lm.prompt="{document} {context}"'], r"lm\.prompt has \{document\} and \{context\} on one line"),
-        (['lm.prompt="{document}\\n{context}"', 'lm.separator=" "'], r"lm\.separator and lm\.prompt are both set"),
         (["lm.chat=true", "lm.path=null", "lm.url=http://x", "lm.model=m"], r"lm\.tokenizer is missing; .*chat"),
     ],
 )

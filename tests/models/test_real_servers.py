@@ -28,11 +28,10 @@ from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.models.http.request_budget import RequestBudget
 from replug.models.http.server_source import connect
-from replug.models.lm_source import InProcessLM
+from replug.models.lm_source import InProcessLM, TeacherLM
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.packaged import SMOLLM2, SMOLLM2_FILE, packaged_file
 from replug.models.pair_tokens import chat_text
-from replug.models.teacher import TeacherLM
 from tests.support.lm_answers import texts_of
 from tests.support.real_models import real_lm
 

@@ -18,8 +18,8 @@ from replug.models.ensemble import (
     Weighting,
     document_weights,
     mix,
+    mix_and_weigh,
     prior_log_weights,
-    token_weights,
 )
 from replug.models.generation import GenerationOptions, elected
 from replug.models.local.hf_lm import HuggingFaceLM
@@ -27,7 +27,7 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.packaged import write_stand_in_encoder
 from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
-from tests.support.lm_answers import mixed, texts_of
+from tests.support.lm_answers import texts_of
 from tests.support.tiny_lms import load, naive_logprobs, reference, write_gpt2, write_llama
 
 TEXTS = ["red sky over the sea", "the mat of the cat", "blue", "日本 の 海"]
@@ -95,17 +95,16 @@ def test_without_documents_it_is_the_plain_lm(lm: HuggingFaceLM, shelf: Shelf) -
     replug = ReplugLM(lm, shelf, k=0 if shelf.documents else 10)
     assert_same_scores(replug.score(CONTEXTS, CONTINUATIONS), lm.score(CONTEXTS, CONTINUATIONS))
     assert texts_of(replug, CONTEXTS, 8) == texts_of(lm, CONTEXTS, 8)
-    assert mixed(replug, CONTEXTS[:2], [0.5, 0.5], GREEDY).text == (mixed(lm, CONTEXTS[:2], [0.5, 0.5], GREEDY).text)
 
 
 def test_texts_that_do_not_fit_are_cut_by_the_template(lm: HuggingFaceLM) -> None:
     long = [Retrieved("the mat " * 200, 0.5, "long"), *found(1)]
     with pytest.raises(UnscorableText, match="but the LM holds"):
         ReplugLM(lm, Shelf(long)).score(CONTEXTS, CONTINUATIONS)
-    template = PromptTemplate("\n", lm.tokenizer, lm.max_tokens)
+    template = PromptTemplate(lm.tokenizer, lm.max_tokens)
     assert len(ReplugLM(lm, Shelf(long), template=template).score(CONTEXTS, CONTINUATIONS)) == 3
     assert template.num_truncated == 3
-    room = PromptTemplate("\n", lm.tokenizer, lm.max_tokens - 8)
+    room = PromptTemplate(lm.tokenizer, lm.max_tokens - 8)
     assert len(ReplugLM(lm, Shelf(long), template=room).generate(CONTEXTS, GREEDY)) == 3
 
 
@@ -134,30 +133,6 @@ def test_answers_are_the_mixtures(lm: HuggingFaceLM) -> None:
         np.testing.assert_allclose(answer.token_logprobs, logprobs, atol=1e-4)
 
 
-def test_a_stream_is_the_answer_in_pieces(lm: HuggingFaceLM) -> None:
-    options = GenerationOptions(12, ["the", "no such"])
-    for k in (0, 3):
-        replug = ReplugLM(lm, Shelf(found()), k)
-        [answer] = replug.generate(CONTEXTS[:1], options)
-        assert "".join(replug.stream(CONTEXTS[0], options)) == answer.text
-    assert "".join(replug.stream(CONTEXTS[0], options, [])) == texts_of(lm, CONTEXTS[:1], 12, options.stop)[0]
-    stand_in = ReplugLM(StandInLM(), Shelf(found()), k=2)
-    assert [*stand_in.stream(CONTEXTS[0], GREEDY)] == texts_of(stand_in, CONTEXTS[:1], 8)  # in one piece
-    with pytest.raises(UserError, match=r"prompts\[0\] is .*; expected a string"):
-        stand_in.stream(CONTEXTS, GREEDY)
-
-
-def test_a_mixture_of_prompts_is_a_mixture_over_all_their_documents() -> None:
-    lm, contexts = StandInLM(), ["a b", "c d"]
-    replug = ReplugLM(lm, Shelf(found(2)), weighting=REPLUG_WEIGHTS)
-    answer = mixed(replug, contexts, [0.3, 0.7], GREEDY)
-    first, second = document_weights(SIMILARITIES[:2])
-    prompts = [f"{text}\n{context}" for context in contexts for text in TEXTS[:2]]
-    flat = mixed(lm, prompts, [0.3 * first, 0.3 * second, 0.7 * first, 0.7 * second], GREEDY)
-    assert answer.text == flat.text
-    np.testing.assert_allclose(answer.token_logprobs, flat.token_logprobs)
-
-
 # Weights that follow the text ------------------------------------------------------------------------------------
 
 
@@ -177,7 +152,7 @@ def test_the_log_probs_and_weights_of_an_answer_are_those_of_its_scores(weightin
     np.testing.assert_allclose(replug.score(context, f" {answer.text}").token_logprobs, expected, atol=1e-5)
     if not weighting.prune:
         longer = np.pad(given, ((0, 0), (0, 1)))  # by whose last token's weights a token behind the answer is predicted
-        after = token_weights(longer, prior, share=weighting.share)[:, -1]
+        after = mix_and_weigh(longer, prior, weighting)[1][:, -2]
         np.testing.assert_allclose(answer.weights, after, atol=1e-5)
     assert len(answer.weights) == len(documents)
     assert (answer.weights == 0).any() == (weighting.prune > 0)
@@ -207,7 +182,7 @@ def test_answers_of_documents_vote_and_votes_score_no_text() -> None:
     own = [StandInLM().generate([f"{text}\na b"], GREEDY)[0] for text in TEXTS[:3]]
     expected = elected(own, document_weights(SIMILARITIES[:3]))
     answer = replug.generate("a b", GREEDY)
-    assert answer.text == expected.text == "".join(replug.stream("a b", GREEDY))
+    assert answer.text == expected.text
     np.testing.assert_allclose(answer.weights, expected.weights)
     with pytest.raises(ValueError, match="votes"):
         replug.score("a b", " c")
@@ -248,11 +223,3 @@ def test_equal_texts_come_in_their_order_and_no_more_than_there_are(encoder: Enc
     assert [document.id for document in documents if document.text == "sea"] == ["first", "second"]
     assert len(documents) == 3
     assert retriever.retrieve([], 2) == []
-
-
-def test_document_weights_are_the_softmax_of_the_similarities() -> None:
-    np.testing.assert_allclose(document_weights([math.log(3), 0.0]), [0.75, 0.25])
-    weights = document_weights(np.array([900.0, -900.0, 899.0], dtype=np.float32))
-    assert weights.sum() == 1
-    assert document_weights([0.3]).tolist() == [1.0]
-    assert document_weights([]).tolist() == []

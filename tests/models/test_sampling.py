@@ -10,15 +10,12 @@ import pytest
 import torch
 
 from replug.config.errors import UserError
-from replug.models.black_box_lm import Mixture
-from replug.models.ensemble import Retrieved, Weighting
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.lm_source import InProcessLM
 from replug.models.local.decoding import ANEW, PACKED, PADDED
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.mixtures import TokenChooser
 from replug.models.local.stand_in_lm import StandInLM
-from replug.models.replug_lm import ReplugLM
 from replug.models.score_cache import CachingLM
 from tests.models.conftest import Opened
 from tests.support.fault_server import FaultServer
@@ -99,18 +96,6 @@ def test_an_opening_is_read_once_and_each_prompt_once_for_all_its_samples(lm: Hu
 
 
 # Other backends ---------------------------------------------------------------------------------------------------
-
-
-def test_a_mixture_is_drawn_from_token_by_token() -> None:
-    class Shelf:
-        def retrieve(self, queries: list[str], k: int) -> list[list[Retrieved]]:
-            return [[Retrieved("a a", 1.0, "0"), Retrieved("b", 1.0, "1")] for _ in queries]
-
-    drawn = ReplugLM(StandInLM(), Shelf(), 2).sample(["x", "y"], OPTIONS)
-    one = OPTIONS.draws("y")[3]
-    [expected] = StandInLM().generate([Mixture(["a a\ny", "b\ny"], [0.5, 0.5], Weighting(0.05))], one)
-    assert drawn[1][3].text == expected.text
-    np.testing.assert_array_equal(drawn[1][3].token_logprobs, expected.token_logprobs)
 
 
 def test_a_server_draws_n_answers_by_one_request_or_is_refused(opened: Opened) -> None:

@@ -20,8 +20,8 @@ from replug.models.http import connection
 from replug.models.http import server_source as server_probe
 from replug.models.http.request_budget import RequestBudget
 from replug.models.http.server_source import connect
+from replug.models.lm_source import TeacherLM
 from replug.models.local.stand_in_lm import WORD
-from replug.models.teacher import TeacherLM
 from tests.support.fault_server import (
     MODEL,
     FaultServer,

@@ -17,9 +17,8 @@ from replug.config.schema import LMConfig
 from replug.models.black_box_lm import Call
 from replug.models.build import lm_source, opened_lm
 from replug.models.generation import Generated, GenerationOptions, by_text
-from replug.models.lm_source import InProcessLM
+from replug.models.lm_source import InProcessLM, TeacherLM, yes_logprob
 from replug.models.local.stand_in_lm import StandInLM
-from replug.models.teacher import TeacherLM, yes_logprob
 from tests.support.tiny_lms import load, random_lms_need_make_no_sense, write_llama  # noqa: F401
 
 KEYS = ("data.corpus=c", "data.train=q", "data.heldout=h", "retriever.path=stand_in", "lm.path=stand_in")
@@ -66,15 +65,12 @@ def test_an_lm_without_likely_tokens_is_an_error_and_not_a_hang() -> None:
         TeacherLM(SayingLM([saying("Yes")]), "teacher", Teacher.yes).submit(["a"], [" b"]).result(10)
 
 
-def test_answers_are_compared_with_the_continuation_and_z_is_their_mean() -> None:
+def test_answers_are_compared_with_the_continuation() -> None:
     lm = SayingLM([saying("The Rhine."), saying("on Rhine"), saying("")])
     scores = TeacherLM(lm, "teacher", Teacher.answer).score(["a", "b", "c"], [" Rhine"] * 3)
     assert [one.sum_logprob for one in scores] == pytest.approx([1, 2 / 3, 0])
     assert [one.num_tokens for one in scores] == [1, 1, 1]
-    drawing = SayingLM([[saying("Rhine"), saying("Loire"), saying("Rhine"), saying("a Rhine")]])
-    assert TeacherLM(drawing, "teacher", Teacher.answer, 4).score(["a"], [" Rhine"])[0].sum_logprob == 0.75
-    asked = [(call.draws, call.options.num_samples, call.options.temperature) for call in (*lm.calls, *drawing.calls)]
-    assert asked == [(False, 1, 0), (True, 4, 1)]
+    assert [(call.draws, call.options.temperature) for call in lm.calls] == [(False, 0)]
 
 
 def test_local_tops_are_the_likeliest_of_a_naive_softmax(tmp_path: Path) -> None:
@@ -125,7 +121,6 @@ class SimpleSource:
         ((*CHAT, "lm.chat=true"), r"lm.chat is true with lm.api=chat.*expected lm.chat=false"),
         (CHAT, r"lm.api is chat, which gives no log-probs"),
         ((*WITHOUT, "data.dev=d", "train.labels=auto", "train.patience=2"), r"train.patience=null data.dev=null"),
-        ((*WITHOUT, "lm.samples=3"), r"lm.samples is 3 with lm.score=yes; expected it with lm.score=answer only"),
         (
             ("evaluate.heldout=false", "lm.score=answer", "loss.lm_score=probability"),
             r"loss.lm_score is probability, but a score by lm.score=answer is not a log-prob",

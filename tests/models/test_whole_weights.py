@@ -20,7 +20,6 @@ from transformers import (
     ElectraForPreTraining,
     GPTJConfig,
     GPTNeoConfig,
-    MixtralConfig,
     PreTrainedConfig,
     Qwen3ForCausalLM,
     T5ForConditionalGeneration,
@@ -96,7 +95,7 @@ DAMAGE = {
     "one layer too many": (with_another_layer, NO_USE),
     "another norm": (with_another_norm, NO_USE),
     "adapter of peft": (with_an_adapter_of_peft, NO_USE),
-    "another shape": (of_another_shape, r"do not fit its config.json: it holds [\w.]+ \[7\], not \[\d+"),
+    "another shape": (of_another_shape, "cannot load"),
 }
 
 
@@ -202,19 +201,6 @@ def test_masks_that_earlier_versions_saved_are_no_weights(lm: str, prefix: str, 
     assert score.sum_logprob == expected.sum_logprob
 
 
-def test_an_expert_that_is_lost_is_refused(tmp_path: Path) -> None:
-    sizes = {**GPT, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = MixtralConfig(**sizes, num_key_value_heads=2, num_local_experts=3)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    write_tokenizer(tmp_path)
-    rewrite(tmp_path, lambda weights: {name: weights[name] for name in weights if "experts.1." not in name})
-    with pytest.raises(UserError, match=r"do not fit its config.json: it holds .*experts.* \[2, .*, not \[3, "):
-        HuggingFaceLM(str(tmp_path))
-    rewrite(tmp_path, lambda weights: {name: weights[name] for name in weights if "experts.2.w1" not in name})
-    with pytest.raises(UserError, match=r"lm.path: cannot load .*conversion of the weights"):
-        HuggingFaceLM(str(tmp_path))
-
-
 def with_chain(path: str) -> Encoder:
     write_chain(Path(path), PLAIN_MEAN)
     return Encoder(path)
@@ -230,23 +216,6 @@ def test_an_adapter_beside_weights_is_refused_whether_or_not_peft_is_installed(
     write_json(tmp_path / "adapter_config.json", {"peft_type": "LORA"})
     with pytest.raises(UserError, match=r"path: .* holds an adapter .*merge it into them"):
         load(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda weights: {name: weights[name] for name in weights if "bias" not in name}, "Missing.*linear.bias"),
-        (lambda weights: weights | {"linear.weight": torch.ones(5, 16)}, "size mismatch for linear.weight"),
-    ],
-)
-def test_weights_of_a_dense_layer_are_whole_too(
-    change: Callable[[Weights], Weights], says: str, tmp_path: Path
-) -> None:
-    write_encoder(tmp_path, "bert")
-    write_chain(tmp_path, PLAIN_MEAN, ["Dense"])
-    rewrite(tmp_path / "2_Dense", change)
-    with pytest.raises(UserError, match=f"^retriever.path: cannot load {tmp_path}.*{says}"):
-        Encoder(str(tmp_path))
 
 
 # Code that comes with a model -------------------------------------------------------------------------------

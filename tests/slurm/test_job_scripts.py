@@ -127,7 +127,7 @@ def test_a_job_that_slurm_has_forgotten_is_over(tmp_path, monkeypatch, squeue, e
 
 
 def test_frozen_code_is_whole_and_says_its_version(tmp_path):
-    config = load_config(DEBUG, ["lm.separator=|"])
+    config = load_config(DEBUG, ["lm.cache=|"])
     freeze(config, tmp_path, "#!/bin/sh\n")
     assert load_config(tmp_path / "config.yaml") == config
     assert [path.name for path in (tmp_path / "code").iterdir()] == ["replug"]

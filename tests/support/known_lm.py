@@ -69,7 +69,7 @@ def outcome_rows(task, evidence):
 def opened(task, lm, book=None, methods=("none",), template=None):
     """The task, which asks this LM after a template that joins by line ends; by default no method has documents."""
     none = SimpleNamespace(methods=[SimpleNamespace(name=name) for name in methods], nearest=lambda method, row: None)
-    task.open(PromptedLM(lm, template or PromptTemplate("\n")), book or none)
+    task.open(PromptedLM(lm, template or PromptTemplate()), book or none)
     return task
 
 

@@ -35,7 +35,7 @@ def write_stand_in_labels(
     """By `label.dense` nearest documents of the configured encoder and `label.random` others."""
     lm, encoder = lm or LabellingLM(), load_encoder(config.retriever)
     vectors = encoder.encode([document.text for document in data.corpus.iterate()]).numpy()
-    template = PromptTemplate(config.lm.separator)
+    template = PromptTemplate()
     made = labels_folder(folder)
     made.claim(asdict(label_origin(config, data, lm.identity, encoder)))
     stores = {"queries": data.queries, **({"dev": data.dev} if data.dev else {})}

@@ -32,7 +32,7 @@ def service_of(
     limits: ServingLimits = LIMITS,
 ) -> Service:
     """Answers from 2 documents, by the stand-in unless an LM is given."""
-    template = PromptTemplate("\n", tokenizer, max_tokens)
+    template = PromptTemplate(tokenizer, max_tokens)
     return Service(lm or StandInLM(), template, 2, ServedIndex(root), limits, chats=tokenizer)
 
 

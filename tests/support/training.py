@@ -73,7 +73,7 @@ def pipeline_for(
         encode=partial(encoded_queries, module),
         search=search or exact_search(module, data),
         executor=executor or InlineExecutor(),
-        score=lambda examples, texts: lm.submit_sums(*PromptTemplate("\n").prompts(examples, texts)),
+        score=lambda examples, texts: lm.submit_sums(*PromptTemplate().prompts(examples, texts)),
         clock=StepClock(),
     )
     module.batches = pipeline

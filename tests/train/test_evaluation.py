@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from replug.config.choices import TooLong
 from replug.config.schema import Config
 from replug.data.records import Document, Example
 from replug.data.shards import corpus_sha256, write_documents, write_examples
@@ -75,7 +76,7 @@ def found(shift: int) -> RetrievedDocuments:
 
 
 def evaluate(config: Config, data: Data, lm: CountingLM, folder: Path, shift: int = 7) -> dict:
-    workers = Workers(lm=lm, index=None, template=PromptTemplate("\n"))
+    workers = Workers(lm=lm, index=None, template=PromptTemplate())
     return evaluate_heldout(config, data, workers, {"replug": found(shift), "lsr": found(0)}, folder)
 
 
@@ -114,7 +115,7 @@ def test_results_have_the_table_and_the_recall_and_the_picture_a_text_in_which_m
 
 def test_each_retrievers_ensemble_has_its_own_temperature_and_its_headroom(config, data, tmp_path):
     warm = replace(found(0), temperature=EnsembleTemperature(0.05, "lm", 3, 20))
-    workers = Workers(lm=CountingLM(), index=None, template=PromptTemplate("\n"))
+    workers = Workers(lm=CountingLM(), index=None, template=PromptTemplate())
     results = evaluate_heldout(config, data, workers, {"replug": found(0), "lsr": warm}, tmp_path / "out")
     of = results["language_modelling"]
     replug, lsr = ({name: entry["value"] for name, entry in of[method].items()} for method in ("replug", "lsr"))
@@ -135,6 +136,6 @@ def test_other_documents_another_lm_or_another_prompt_are_measured_anew(config, 
     lm.identity = "another"
     evaluate(config, data, lm, tmp_path / "out", shift=3)
     assert lm.calls == 2 * (COUNT + PICTURED)
-    config.lm = replace(config.lm, separator=" ")
+    config.lm = replace(config.lm, too_long=TooLong.truncate)
     evaluate(config, data, lm, tmp_path / "out", shift=3)
     assert lm.calls == 3 * (COUNT + PICTURED)

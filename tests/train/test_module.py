@@ -183,9 +183,9 @@ CHUNK = 64  # padded tokens, of which the step has hundreds
 
 @pytest.fixture
 def make(debug_config: Config, data: PreparedSet):
-    def make(chunk_tokens: int | None, dropout: bool = False, **loss: object) -> LSRModule:
+    def make(chunk_tokens: int | None, **loss: object) -> LSRModule:
         torch.manual_seed(0)
-        sections = {"retriever": {"dropout": dropout}, "train": {"chunk_tokens": chunk_tokens}, "loss": loss}
+        sections = {"train": {"chunk_tokens": chunk_tokens}, "loss": loss}
         module = module_given(debug_config, data, **sections)
         pipeline = pipeline_for(module, data, InlineLM())
         pipeline.advance(0, IndexState(0, 0))
@@ -223,12 +223,11 @@ def test_the_gradient_in_parts_or_chunks_is_that_of_the_whole_batch(make, way: s
         torch.testing.assert_close(gradients[name], values, rtol=1e-4, atol=1e-6 * largest)
 
 
-@pytest.mark.parametrize("dropout", [False, True])
-def test_recomputed_passes_have_the_same_bits_and_the_same_dropout(make, monkeypatch, dropout: bool) -> None:
+def test_recomputed_passes_have_the_same_bits(make, monkeypatch) -> None:
     """Against passes of the same texts, whose activations are kept."""
-    loss, chunked = step(make(CHUNK, dropout))
+    loss, chunked = step(make(CHUNK))
     monkeypatch.setitem(batching.ENCODER_TOKENS_WITH_GRADIENT, "cpu", CHUNK)
-    kept_loss, kept = step(make(None, dropout))
+    kept_loss, kept = step(make(None))
     assert loss == kept_loss
     assert all(torch.equal(chunked[name], values) for name, values in kept.items())
 

@@ -63,7 +63,7 @@ PICTURE = {
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """A finished run whose texts attack, with its page."""
     run = RunDirectory(tmp_path_factory.mktemp("run"))
-    config = load_config(ROOT / "configs/debug.yaml", [f"run_dir={run.path}", f"lm.separator={ATTACK}"])
+    config = load_config(ROOT / "configs/debug.yaml", [f"run_dir={run.path}", f"retriever.query_prompt={ATTACK}"])
     run.folder.claim({})
     run.config.write_text(config_to_yaml(config))
     run.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in METRICS))
@@ -88,7 +88,7 @@ def test_the_page_loads_nothing_begins_with_the_verdict_and_has_numbers_and_figu
         "<th>Success@20</th>",
         "the largest gain per byte over lsr (0.250 bits); the first 4 of its 60 tokens.",
         *(f">{token}</text>" for token in ("sky", "␣", "\\n\\n", "$a_b$␣&lt;␣c")),
-        *(f"{text} &lt;script&gt;" for text in ("text", "separator:")),  # escaped, not run
+        *(f"{text} &lt;script&gt;" for text in ("text", "query_prompt:")),  # escaped, not run
         "<td>a &amp; &lt;b&gt;</td>",
     ):
         assert text in page, text

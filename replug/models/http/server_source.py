@@ -26,9 +26,8 @@ from replug.models.http.completions_api import NoPromptLogprobs
 from replug.models.http.connection import ServerError
 from replug.models.http.http_lm import HttpLM, agree, server_tokenizer
 from replug.models.http.request_budget import RequestBudget
-from replug.models.lm_source import LMSource
+from replug.models.lm_source import LMSource, says_yes
 from replug.models.score_cache import ScoreCache
-from replug.models.teacher import says_yes
 
 if TYPE_CHECKING:  # seconds to import
     from transformers import PreTrainedTokenizerBase

@@ -4,9 +4,10 @@ A causal model needs no mask with right padding. Only the positions that predict
 layer; logits and log-softmax are float32, whatever the LM's dtype. `models.local.decoding` continues prompts.
 """
 
+import copy
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from itertools import chain
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from replug.config.errors import RunError, UserError
-from replug.models.architecture import CACHE, is_out_of_memory, no_cache, tried, use_cpu_attention, use_fused_gelu
+from replug.models.architecture import CACHE, is_out_of_memory, no_cache, tried, use_fused_gelu
 from replug.models.batching import even_batches, padded_groups, tokens_per_pass
 from replug.models.black_box_lm import (
     BlackBoxLM,
@@ -28,7 +29,6 @@ from replug.models.black_box_lm import (
     Watch,
     as_mixtures,
     check_pairs,
-    pieces,
     require_texts,
 )
 from replug.models.generation import Generated, GenerationOptions, stop_texts
@@ -59,6 +59,7 @@ from replug.models.local.output_layer import (
     use_float32_head,
 )
 from replug.models.model_files import (
+    checked_lm_tokenizer,
     lm_identity,
     lm_weights,
     load_causal_lm,
@@ -66,10 +67,7 @@ from replug.models.model_files import (
     loaded_identity,
     longest_input,
     read_model_config,
-    require_quantizer,
-    require_safetensors,
     require_sense,
-    tokenizer_of_loaded,
 )
 from replug.models.packaged import resolve_lm_path
 from replug.models.pair_tokens import (
@@ -151,13 +149,14 @@ class HuggingFaceLM:
         else:
             if dtype is not None or device is not None or spread:
                 raise UserError("dtype, device and spread belong to a path; expected a model already on its device")
-            self.tokenizer, self.model = tokenizer_of_loaded(model, tokenizer), model
-            self.identity = identity or loaded_identity(model, self.tokenizer)
+            if tokenizer is None:
+                raise UserError("tokenizer is missing; expected HuggingFaceLM(model, tokenizer)")
             path = model.name_or_path or type(model).__name__
+            self.tokenizer, self.model = checked_lm_tokenizer(copy.deepcopy(tokenizer), model.config, path), model
+            self.identity = identity or loaded_identity(model, self.tokenizer)
             spread = len({weight.device for weight in model.parameters()}) > 1
         self._is_spread = spread
         self.model.eval().requires_grad_(False)
-        use_cpu_attention(self.model)
         use_fused_gelu(self.model)
         use_float32_head(self.model)
         on_gpu = self.model.device.type != "cpu"
@@ -237,24 +236,12 @@ class HuggingFaceLM:
         self._finish([answer for answers in drawn for answer in answers])
         return [[answer.generated() for answer in answers] for answers in drawn]
 
-    def stream(self, prompt: Prompt, options: GenerationOptions) -> Iterator[str]:
-        """Yield the text of `generate` piece by piece. Raises the errors of `generate` before the first piece."""
-        [mixture] = as_mixtures([prompt])
-        answer = self._begin(self._prompt_ids(mixture.prompts, options.max_new_tokens), mixture, options)
-        return pieces(self._growing_texts(answer), options.stop)
-
     def _begin(
         self, rows: Rows, mixture: Mixture, options: GenerationOptions, goes_on: Callable[[str], bool] | None = None
     ) -> MixedAnswer:
         decode = partial(answer_text, self.tokenizer, last=rows[0][-1])
         ends = self._ends | control_tokens(self.tokenizer, stop_texts(options.stop))
         return MixedAnswer(rows, mixture, options, ends, decode, goes_on)
-
-    @torch.inference_mode()
-    def _growing_texts(self, answer: MixedAnswer) -> Iterator[str]:
-        """Yield the answer's text after each of its tokens."""
-        for _ in continue_answers(self._grow([answer]), [answer]):
-            yield answer.text
 
     def _finish(self, answers: Sequence[MixedAnswer]) -> None:
         """Decode answers with mostly shared prompts in one row, and others in groups of a few passes' tokens."""
@@ -455,8 +442,6 @@ class HuggingFaceSource(LocalSource):
     def connect(self, budget_file: Path | None = None, cache: Path | None = None) -> None:
         """Check the kind of the model and its tokenizer; `load` reads the weights."""
         self.tokenizer()
-        require_quantizer(self.path, "lm.path")
-        require_safetensors(self.path, "lm.path")
 
     def load(self, spread: bool = False) -> BlackBoxLM:
         return HuggingFaceLM(

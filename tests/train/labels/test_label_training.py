@@ -173,8 +173,8 @@ def test_documents_that_stay_as_they_are_are_embedded_once_with_the_vectors_that
 
 
 def test_labels_of_another_prompt_lm_or_set_are_refused_by_name(labelled, debug_config, tmp_path):
-    with pytest.raises(UserError, match=r"separator is ' ', but the set of labels in"):
-        train(configured(labelled, tmp_path / "run", "lm.separator=' '"))
+    with pytest.raises(UserError, match=r"too_long is 'truncate', but the set of labels in"):
+        train(configured(labelled, tmp_path / "run", "lm.too_long=truncate"))
 
     class OtherLM(LabellingLM):
         identity = "another"

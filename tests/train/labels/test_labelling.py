@@ -39,7 +39,7 @@ def data(debug_config: Config, tmp_path: Path) -> PreparedSet:
 def rows_of(lm: object, data: PreparedSet):
     rows = np.arange(K * len(data.queries)).reshape(-1, K) % len(data.corpus)
     given = (data.queries, rows, np.zeros(rows.shape, np.float32), False)
-    return label_rows(lm, PromptTemplate("\n"), data.corpus, lambda: None, *given)  # type: ignore[arg-type]
+    return label_rows(lm, PromptTemplate(), data.corpus, lambda: None, *given)  # type: ignore[arg-type]
 
 
 def test_pairs_that_were_scored_before_an_interruption_are_not_scored_again(data, tmp_path):
