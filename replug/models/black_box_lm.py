@@ -9,7 +9,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
@@ -432,16 +432,6 @@ class GrowingAnswer:
         piece = whole[len(self._given) :]
         self._given += piece
         return piece
-
-
-def pieces(texts: Iterable[str], stop: Stop) -> Iterator[str]:
-    """Yield the new part of each text of a growing answer, as soon as it is settled; the last text counts whole."""
-    answer, whole = GrowingAnswer(stop), ""
-    for whole in texts:
-        if piece := answer.grow(whole):
-            yield piece
-    if piece := answer.end(whole):
-        yield piece
 
 
 def settled(text: str, stop: Stop) -> str:

@@ -8,7 +8,7 @@ server. To show the sources, retrieve first and pass the documents: an answer ha
 
 import math
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -197,23 +197,6 @@ class ReplugLM:
             mixture = self._with_documents(Mixture([prompt], [1.0]), [own])
             samples.append([answer_all([mixture], self._lm, own)[0] for own in options.draws(prompt)])
         return samples
-
-    def stream(self, prompt: str, options: GenerationOptions, documents: Documents | None = None) -> Iterator[str]:
-        """Yield the answer of `generate` to the prompt piece by piece.
-
-        No piece holds a part of a stop, nor half a character, unless the answer itself ends in one. Local weights yield
-        the new text after each token; a pool, a cache and a server yield the whole answer as one piece. Raises the
-        errors of `generate` before the first piece.
-        """
-        require_texts([prompt], "prompts")
-        own = self._documents([prompt], None if documents is None else [documents])
-        mixture = self._with_documents(Mixture([prompt], [1.0]), own)
-        stream = getattr(self._lm, "stream", None)  # local weights have it
-        if stream is not None and not mixture.weighting.votes:
-            pieces: Iterator[str] = stream(mixture, options)
-            return pieces
-        [answer] = answer_all([mixture], self._lm, options)
-        return iter([answer.text] if answer.text else [])
 
     def _documents(self, texts: Texts, documents: Sequence[Documents] | None) -> Sequence[Documents]:
         if documents is None:
