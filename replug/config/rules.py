@@ -294,8 +294,8 @@ def _server_problems(lm: LMConfig) -> Iterator[str]:
             "lm.api is chat, which gives no log-probs of a prompt; expected lm.score=yes or answer, or completions: "
             "lm.api=echo or prompt_logprobs, and lm.chat=true for a chat LM"
         )
-    if lm.api is ServerAPI.prompt_logprobs and not lm.tokenizer:
-        yield f"lm.tokenizer is missing; expected the server's tokenizer, since lm.api={lm.api.value} sends token ids"
+    if lm.score is Teacher.logprob and not lm.tokenizer:
+        yield "lm.tokenizer is missing; expected the server's tokenizer, since texts are scored as token ids"
     if lm.too_long is TooLong.truncate and not lm.tokenizer:
         yield "lm.tokenizer is missing; expected the server's tokenizer, since lm.too_long=truncate counts its tokens"
 
