@@ -9,8 +9,7 @@ import json
 import logging
 import signal
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -207,36 +206,30 @@ async def _timed(service: Service, work: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def _events(service: Service, question: Question, shape: AnswerShape, has_usage: bool) -> AsyncIterator[bytes]:
-    """Yield server-sent events as the answer grows. An error is an event too, since the status has been sent."""
+    """Yield server-sent events as the answer grows. Closing the generator ends the answer.
+
+    An error is an event too, since the status has been sent.
+    """
     yield _event(shape.first())
-    try:
-        async with aclosing(_pieces(service, question)) as pieces:
-            async for piece in pieces:
-                yield _event(shape.piece(piece) if isinstance(piece, str) else shape.last(piece))
-        if has_usage:
-            assert isinstance(piece, Answer)
-            yield _event(shape.usage(piece))
-        yield _event("[DONE]")
-    except (ApiError, RunError) as error:
-        yield _event(api_error(error).as_json())
-
-
-def _event(content: Json | str) -> bytes:
-    return f"data: {content if isinstance(content, str) else json.dumps(content)}\n\n".encode()
-
-
-async def _pieces(service: Service, question: Question) -> AsyncGenerator[str | Answer, None]:
-    """Yield the pieces from the LM's thread, then the answer. Closing the generator ends the answer."""
     loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None]()
     question.listen = lambda piece: loop.call_soon_threadsafe(pieces.put_nowait, piece)  # type: ignore[assignment]
     answering = asyncio.create_task(_timed(service, service.answer(question)))
     answering.add_done_callback(lambda done: pieces.put_nowait(None))
     try:
         while (piece := await pieces.get()) is not None:
-            yield piece
-        yield answering.result()
+            yield _event(shape.piece(piece))
+        yield _event(shape.last(answering.result()))
+        if has_usage:
+            yield _event(shape.usage(answering.result()))
+        yield _event("[DONE]")
+    except (ApiError, RunError) as error:
+        yield _event(api_error(error).as_json())
     finally:
         answering.cancel()
+
+
+def _event(content: Json | str) -> bytes:
+    return f"data: {content if isinstance(content, str) else json.dumps(content)}\n\n".encode()
 
 
 # The process ---------------------------------------------------------------------------------------------------------

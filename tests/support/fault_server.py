@@ -189,7 +189,7 @@ class FaultServer:
         if self.mode == "moved":
             raise web.HTTPTemporaryRedirect("/v1/completions")
         prompts = [self._split(prompt) for prompt in payload["prompt"]]
-        self.tokens += sum(map(len, prompts)) + len(prompts) * self._num_samples(payload) * payload["max_tokens"]
+        self.tokens += sum(map(len, prompts)) + len(prompts) * payload.get("n", 1) * payload["max_tokens"]
         if self.mode == "one_input" and len(prompts) > 1:
             return web.json_response({"error": {"message": ""}}, status=500)
         if self.max_model_len and max(map(len, prompts)) >= self.max_model_len:
@@ -203,7 +203,7 @@ class FaultServer:
         return self._body([self._split(prompt) for prompt in _listed(payload["prompt"])], payload)
 
     def _body(self, prompts: list[list[str]], payload: dict) -> dict:
-        num_samples, num_tokens = self._num_samples(payload), sum(map(len, prompts))
+        num_samples, num_tokens = payload.get("n", 1), sum(map(len, prompts))
         return {
             "choices": [
                 self._choice(number * num_samples + sample, words, payload, payload.get("seed", 0) + sample)
@@ -215,9 +215,6 @@ class FaultServer:
                 "total_tokens": num_tokens + len(prompts) * num_samples * payload["max_tokens"],
             },
         }
-
-    def _num_samples(self, payload: dict) -> int:
-        return payload.get("n", 1)
 
     def _draw(self) -> str:
         if self.requests <= self.first_faults or self._rng.random() < self.fault_share:

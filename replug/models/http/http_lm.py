@@ -10,7 +10,6 @@ scores are the same.
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -26,7 +25,6 @@ from replug.models.black_box_lm import (
     AsyncLM,
     Call,
     ContinuationScore,
-    Meter,
     Mixture,
     ScoreCall,
     as_mixtures,
@@ -84,7 +82,6 @@ class HttpLM(AsyncLM):
         self._requests_since_look, self._is_doubtful = 0, False
         self._budget, self._settled = budget, asyncio.Event()
         self._slots = asyncio.Semaphore(lm.max_concurrency)
-        self._meter, self._max_concurrency = Meter(), lm.max_concurrency
         self._extra_body, self._refused = dict(lm.extra_body), set[str]()  # fields that the server does not know
         self._connection = ServerConnection(lm)
         self.url = self._connection.url
@@ -122,10 +119,9 @@ class HttpLM(AsyncLM):
         return self._run(_all(self._answer(*row, call.options) for row in zip(prompts, mixtures, strict=True)))
 
     def metrics(self) -> dict[str, float]:
-        """Return requests and tokens counted by the budget, retries of this process, and rates since the last call."""
+        """Return requests and tokens counted by the budget, and retries of this process."""
         totals = {"requests": float(self._budget.requests), "tokens_sent": float(self._budget.tokens)}
-        rates, _ = self._meter.read(self._max_concurrency)
-        return totals | rates | {"retries": float(self._connection.num_retries)}
+        return totals | {"retries": float(self._connection.num_retries)}
 
     def close(self) -> None:
         """Cancel calls in flight, which then raise RunError, and end the thread."""
@@ -312,7 +308,6 @@ class HttpLM(AsyncLM):
             self._settled.clear()
             await self._settled.wait()
         self._requests_since_look += 1
-        begun = time.monotonic()
         try:
             most_bytes = api.MOST_OTHER_ANSWER_BYTES + api.MOST_ANSWER_BYTES_PER_TOKEN * most
             answer = await self._exchange(payload, most_bytes)
@@ -330,7 +325,6 @@ class HttpLM(AsyncLM):
             raise
         finally:
             self._budget.settle(most, spent)
-            self._meter.add(tokens=spent, busy_seconds=time.monotonic() - begun)
             self._settled.set()
 
     async def _exchange(self, payload: dict[str, Any], most_bytes: int) -> Any:

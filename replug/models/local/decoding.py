@@ -1,10 +1,10 @@
 """The key-value cache of a model: prompts that grow token by token, and their shared prefixes.
 
-Prompts are padded on the left; a mask hides the padding, and positions are counted by the mask. Some architectures
-count otherwise, so the loader tries all of this on the model; if it fails, whole inputs are read again for every token,
-which is slow and right for every causal model. A prefix that all inputs of a call share, such as few-shot
-demonstrations, is computed once. Its end depends on a call's texts alone, so a kept prefix and a recomputed one give
-the same numbers.
+Prompts are padded on the left, behind the prefix that they share; a mask hides the padding, and positions are counted
+by the mask. Some architectures count otherwise, so the loader tries all of this on the model; if it fails, whole inputs
+are read again for every token, which is slow and right for every causal model. A prefix that all inputs of a call
+share, such as few-shot demonstrations, is computed once. Its end depends on a call's texts alone, so a kept prefix and
+a recomputed one give the same numbers.
 """
 
 import copy
