@@ -114,7 +114,7 @@ test-servers: .venv/.installed-dev .venv-vllm/.installed .venv-llama-cpp/.instal
 
 # The storms of killed replicas, index workers, nodes and failing servers at full size; half an hour.
 storm: .venv/.installed-dev
-	@REPLUG_STORM=full $(BIN)/python -m pytest -s tests/models/test_http_storm.py tests/train/test_run_storm.py tests/data/test_prepare_scale.py
+	@REPLUG_STORM=full $(BIN)/python -m pytest -s tests/train/test_run_storm.py tests/data/test_prepare_scale.py
 
 check: check-static size test
 

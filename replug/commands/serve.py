@@ -27,9 +27,6 @@ def serve(
     max_prompt_tokens: Annotated[
         int, typer.Option(help="Largest number of tokens of prompt, document and answer together.", min=2)
     ] = 4096,
-    max_concurrency: Annotated[
-        int, typer.Option(help="Largest number of concurrent requests; others get status 503.", min=1)
-    ] = 64,
     max_batch: Annotated[int, typer.Option(help="Number of answers decoded in one batch.", min=1)] = 16,
     timeout: Annotated[float, typer.Option(help="Time limit per request, in seconds.", min=0.1, max=86400)] = 300.0,
 ) -> None:
@@ -46,7 +43,7 @@ def serve(
     from replug.serving.access import token_for
     from replug.serving.openai_api import MAX_DOCUMENTS, ServingLimits
 
-    limits = ServingLimits(max_prompt_tokens, max_new_tokens, max_concurrency, max_batch, timeout)
+    limits = ServingLimits(max_prompt_tokens, max_new_tokens, max_batch, timeout)
     if k > MAX_DOCUMENTS:
         raise UserError(f"--k is {k}; expected at most {MAX_DOCUMENTS}")
     token = token_for(host)

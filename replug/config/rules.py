@@ -32,10 +32,6 @@ VARIABLE = r"[A-Z_][A-Z0-9_]*"  # of the environment; API keys contain other cha
 DATA_SOURCES = (("corpus",), ("source",), ("prepared",))  # keys of `data` that name documents
 API_VERSION = re.compile(r"api-version=([\w.-]+)")
 FIT = "fit"  # of ensemble.temperature
-READS_TOKENS = (
-    "ensemble.read counts tokens of prompts, which are unknown for a server without lm.tokenizer or with lm.api=chat; "
-    "expected lm.tokenizer and another lm.api, or ensemble.read=0"
-)
 RULE, BY_LM = "rule", "lm"  # of data.questions; anything else is a file
 OWN_LABELS = "auto"  # of train.labels: made in the run directory
 # Fields of requests to a server: scores depend on the first tuple; the second only changes answers.
@@ -139,7 +135,10 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
 
 def _ensemble_problems(ensemble: EnsembleConfig, lm: LMConfig) -> Iterator[str]:
     if ensemble.read and lm.url and not _tells_tokens(lm):
-        yield READS_TOKENS
+        yield (
+            "ensemble.read counts tokens of prompts, which are unknown for a server without lm.tokenizer or with "
+            "lm.api=chat; expected lm.tokenizer and another lm.api, or ensemble.read=0"
+        )
     value = ensemble.temperature
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (value in (None, FIT) or (is_number and 0 < float(value or 0) < math.inf)):
@@ -220,8 +219,6 @@ def lm_problems(lm: LMConfig, trains: bool = False, votes: bool = False) -> Iter
 def _prompt_problems(lm: LMConfig) -> Iterator[str]:
     if lm.chat and lm.api is ServerAPI.chat:
         yield "lm.chat is true with lm.api=chat, where the server applies its own chat template; expected lm.chat=false"
-    elif lm.chat and lm.url and not lm.tokenizer:
-        yield "lm.tokenizer is missing; expected the server's tokenizer, since lm.chat=true uses its chat template"
     if lm.prompt is None:
         return
     for place in (DOCUMENT, CONTEXT):
@@ -285,10 +282,11 @@ def _server_problems(lm: LMConfig) -> Iterator[str]:
             "lm.api is chat, which gives no log-probs of a prompt; expected lm.score=yes or answer, or completions: "
             "lm.api=echo or prompt_logprobs, and lm.chat=true for a chat LM"
         )
-    if lm.api is ServerAPI.prompt_logprobs and not lm.tokenizer:
-        yield f"lm.tokenizer is missing; expected the server's tokenizer, since lm.api={lm.api.value} sends token ids"
-    if lm.too_long is TooLong.truncate and not lm.tokenizer:
-        yield "lm.tokenizer is missing; expected the server's tokenizer, since lm.too_long=truncate counts its tokens"
+    if not lm.tokenizer and (lm.score is Teacher.logprob or lm.chat or lm.too_long is TooLong.truncate):
+        yield (
+            "lm.tokenizer is missing; expected the server's tokenizer, which lm.score=logprob, lm.chat=true and "
+            "lm.too_long=truncate need"
+        )
 
 
 def _data_problems(data: DataConfig) -> Iterator[str]:

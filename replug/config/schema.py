@@ -96,7 +96,7 @@ class LMConfig:
     url: str | None = resumable(None, "URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1.")
     model: str | None = key(None, "Name of the LM on the server at lm.url.")
     api: ServerAPI = key(ServerAPI.echo, "Server's API: completions with echo or prompt_logprobs (vLLM), or chat.")
-    tokenizer: str | None = key(None, "Server's tokenizer: folder or hub name. If set, requests contain token ids.")
+    tokenizer: str | None = key(None, "Server's tokenizer: folder or hub name. Needed to score texts.")
     api_key_env: str = resumable("REPLUG_LM_API_KEY", "Environment variable that holds the server's API key.")
     extra_body: dict[str, Any] = key({}, "Further fields of each request, such as {reasoning_effort: minimal}.")
     max_concurrency: int = resumable(16, "Largest number of concurrent requests to the server.", ABOVE_0)

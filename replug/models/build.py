@@ -17,7 +17,6 @@ from replug.data.tokenizing import inside_rules
 from replug.models.encoder import Encoder
 from replug.models.ensemble import Weighting
 from replug.models.hardware import resolve_dtype
-from replug.models.http.server_source import ServerSource
 from replug.models.lm_source import PYTHON, GivenSource, LMSource, LocalSource, TeacherSource, given
 from replug.models.local.hf_lm import HuggingFaceSource
 from replug.models.local.stand_in_lm import StandInLM
@@ -144,6 +143,8 @@ def lm_max_tokens(lm: LMConfig) -> int | None:
 def named_source(lm: LMConfig) -> LMSource:
     """Return the source that the section names. Raises UserError for a path without a model."""
     if lm.path is None:
+        from replug.models.http.server_source import ServerSource  # httpx, which local LMs do not need
+
         return ServerSource(lm)
     name, _, argument = lm.path.partition(":")
     if name == "stand_in":

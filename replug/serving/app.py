@@ -7,15 +7,10 @@ limit of a request, and ends; a second Ctrl-C does not wait.
 import asyncio
 import json
 import logging
-import os
 import signal
 import socket
-import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from functools import partial
-from importlib.metadata import version
-from types import FrameType
 from typing import Any, TypeVar
 
 import uvicorn
@@ -27,7 +22,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from replug.config.errors import RunError, UserError
 from replug.models.black_box_lm import UnscorableText
 from replug.models.http.http_lm import HttpLM, require_greedy
-from replug.serving.access import BACKLOG, GONE, HEALTH, BoundedConnection, Guard
+from replug.serving.access import GONE, HEALTH, BoundedConnection, Guard
 from replug.serving.openai_api import (
     DEFAULT_TOKENS,
     Answer,
@@ -44,11 +39,10 @@ from replug.serving.openai_api import (
     refused,
     validation_refused,
 )
-from replug.serving.service import Build, Question, Service, build_chat
+from replug.serving.service import MOST_DOCUMENTS, Build, Question, Service, build_chat
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
-REFUSED = (ApiError, RequestValidationError, HTTPException, RunError, Exception)
 
 
 # Routes --------------------------------------------------------------------------------------------------------------
@@ -57,20 +51,12 @@ REFUSED = (ApiError, RequestValidationError, HTTPException, RunError, Exception)
 def create_app(service: Service, token: str | None) -> FastAPI:
     """Make the app around a loaded service."""
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with service.running():
-            yield
-
     async def refuse(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
             error = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
         return api_error(error).response()
 
     app = FastAPI(
-        title="replug",
-        version=version("replug"),
-        lifespan=lifespan,
         exception_handlers=dict.fromkeys(
             (ApiError, RequestValidationError, HTTPException, RunError, Exception), refuse
         ),
@@ -78,7 +64,7 @@ def create_app(service: Service, token: str | None) -> FastAPI:
         redoc_url=None,
         openapi_url=None,
     )
-    app.add_middleware(Guard, token=token, service=service)
+    app.add_middleware(Guard, token=token, timeout_seconds=service.limits.timeout_seconds)
     _add_routes(app, service)
     return app
 
@@ -100,8 +86,6 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     @app.get(HEALTH)
     async def health() -> Json:
         """Return the index version in use."""
-        if service.failure:
-            raise ApiError(500, f"the server ends: {service.failure}", code="internal_error")
         return {"status": "ready", "index_version": service.index.version}
 
     @app.get("/v1/models")
@@ -114,7 +98,6 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     async def embeddings(request: Request, body: EmbeddingRequest) -> JSONResponse:
         """Return the retriever's vector of each text."""
         index = service.index
-        index.require_length(body.dimensions)
         side = index.require_side(body.input_type)
         rows = await _within(service, request, service.embed(side, body.input))
         return JSONResponse(embeddings_json(rows, body.encoding_format == "base64", index.version))
@@ -142,7 +125,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     async def chat(request: Request, body: ChatRequest) -> Response:
         """Answer from documents that are retrieved for the user's last message."""
         build = build_chat(service.template, service.chats, body.messages)
-        question = _question(service, body, build, body.messages[-1].text, service.limits.max_new_tokens)
+        question = _question(service, body, build, body.messages[-1].content, service.limits.max_new_tokens)
         return await _answer(service, request, [question], AnswerShape(is_chat=True), body)
 
 
@@ -156,8 +139,10 @@ def _question(
             require_greedy(options)
         except UserError as error:
             raise ApiError(400, str(error), str(error).partition(" ")[0], "unsupported_parameter") from error
-    k, query = body.replug.k, body.replug.query
-    return Question(build, text if query is None else query, service.k if k is None else k, options)
+    k, query = service.k if body.replug.k is None else body.replug.k, body.replug.query
+    if k > max(MOST_DOCUMENTS, service.k):
+        raise refused("replug.k", f"{k} documents; expected {max(MOST_DOCUMENTS, service.k)} at most (--k)")
+    return Question(build, text if query is None else query, k, options)
 
 
 # Answers -------------------------------------------------------------------------------------------------------------
@@ -175,7 +160,6 @@ async def _answer(
         content = shape.whole(await _within(service, request, _answers(service, questions)))
         return JSONResponse(content)
     await _within(service, request, service.retrieve(questions[0]))
-    await asyncio.to_thread(service.require_room, questions)
     events = _events(service, questions[0], shape, body.stream_options.include_usage)
     headers = {"Cache-Control": "no-cache"}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
@@ -184,7 +168,6 @@ async def _answer(
 async def _answers(service: Service, questions: Sequence[Question]) -> list[Answer]:
     """Answer all questions: one call for the searches, one for the answers."""
     await _all(service.retrieve(question) for question in questions)
-    await asyncio.to_thread(service.require_room, questions)
     return await _all(service.answer(question) for question in questions)
 
 
@@ -223,36 +206,30 @@ async def _timed(service: Service, work: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def _events(service: Service, question: Question, shape: AnswerShape, has_usage: bool) -> AsyncIterator[bytes]:
-    """Yield server-sent events as the answer grows. An error is an event too, since the status has been sent."""
+    """Yield server-sent events as the answer grows. Closing the generator ends the answer.
+
+    An error is an event too, since the status has been sent.
+    """
     yield _event(shape.first())
-    try:
-        async with aclosing(_pieces(service, question)) as pieces:
-            async for piece in pieces:
-                yield _event(shape.piece(piece) if isinstance(piece, str) else shape.last(piece))
-        if has_usage:
-            assert isinstance(piece, Answer)
-            yield _event(shape.usage(piece))
-        yield _event("[DONE]")
-    except (ApiError, RunError) as error:
-        yield _event(api_error(error).as_json())
-
-
-def _event(content: Json | str) -> bytes:
-    return f"data: {content if isinstance(content, str) else json.dumps(content)}\n\n".encode()
-
-
-async def _pieces(service: Service, question: Question) -> AsyncGenerator[str | Answer, None]:
-    """Yield the pieces from the LM's thread, then the answer. Closing the generator ends the answer."""
     loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None]()
     question.listen = lambda piece: loop.call_soon_threadsafe(pieces.put_nowait, piece)  # type: ignore[assignment]
     answering = asyncio.create_task(_timed(service, service.answer(question)))
     answering.add_done_callback(lambda done: pieces.put_nowait(None))
     try:
         while (piece := await pieces.get()) is not None:
-            yield piece
-        yield answering.result()
+            yield _event(shape.piece(piece))
+        yield _event(shape.last(answering.result()))
+        if has_usage:
+            yield _event(shape.usage(answering.result()))
+        yield _event("[DONE]")
+    except (ApiError, RunError) as error:
+        yield _event(api_error(error).as_json())
     finally:
         answering.cancel()
+
+
+def _event(content: Json | str) -> bytes:
+    return f"data: {content if isinstance(content, str) else json.dumps(content)}\n\n".encode()
 
 
 # The process ---------------------------------------------------------------------------------------------------------
@@ -271,12 +248,11 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-SECONDS_TO_END = 5.0  # beyond the time of a request
+MAX_CONNECTIONS = 512  # of the 1,024 descriptors that a process may usually open; others get status 503
 
 
 def run_server(app: FastAPI, listener: socket.socket, service: Service) -> None:
-    """Serve until a signal ends the server; its requests are answered first. Raises RunError if it ends by itself."""
-    timeout_seconds = service.limits.timeout_seconds
+    """Serve until a signal ends the server; its requests are answered first."""
     listener.listen()  # connections wait until uvicorn accepts
     host, port = listener.getsockname()[:2]
     log.info(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}")
@@ -289,28 +265,8 @@ def run_server(app: FastAPI, listener: socket.socket, service: Service) -> None:
         access_log=False,  # it would record users' requests
         server_header=False,
         http=BoundedConnection,
-        backlog=BACKLOG,
-        timeout_graceful_shutdown=int(timeout_seconds) + 1,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=int(service.limits.timeout_seconds) + 1,
     )
-    _Server(config, timeout_seconds).run([listener])
-    if service.failure:
-        raise RunError(f"the server has ended: {service.failure}")
+    uvicorn.Server(config).run([listener])
     log.info("stopped; all accepted requests have been answered")
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server, which exits the process if an uninterruptible call still holds a thread."""
-
-    def __init__(self, config: uvicorn.Config, timeout_seconds: float) -> None:
-        super().__init__(config)
-        self._timeout_seconds = timeout_seconds
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        late = threading.Timer(self._timeout_seconds + SECONDS_TO_END, self._end)
-        late.daemon = True
-        late.start()
-
-    def _end(self) -> None:
-        log.error(f"stopped: the LM still computed {self._timeout_seconds:g} s (--timeout) after the signal")
-        os._exit(1)

@@ -1,17 +1,15 @@
 """Requests and responses in OpenAI's shapes; documents, weights and the index version are under `replug`.
 
-Unknown keys are refused, and so are values that an ensemble cannot fulfil, such as n=2. Neutral values that clients
-often send, such as n=1, are accepted. Keys that do not change answers, such as user, are ignored. Null means absent.
+Unknown keys are refused, and so are values that an ensemble cannot fulfil, such as n=2. Null means absent.
 Refusals have OpenAI's error shape, so that its clients raise their own errors.
 """
 
 import base64
-import json
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from fastapi.exceptions import RequestValidationError
@@ -28,11 +26,6 @@ QUERY: Final = "query"
 DOCUMENT: Final = "document"
 LM_NAME, RETRIEVER_NAME = "replug", "retriever"  # values of `model`
 MAX_TEXTS, MAX_DOCUMENTS = 2048, 100  # of one request; OpenAI's own limit of inputs
-# Keys of OpenAI's API that do not change answers: `prediction` only speeds them up, and tools are refused here.
-IGNORED = (
-    *("user", "safety_identifier", "metadata", "store", "service_tier", "prediction", "parallel_tool_calls"),
-    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-)
 DEFAULT_TOKENS = 16  # of a completion, as at OpenAI; chats default to the server's limit
 
 
@@ -48,7 +41,7 @@ class ApiError(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        return JSONResponse(self.as_json(), self.status, {"Retry-After": "1"} if self.status == 503 else None)
+        return JSONResponse(self.as_json(), self.status)
 
 
 def refused(param: str, message: str, code: str | None = None) -> ApiError:
@@ -71,7 +64,6 @@ class ServingLimits:
 
     max_prompt_tokens: int = 4096
     max_new_tokens: int = 512
-    max_concurrency: int = 64
     max_batch: int = 16
     timeout_seconds: float = 300.0
 
@@ -80,34 +72,18 @@ class ServingLimits:
 
 AS_LIST = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 Texts = Annotated[list[str], AS_LIST, Field(min_length=1, max_length=MAX_TEXTS)]
-Nothing = Annotated[list[Any], Field(max_length=0)]
+Zero = Annotated[float, Field(ge=0, le=0)]
 
 
 class StrictRequest(BaseModel):
-    """A request that refuses other keys and other types.
+    """A request that refuses other keys and other types."""
 
-    `neutral` keys are accepted with their neutral values only.
-    """
-
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _checked(cls, body: Any) -> Any:
-        """Drop nulls, ignored keys and neutral values. Refuse half characters, which no tokenizer reads."""
-        if not isinstance(body, dict):
-            return body
-        for key, value in body.items():
-            try:
-                json.dumps([key, value], ensure_ascii=False).encode()
-            except UnicodeEncodeError as error:
-                raise refused(plain_line(key), "holds half a character (a lone surrogate)") from error
-        given = {key: value for key, value in body.items() if value is not None and key not in IGNORED}
-        for key in given.keys() & cls.neutral.keys():
-            if given.pop(key) not in cls.neutral[key]:
-                raise refused(key, f"should be {' or '.join(map(json.dumps, cls.neutral[key]))}, or left out")
-        return given
+    def _without_nulls(cls, body: Any) -> Any:
+        return {key: value for key, value in body.items() if value is not None} if isinstance(body, dict) else body
 
 
 class EmbeddingRequest(StrictRequest):
@@ -117,7 +93,6 @@ class EmbeddingRequest(StrictRequest):
     input: Texts
     encoding_format: Literal["float", "base64"] = "float"
     input_type: Side | None = None
-    dimensions: int | None = None
 
 
 class SearchRequest(StrictRequest):
@@ -134,7 +109,6 @@ class EnsembleOptions(StrictRequest):
 
 class StreamOptions(StrictRequest):
     include_usage: bool = False
-    include_obfuscation: bool = False  # OpenAI pads its own pieces
 
 
 class _Generation(StrictRequest):
@@ -147,15 +121,11 @@ class _Generation(StrictRequest):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     replug: EnsembleOptions = EnsembleOptions()
-    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
-        **dict.fromkeys(("n", "best_of"), (1,)),
-        **dict.fromkeys(("echo", "logprobs"), (False,)),
-        **dict.fromkeys(("top_logprobs", "frequency_penalty", "presence_penalty"), (0,)),
-        **dict.fromkeys(("tools", "functions"), ([],)),
-        **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
-        **{"suffix": ("",), "logit_bias": ({},), "reasoning_effort": ("none",), "verbosity": ("medium",)},
-        **{"response_format": ({"type": "text"},), "modalities": (["text"],)},
-    }
+    # What clients send by default, with the only values that an ensemble has.
+    n: Literal[1] = 1
+    frequency_penalty: Zero = 0
+    presence_penalty: Zero = 0
+    user: str = ""
 
     def options(self, limits: ServingLimits, default_tokens: int) -> GenerationOptions:
         """Return how to decode the answer. Raises ApiError for values out of range."""
@@ -173,24 +143,9 @@ class CompletionRequest(_Generation):
     prompt: Texts
 
 
-class TextPart(StrictRequest):
-    type: Literal["text"]
-    text: str
-    cache_control: Any = None
-
-
 class Message(StrictRequest):
-    """A message; clients also send back earlier answers of the assistant."""
-
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
-    tool_calls: Nothing = []
-    annotations: Nothing = []
-
-    @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+    content: str
 
 
 class ChatRequest(_Generation):

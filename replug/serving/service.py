@@ -10,11 +10,9 @@ prompt is too long, the end of its document is cut, never the user's text, and t
 
 import asyncio
 import logging
-import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -57,7 +55,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LEAST_PROMPTS = 16  # prompts of full length that a request may have, or --k if that is more
+MOST_DOCUMENTS = 16  # of an answer, or --k if that is more: the LM holds their prompts at once
 GATHER_SECONDS = 0.005  # clients of one batch send their next requests together
 MAX_TEXTS_A_CALL = 256
 Listener = Callable[[str], None]  # called with the pieces of an answer, in the LM's thread
@@ -84,11 +82,6 @@ class ServedIndex:
         if side is None and (encoder.is_pair or encoder.prompt(QUERY) != encoder.prompt(DOCUMENT)):
             raise refused("input_type", "the retriever's sides differ; expected query or document")
         return side or QUERY
-
-    def require_length(self, dimensions: int | None) -> None:
-        """Raise ApiError if the index has another vector length; None means the index's."""
-        if dimensions not in (None, self.retriever.encoder.dim):
-            raise refused("dimensions", f"{dimensions}; expected {self.retriever.encoder.dim} (index.dims sets it)")
 
     def embed(self, side: Side, texts: Sequence[str]) -> list[tuple[np.ndarray, int, bool]]:
         """Return each text's vector [D] float32, its number of tokens, and whether it was cut."""
@@ -122,43 +115,39 @@ class BatchQueue:
     def __init__(self, name: str, max_size: int) -> None:
         self._max_size = max_size
         self._waiting: dict[asyncio.Future[Any], tuple[Work, Any]] = {}  # in the order of arrival
-        self._is_filled = asyncio.Event()
+        self._computing: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, name)  # a tokenizer refuses two threads at once
 
     async def submit(self, work: Work, item: Any) -> Any:
         """Return the item's entry of `function(*arguments, items)`, or raise its error."""
         future = asyncio.get_running_loop().create_future()
         self._waiting[future] = work, item
-        self._is_filled.set()
+        if self._computing is None or self._computing.done():
+            self._computing = asyncio.create_task(self._compute())
         try:
             return await future
         finally:
             self._waiting.pop(future, None)
 
-    async def run(self) -> None:
-        """Compute submitted items until cancelled, then wait for the call under way."""
-        try:
-            while True:
-                await self._is_filled.wait()
-                await asyncio.sleep(GATHER_SECONDS)
-                if self._waiting:
-                    work, _ = next(iter(self._waiting.values()))
-                    equal = (future for future, (other, _) in self._waiting.items() if other == work)
-                    taken = {future: self._waiting[future][1] for future in islice(equal, self._max_size)}
-                    self._waiting = {future: call for future, call in self._waiting.items() if future not in taken}
-                    items = list(taken.values())
-                    outcomes = await asyncio.get_running_loop().run_in_executor(self._thread, _outcomes, work, items)
-                    for future, outcome in zip(taken, outcomes, strict=True):
-                        if future.done():  # its client disconnected
-                            continue
-                        if isinstance(outcome, Exception):
-                            future.set_exception(outcome)
-                        else:
-                            future.set_result(outcome)
-                if not self._waiting:
-                    self._is_filled.clear()
-        finally:
-            await asyncio.to_thread(self._thread.shutdown)
+    async def _compute(self) -> None:
+        """Compute submitted items until none waits."""
+        while self._waiting:
+            await asyncio.sleep(GATHER_SECONDS)
+            if not self._waiting:  # all clients disconnected
+                return
+            work, _ = next(iter(self._waiting.values()))
+            equal = (future for future, (other, _) in self._waiting.items() if other == work)
+            taken = {future: self._waiting[future][1] for future in islice(equal, self._max_size)}
+            self._waiting = {future: call for future, call in self._waiting.items() if future not in taken}
+            items = list(taken.values())
+            outcomes = await asyncio.get_running_loop().run_in_executor(self._thread, _outcomes, work, items)
+            for future, outcome in zip(taken, outcomes, strict=True):
+                if future.done():  # its client disconnected
+                    continue
+                if isinstance(outcome, Exception):
+                    future.set_exception(outcome)
+                else:
+                    future.set_result(outcome)
 
 
 def _outcomes(work: Work, items: Sequence[Any]) -> list[Any]:
@@ -187,7 +176,7 @@ def build_chat(
         raise ApiError(400, message, code="no_chat_template")
     if messages[-1].role != "user":
         raise refused("messages", f"the last is the {messages[-1].role}'s; expected the user's")
-    rows = [{"role": "system" if m.role == "developer" else m.role, "content": m.text} for m in messages]
+    rows = [{"role": "system" if m.role == "developer" else m.role, "content": m.content} for m in messages]
 
     def build(document: str | None) -> str:
         last = template.fill(document, rows[-1]["content"])
@@ -279,30 +268,8 @@ class Service:
     ) -> None:
         self.lm, self.template, self.k, self.index, self.limits = lm, template, k, index, limits
         self.weighting, self.chats = weighting, chats
-        self.failure = ""  # the reason if the server ends by itself
         self._retriever_queue = BatchQueue("retriever", MAX_TEXTS_A_CALL)
         self._lm_queue = BatchQueue("lm", limits.max_batch)
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Compute requests inside the context."""
-        tasks = [asyncio.create_task(queue.run()) for queue in (self._retriever_queue, self._lm_queue)]
-        for task in tasks:
-            task.add_done_callback(self._note_end)
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _note_end(self, task: "asyncio.Task[None]") -> None:
-        """End the server if a queue has ended unexpectedly: its requests would wait for ever."""
-        if not task.cancelled():
-            error = task.exception()
-            self.failure = f"{type(error).__name__}: {error}" if error else "a queue has ended"
-            log.error(f"the server ends, since a part of it failed: {self.failure}")
-            signal.raise_signal(signal.SIGTERM)
 
     async def embed(self, side: Side, texts: Sequence[str]) -> list[tuple[np.ndarray, int, bool]]:
         """Return each text's vector [D] float32, its number of tokens, and whether it was cut."""
@@ -320,23 +287,6 @@ class Service:
             raise ApiError(400, message, code="context_length_exceeded")
         if question.k:
             [(question.documents, question.query_is_cut)] = await self.search(question.k, [question.query])
-
-    def require_room(self, questions: Sequence[Question]) -> None:
-        """Raise ApiError for questions with more prompt tokens in total than a request may use.
-
-        Any number is admitted if the tokens cannot be counted.
-        """
-        longest = self.template.max_tokens
-        if longest is None:
-            return
-        most = longest * max(LEAST_PROMPTS, self.k)
-        prompts = [question.build(document.text) for question in questions for document in question.documents]
-        if sum(min(longest, len(prompt.encode())) for prompt in prompts) <= most:
-            return  # a token has a byte or more
-        count = sum(min(longest, self.template.num_tokens(prompt)) for prompt in prompts)
-        if count > most:
-            message = f"{len(prompts)} documents with their prompts have {count:,} tokens; expected {most:,} at most: "
-            raise ApiError(400, f"{message}fewer documents (replug.k), or shorter prompts", code="request_too_large")
 
     async def answer(self, question: Question) -> Answer:
         """Answer from the question's documents. Cancelling ends the answer in the LM. Raises RunError.

@@ -20,7 +20,9 @@ from replug.config.schema import Config
 SECRET = "AWS_SECRET_ACCESS_KEY"
 GOOD = "run_dir: run\nretriever: {path: stand_in}\ndata: {source: stand_in}\n"
 EVALUATION = "evaluation: mmlu\nout: run\ndata: {source: stand_in}\nmethods: [none]\n"
-SERVER = GOOD + f"lm: {{url: 'http://evil.example/v1', model: m, api_key_env: {SECRET}, cache: /tmp/theirs}}\n"
+SERVER = (
+    GOOD + f"lm: {{url: 'http://evil.example/v1', model: m, tokenizer: m, api_key_env: {SECRET}, cache: /tmp/theirs}}\n"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +41,7 @@ def test_a_run_from_somebody_else_names_neither_the_server_nor_the_key(tmp_path:
     with pytest.raises(UserError, match=r"names the server http://evil\.example/v1, which is called only if you give"):
         config_of(tmp_path, [])
     own = "lm.url=http://127.0.0.1:8000/v1"
-    assert config_of(tmp_path, [own, "lm.model=mine"]).lm.api_key_env == "REPLUG_LM_API_KEY"
+    assert config_of(tmp_path, [own, "lm.model=mine", "lm.tokenizer=m"]).lm.api_key_env == "REPLUG_LM_API_KEY"
     assert config_of(tmp_path, ["lm.path=stand_in"]).lm.url is None
 
 
@@ -61,7 +63,7 @@ def test_a_file_may_name_our_own_variables_of_keys_only_and_the_command_line_any
                 UserError, match=rf"{section}.api_key_env: .* names \${SECRET}, which is sent to {section}.url"
             ):
                 load(write(tmp_path, text))
-    lm = "lm: {{url: 'http://127.0.0.1/v1', model: m, api_key_env: {}}}\n"
+    lm = "lm: {{url: 'http://127.0.0.1/v1', model: m, tokenizer: m, api_key_env: {}}}\n"
     assert load(write(tmp_path, head + lm.format("REPLUG_OTHER_KEY"))).lm.api_key_env == "REPLUG_OTHER_KEY"
     assert load(write(tmp_path, head + lm.format(SECRET)), [f"lm.api_key_env={SECRET}"]).lm.api_key_env == SECRET
 

@@ -24,7 +24,7 @@ from replug.models.local.hf_lm import HuggingFaceSource
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.replug_lm import ReplugLM
 from tests.support import toy_backend
-from tests.support.fault_server import MODEL, FaultServer
+from tests.support.fault_server import MODEL, FaultServer, word_tokenizer
 from tests.support.lm_answers import bits, mixed, texts_of
 from tests.support.tokenizers import write_family
 from tests.support.toy_backend import ToySource
@@ -62,11 +62,11 @@ def test_the_path_names_the_backend(with_toy: None, tmp_path: Path, monkeypatch:
 
 def test_a_server_is_asked_and_probed_before_anything_heavy_and_is_the_lm_that_is_opened(tmp_path: Path) -> None:
     with FaultServer() as server:
-        lm = lm_section(f"lm.url={server.url}", f"lm.model={MODEL}")
+        lm = lm_section(f"lm.url={server.url}", f"lm.model={MODEL}", f"lm.tokenizer={word_tokenizer()}")
         source = lm_source(lm, tmp_path / "budget.json", tmp_path / "scores.sqlite")
         assert json.loads((tmp_path / "budget.json").read_text())["requests"] > 0
         assert source.identity.startswith(f"{MODEL}#")
-        assert (source.roles, source.tokenizer()) == ((), None)
+        assert source.roles == ()
         with opened_lm(lm, source, tmp_path / "scores.sqlite") as opened:
             assert scored(opened) == scored(source.open_here())
         again = lm_source(lm, tmp_path / "budget.json", tmp_path / "scores.sqlite")
@@ -76,7 +76,7 @@ def test_a_server_is_asked_and_probed_before_anything_heavy_and_is_the_lm_that_i
 
 def test_a_server_is_an_lm_of_the_library_that_documents_are_mixed_for_and_that_a_run_asks(tmp_path: Path) -> None:
     with FaultServer() as server:
-        with closing(ServerLM(server.url, MODEL, max_concurrency=2)) as lm:
+        with closing(ServerLM(server.url, MODEL, tokenizer=word_tokenizer(), max_concurrency=2)) as lm:
             documents = [Retrieved("a b c", 1.0, "first"), Retrieved("c d", 0.0, "second")]
             [mixed_score] = ReplugLM(lm, EncoderRetriever(Letters(), ["a"]), k=2).score(["a"], [" b"], [documents])
             alone = [lm.score([f"{document.text}\na"], [" b"])[0].sum_logprob for document in documents]
@@ -94,14 +94,14 @@ class Letters:
 
 
 def test_a_server_that_is_not_there_is_told_at_once_and_its_tokenizer_needs_no_server(tmp_path: Path) -> None:
-    lm = lm_section("lm.url=http://127.0.0.1:1/v1", "lm.model=words", "lm.patience_minutes=0.001")
-    with pytest.raises(UserError, match=r"lm\.url: http://127.0.0.1:1/v1 cannot be reached"):
-        lm_source(lm, tmp_path / "budget.json", tmp_path / "scores.sqlite")
-    with pytest.raises(UserError, match=r"lm\.tokenizer is missing"):
-        lm_tokenizer_json(lm)
-    lm.tokenizer = str(tmp_path / "tokenizer")
     write_family("Llama 2", tmp_path / "tokenizer")
     (tmp_path / "tokenizer/config.json").write_text("{}")
+    keys = ["lm.url=http://127.0.0.1:1/v1", "lm.model=words", "lm.patience_minutes=0.001"]
+    with pytest.raises(UserError, match=r"lm\.tokenizer is missing"):
+        lm_section(*keys)
+    lm = lm_section(*keys, f"lm.tokenizer={tmp_path / 'tokenizer'}")
+    with pytest.raises(UserError, match=r"lm\.url: http://127.0.0.1:1/v1 cannot be reached"):
+        lm_source(lm, tmp_path / "budget.json", tmp_path / "scores.sqlite")
     assert "Prepend" not in lm_tokenizer_json(lm), "it counts the tokens of what stands inside a text"
 
 

@@ -15,15 +15,15 @@ from transformers import GPT2LMHeadModel
 
 from replug.config.errors import RunError
 from replug.models.architecture import CACHE
-from replug.models.black_box_lm import GrowingAnswer, Mixture, UnscorableText
+from replug.models.black_box_lm import Mixture, UnscorableText
 from replug.models.ensemble import Weighting
 from replug.models.generation import Generated, GenerationOptions, before_stop, elected
 from replug.models.local import mixtures
-from replug.models.local.decoding import ANEW, PACKED, PADDED, find_cache_use
+from replug.models.local.decoding import ANEW, PADDED, SHARED, find_cache_use
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.mixtures import TokenChooser, entropy, mix_next_token, nucleus
 from tests.support.architectures import write_architecture
-from tests.support.lm_answers import mixed
+from tests.support.lm_answers import mixed, pieces
 from tests.support.tiny_lms import (
     DEMONSTRATIONS,
     MAX_TOKENS,
@@ -51,15 +51,15 @@ def writer(kind: str, **given: int) -> Callable[[Path], None]:
     return write
 
 
-THAT_PACK = [write_gpt2, write_llama, writer("opt")]
-# They count columns, or look back a number of them.
-THAT_PAD = [writer("bloom"), writer("mistral", sliding_window=40), writer("gpt_neo", window_size=40)]
+THAT_SHARE = [write_gpt2, write_llama, writer("opt"), writer("bloom")]
+# They look back a number of columns.
+THAT_PAD = [writer("mistral", sliding_window=40), writer("gpt_neo", window_size=40)]
 WITHOUT_KEYS = writer("mamba")
 
 
 @pytest.fixture(
     scope="module",
-    params=[*THAT_PACK, *THAT_PAD],
+    params=[*THAT_SHARE, *THAT_PAD],
     ids=lambda write: write.__name__.removeprefix("write_"),
 )
 def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
@@ -187,7 +187,7 @@ def test_an_opening_is_read_once_for_all_calls_and_changes_no_answer(llama: Hugg
 @pytest.mark.parametrize(
     ("write", "use"),
     [
-        *((write, PACKED) for write in THAT_PACK),
+        *((write, SHARED) for write in THAT_SHARE),
         *((write, PADDED) for write in THAT_PAD),
         (WITHOUT_KEYS, ANEW),
     ],
@@ -351,16 +351,12 @@ def test_mixtures_that_memory_does_not_hold_are_halved(
     assert "halving" in caplog.text
 
 
-def pieces(texts: Sequence[str], stop: str | Sequence[str] | None) -> list[str]:
-    answer = GrowingAnswer(stop)
-    return [piece for piece in [*map(answer.grow, texts), answer.end(texts[-1])] if piece]
-
-
 def test_a_piece_holds_no_half_character_and_no_part_of_a_stop() -> None:
     assert pieces(["a", "a\ufffd", "a\ufffd\ufffd", "a続", "a続b"], None) == ["a", "続", "b"]
     assert pieces(["one", "one\n", "one\nQ", "one\nQ", "one\nQx"], "\nQ:") == ["one", "\nQx"]
     assert pieces(["one", "one\n", "one\nQ", "one"], ["\nQ:", "."]) == ["one"]  # cut by its last token
     assert pieces(["", "a\ufffd"], None) == ["a", "\ufffd"]  # the answer itself ends so
+    assert pieces([""], None) == []
     with pytest.raises(RunError, match="cannot be streamed: 'do n' was given out"):
         pieces(["do n", "don't"], None)
 

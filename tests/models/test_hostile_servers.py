@@ -20,7 +20,7 @@ from replug.models.http.request_budget import RequestBudget
 from replug.models.http.server_source import connect
 from replug.models.local.stand_in_lm import StandInLM
 from tests.models.conftest import Opened
-from tests.support.fault_server import MODEL, FaultServer, server_spec, write_word_tokenizer
+from tests.support.fault_server import MODEL, FaultServer, server_spec
 from tests.support.lm_answers import bits, texts_of
 
 MODELS = {"object": "list", "data": [{"id": MODEL, "object": "model"}]}
@@ -77,11 +77,8 @@ class RawHandler(BaseHTTPRequestHandler):
         """Tests show enough."""
 
 
-WORDS = ["red", "blue", "green", "the", "boat", "of", "日本語", "🙂", "was", "new"]
-WAYS = [("echo", False), ("echo", True), ("prompt_logprobs", True)]
 SECRET = "sk-very-secret-1234"
 PREFIXES, CONTINUATIONS = ["red boat was the", "the green boat"], [" new red", " blue of"]
-OTHER = ["new boat of the", "red new was"]  # as many words, other words
 
 Answer = Callable[[int, dict], bytes]
 
@@ -93,40 +90,30 @@ def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPLUG_LM_API_KEY", SECRET)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_word_tokenizer(tmp_path_factory.mktemp("tokenizer"), [*WORDS, *PREFIXES, *CONTINUATIONS, *OTHER])
-
-
 @pytest.fixture
 def asked(opened: Opened) -> Opened:
     return partial(opened, patience_minutes=1e-6, timeout_seconds=5.0)
 
 
-def honest(payload: dict, tokenizer: str | None = None) -> dict:
-    return FaultServer(tokenizer=tokenizer).body(payload)
+def honest(payload: dict) -> dict:
+    return FaultServer().body(payload)
 
 
 RIGHT = bits(StandInLM().score(PREFIXES, CONTINUATIONS))
 
 
-@pytest.mark.parametrize(("api", "with_ids"), [("echo", False), ("prompt_logprobs", True)])
-def test_the_answer_to_another_text_is_a_fault(
-    asked: Opened, tokenizer: str, api: str, with_ids: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_answer_to_another_text_is_a_fault(asked: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_connection, "MAX_ATTEMPTS", 1)
-    folder = tokenizer if with_ids else None
 
     def answer_to_other(number: int, payload: dict) -> bytes:
-        ids = [[*payload["prompt"][1][:1], *prompt[1:]] for prompt in payload["prompt"]] if with_ids else []
-        swapped = [ids[0][::-1], *ids[1:]] if with_ids else [f"{text} blue of" for text in OTHER]
-        return http_answer(honest(payload if number else payload | {"prompt": swapped}, tokenizer))
+        first, *others = payload["prompt"]
+        return http_answer(honest(payload if number else payload | {"prompt": [first[::-1], *others]}))
 
     with RawServer(answer_to_other) as server:
-        lm = asked(server, api=api, tokenizer=folder)
-        with pytest.raises(RunError, match=r"not the sent tokens|not of the expected form|do not join"):
+        lm = asked(server, api="prompt_logprobs")
+        with pytest.raises(RunError, match="not of the expected form"):
             lm.score(PREFIXES, CONTINUATIONS)
-        assert bits(asked(server, api=api, tokenizer=folder).score(PREFIXES, CONTINUATIONS)) == RIGHT
+        assert bits(asked(server, api="prompt_logprobs").score(PREFIXES, CONTINUATIONS)) == RIGHT
 
 
 def altered(change: Callable[[dict], object]) -> Answer:
@@ -152,6 +139,7 @@ def set_values(value: object) -> Callable[[dict], None]:
 RAW_ANSWERS: dict[str, Answer] = {
     "huge integers": altered(set_values(-(10**400))),
     "deep JSON": lambda n, p: http_answer(b"[" * 100_000 + b"]" * 100_000),
+    "no choices": lambda n, p: http_answer({}),
     "not UTF-8": lambda n, p: http_answer(b'{"choices": "\xff\xfe"}'),
     "compressed": lambda n, p: http_answer(gzip.compress(json.dumps(honest(p)).encode()), "Content-Encoding: gzip"),
     "a dangling length": lambda n, p: b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n" + b" " * (20 << 20),
@@ -165,7 +153,7 @@ def test_an_answer_that_cannot_be_right_is_a_fault_that_ends_in_bounded_time(ask
     begun = time.monotonic()
     with RawServer(RAW_ANSWERS[name]) as server:
         lm = asked(server, timeout_seconds=0.5)
-        with pytest.raises(ServerError, match="did not answer rows 0 to 1 of a call in 2 attempts; last: ") as caught:
+        with pytest.raises(ServerError, match=r"did not answer in 2 attempts .*; last: ") as caught:
             lm.score(PREFIXES, CONTINUATIONS)
         assert len(str(caught.value)) < 700
         assert server.requests == 2
@@ -234,11 +222,8 @@ def test_the_listed_names_are_shown_for_an_unknown_one_without_the_key_and_witho
 CARD = MODELS["data"][0]
 LISTS: dict[str, tuple[object, int | None]] = {  # what GET /models answers, and the longest input by that
     "vLLM": ({"data": [CARD | {"max_model_len": 2048}]}, 2047),
-    "a length of null": ({"data": [CARD | {"max_model_len": None, "context_length": 4096}]}, 4095),
     "an endless length": ({"data": [CARD | {"max_model_len": float("inf")}]}, None),
     "a word for a length": ({"data": [CARD | {"max_model_len": "many"}]}, None),
-    "Together's bare list": ([CARD | {"context_length": 2048}], 2047),
-    "Groq": ({"data": [CARD | {"context_window": 2048}]}, 2047),
     "another name": ({"data": [{"id": f"{MODEL}:latest"}]}, None),
     "null": ({"object": "list", "data": None}, None),
     "by name": ({"data": {MODEL: CARD}}, None),
@@ -260,14 +245,14 @@ def test_the_list_of_models_decides_nothing_and_adds_what_it_can(name: str, monk
         lm.close()
 
 
-def test_a_redirect_is_refused_with_the_address_that_it_names(asked: Opened) -> None:
+def test_a_redirect_is_not_followed(asked: Opened) -> None:
     with (
         RawServer(lambda n, p: http_answer(honest(p))) as other,
         RawServer(
             lambda n, p: http_answer(b"", f"Location: {other.url}/completions?key={SECRET}", status="301 Moved")
         ) as server,
     ):
-        with pytest.raises(ServerError, match=rf"301 Moved; .* set lm.url={other.url}$"):
+        with pytest.raises(ServerError, match="refuses the request: 301 Moved"):
             asked(server).score(PREFIXES, CONTINUATIONS)
         assert other.requests == 0
 
@@ -308,7 +293,7 @@ WRONG_VALUES = {
 
 
 @pytest.mark.parametrize("value", WRONG_VALUES.values(), ids=WRONG_VALUES)
-def test_a_number_that_stands_for_no_log_prob_is_no_score(asked: Opened, tokenizer: str, value: object) -> None:
+def test_a_number_that_stands_for_no_log_prob_is_no_score(asked: Opened, value: object) -> None:
     def change(body: dict, api: str) -> None:
         for choice in body["choices"]:
             if api == "echo":
@@ -317,10 +302,10 @@ def test_a_number_that_stands_for_no_log_prob_is_no_score(asked: Opened, tokeniz
                 [shown] = choice["prompt_logprobs"][-1].values()
                 shown["logprob"] = value
 
-    for api, folder in (("echo", None), ("echo", tokenizer), ("prompt_logprobs", tokenizer)):
+    for api in ("echo", "prompt_logprobs"):
 
-        def answer(number: int, payload: dict, api: str = api, folder: str | None = folder) -> bytes:
-            body = honest(payload, folder)
+        def answer(number: int, payload: dict, api: str = api) -> bytes:
+            body = honest(payload)
             change(body, api)
             return http_answer(body)
 
@@ -328,17 +313,16 @@ def test_a_number_that_stands_for_no_log_prob_is_no_score(asked: Opened, tokeniz
             RawServer(answer) as server,
             pytest.raises(ServerError, match=r"log-probs? of (token \d of )?the continuation"),
         ):
-            asked(server, api=api, tokenizer=folder).score(PREFIXES, CONTINUATIONS)
+            asked(server, api=api).score(PREFIXES, CONTINUATIONS)
 
 
 @pytest.mark.parametrize("total", [0, "7", 10**400])
-def test_a_server_cannot_talk_the_budget_down_or_out(asked: Opened, tokenizer: str, total: object) -> None:
-    for folder in (None, tokenizer):
-        usage = {"usage": {"total_tokens": total}}
-        with RawServer(lambda n, p: http_answer(honest(p, folder) | usage)) as server:  # noqa: B023
-            lm = asked(server, tokenizer=folder)
-            lm.score(PREFIXES, CONTINUATIONS)
-            assert 12 <= lm.metrics()["tokens_sent"] <= 200
+def test_a_server_cannot_talk_the_budget_down_or_out(asked: Opened, total: object) -> None:
+    usage = {"usage": {"total_tokens": total}}
+    with RawServer(lambda n, p: http_answer(honest(p) | usage)) as server:
+        lm = asked(server)
+        lm.score(PREFIXES, CONTINUATIONS)
+        assert 12 <= lm.metrics()["tokens_sent"] <= 200
 
 
 def test_half_a_surrogate_pair_is_no_answer(asked: Opened) -> None:

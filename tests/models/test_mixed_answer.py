@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from replug.config.errors import UserError
 from replug.models.black_box_lm import Mixture
 from replug.models.ensemble import Weighting
 from replug.models.generation import GenerationOptions
@@ -105,12 +104,11 @@ def test_a_server_with_sentencepiece_scores_as_the_same_weights_do_here(
         np.testing.assert_allclose(found.token_logprobs, expected.token_logprobs, atol=1e-4)
 
 
-@pytest.mark.parametrize("with_ids", [False, True])
 def test_every_answer_is_scored_after_every_prompt(
-    local: HuggingFaceLM, folder: str, server: HFServer, opened: Opened, with_ids: bool
+    local: HuggingFaceLM, folder: str, server: HFServer, opened: Opened
 ) -> None:
     options = GenerationOptions(4)
-    lm = opened(server, timeout_seconds=60, tokenizer=folder if with_ids else None)
+    lm = opened(server, timeout_seconds=60, tokenizer=folder)
     found, moved = (lm.generate([mixture], options)[0] for mixture in MIXTURES[:2])
     answers = [texts_of(lm, [prompt], 4)[0] for prompt in PROMPTS]
     masses = {}
@@ -125,14 +123,6 @@ def test_every_answer_is_scored_after_every_prompt(
     assert moved.sum_logprob == pytest.approx(logprob, abs=1e-3)
     np.testing.assert_allclose(moved.weights, moving.weights, atol=1e-3)
     np.testing.assert_allclose(found.weights, WEIGHTS)
-
-
-def test_without_the_tokenizer_no_tokens_of_prompts_are_read(server: HFServer, opened: Opened) -> None:
-    with_text = opened(server, timeout_seconds=60)
-    with pytest.raises(UserError, match=r"ensemble\.read counts tokens .* lm\.tokenizer"):
-        with_text.generate(MIXTURES[3:], GenerationOptions(4))
-    with pytest.raises(UserError, match=r"ensemble\.read counts tokens"):
-        with_text.score(["the cat"], [" sat"], read=3)
 
 
 @pytest.mark.parametrize("api", ["echo", "prompt_logprobs"])

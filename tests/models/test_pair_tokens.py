@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, normalizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast, masking_utils
 
 from replug.config.errors import UserError
-from replug.models.black_box_lm import ContinuationScore, GrowingAnswer, ScoreCall
+from replug.models.black_box_lm import ContinuationScore, ScoreCall
 from replug.models.generation import GenerationOptions
 from replug.models.lm_source import GivenSource
 from replug.models.local.hf_lm import HuggingFaceLM
@@ -30,7 +30,7 @@ from replug.models.pair_tokens import (
     token_spans,
 )
 from replug.models.scorer_pool import Scorer
-from tests.support.lm_answers import bits
+from tests.support.lm_answers import bits, pieces
 from tests.support.tiny_lms import PAIRS, load, random_lms_need_make_no_sense, write_gpt2, write_tokenizer
 from tests.support.tokenizers import CHAT, FAMILIES, llama_with, write_family
 
@@ -222,9 +222,7 @@ def test_a_character_of_bytes_behind_another_can_be_streamed(tmp_path: Path) -> 
     before, after = pair_token_ids(tokenizer, "A boat:", "\t⛵ is")
     texts = [answer_text(tokenizer, after[: number + 1], before[-1]) for number in range(len(after))]
     assert texts[:4] == ["\t", "\ufffd" * 2, "\ufffd" * 3, "\t⛵"], "the tab is unsettled for two tokens"
-    answer = GrowingAnswer(None)
-    pieces = [piece for piece in map(answer.grow, texts) if piece]
-    assert pieces[:2] == ["\t", "⛵"] and "".join(pieces) + answer.end(texts[-1]) == "\t⛵ is"
+    assert pieces(texts, None)[:2] == ["\t", "⛵"] and "".join(pieces(texts, None)) == "\t⛵ is"
 
 
 @pytest.fixture(scope="module")

@@ -12,19 +12,9 @@ from replug.models.http import server_source as server_probe
 from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.http.server_source import connect
 from replug.models.local.stand_in_lm import StandInLM
-from tests.support.fault_server import MODEL, FaultServer, server_spec, write_word_tokenizer
-
-WAYS = [("echo", False), ("echo", True), ("prompt_logprobs", True)]
-
+from tests.support.fault_server import MODEL, FaultServer, server_spec, word_tokenizer, write_word_tokenizer
 
 pytestmark = pytest.mark.usefixtures("two_attempts")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    probe = server_probe
-    texts = [probe.HELPFUL, probe.LONGER, *probe.OTHERS, *probe.BEGINNINGS]
-    return write_word_tokenizer(tmp_path_factory.mktemp("tokenizer"), texts)
 
 
 def refusal(server: FaultServer, **changes: object) -> str:
@@ -37,11 +27,10 @@ def refusal(server: FaultServer, **changes: object) -> str:
     return message
 
 
-@pytest.mark.parametrize(("api", "with_ids"), WAYS)
-def test_an_honest_server_passes_and_gets_a_fingerprint(tokenizer: str, api: str, with_ids: bool) -> None:
-    folder = tokenizer if with_ids else None
-    with FaultServer(tokenizer=folder) as server:
-        lm = connect(server_spec(server.url, api=api, tokenizer=folder), RequestBudget(None))
+@pytest.mark.parametrize("api", ["echo", "prompt_logprobs"])
+def test_an_honest_server_passes_and_gets_a_fingerprint(api: str) -> None:
+    with FaultServer() as server:
+        lm = connect(server_spec(server.url, api=api), RequestBudget(None))
         lm.close()
         again = connect(server_spec(server.url), RequestBudget(None))
         again.close()
@@ -56,11 +45,11 @@ def test_an_honest_server_passes_and_gets_a_fingerprint(tokenizer: str, api: str
     ("mode", "reason"),
     [
         ("shifted", "gives a prompt's tokens the wrong log-probs: 12 tokens that it generated with .* when sent back"),
-        ("no_logprobs", "gives no log-probs of the prompt .* llama.cpp's own server and other chat APIs have neither"),
-        ("no_echo", "gives no log-probs of the prompt .* llama.cpp's own server and other chat APIs have neither"),
+        ("no_logprobs", "gives no log-probs of the prompt .* set lm.score=yes or answer"),
+        ("no_echo", "gives no log-probs of the prompt .* set lm.score=yes or answer"),
         ("length_dependent", "gives the same tokens other log-probs in a longer text"),
         ("constant", "log-probs that do not follow the text: a document that holds the very text"),
-        ("down", "did not answer rows 0 to 0 .* in \\d+ attempts .*; last: 503 Service Unavailable: it is down"),
+        ("down", "did not answer in \\d+ attempts .*; last: 503 Service Unavailable: it is down"),
     ],
 )
 def test_a_server_that_is_wrong_for_good_is_refused_with_the_reason(mode: str, reason: str) -> None:
@@ -80,16 +69,11 @@ def test_an_address_is_taken_as_people_copy_it(form: str) -> None:
 @pytest.mark.parametrize(
     ("form", "says"),
     [
-        ("http://{}", r"404 Not Found.*; expected lm.url=http://{}/v1$"),
-        ("http://{}/api", r"404 Not Found.*; expected lm.url to be such as http://HOST:PORT/v1, and lm.model a name"),
+        ("http://{}", r"404 Not Found.*; expected lm.url to be such as http://HOST:PORT/v1, and lm.model a name"),
         ("{}/v1", r"lm.url is {}/v1; expected lm.url=http://{}/v1 or lm.url=https://{}/v1$"),
-        ("localhost:8000", r"expected lm.url=http://localhost:8000 or lm.url=https://localhost:8000$"),
         ("http://{}/v1?api-key=2024-10-21", r"lm.url holds a secret or a query; expected lm.url=http://{}/v1\. "),
         ("http://me:hunter2@{}/v1", r"lm.url holds a secret or a query; expected http://HOST:PORT/v1\. "),
-        ("me:hunter2@{}/v1", r"lm.url holds a secret or a query; expected http://HOST:PORT/v1\. "),
-        ("http://me:hunter2/x@{}/v1", r"lm.url holds a secret or a query; expected http://HOST:PORT/v1\. "),
         ("grpc://{}/v1", r"lm.url is grpc://{}/v1; expected http://HOST:PORT/v1$"),
-        ("http://localhost:port/v1", r"expected http://HOST:PORT/v1$"),
         ("http://[::1/v1", r"expected http://HOST:PORT/v1$"),
     ],
 )
@@ -113,10 +97,10 @@ def test_a_server_that_is_wrong_about_several_inputs_gets_one_a_request(mode: st
     assert all(len(payload["prompt"]) == 1 for payload in server.payloads[-3:])
 
 
-def test_a_shifted_server_and_another_models_tokenizer_are_refused_with_ids_too(tokenizer: str, tmp_path: Path) -> None:
+def test_a_shifted_server_and_another_models_tokenizer_are_refused(tmp_path: Path) -> None:
     other = write_word_tokenizer(tmp_path, [server_probe.HELPFUL[::-1]])
-    for mode, own in (("shifted", tokenizer), ("", other)):
-        with FaultServer(mode=mode, tokenizer=tokenizer) as server:
+    for mode, own in (("shifted", word_tokenizer()), ("", other)):
+        with FaultServer(mode=mode) as server:
             assert "wrong log-probs" in refusal(server, tokenizer=own)
             assert "wrong log-probs" in refusal(server, tokenizer=own, api="prompt_logprobs")
 
@@ -137,7 +121,6 @@ LONG = np.concatenate([RIGHT + 0.1, [-1.0]])  # as rounding may move it
         ({"long": LONG[:20]}, "in a longer text"),  # which is not longer
         ({"long": LONG + 0.1}, "in a longer text"),
         ({"long": LONG - 1.5 * np.eye(21)[7]}, "in a longer text"),  # one token is far away
-        ({"others": [PLAIN[1:], PLAIN]}, "different tokens after different documents"),
         ({"echoed": [RIGHT - 8.5, RIGHT]}, "nats each have -14.75 when sent back"),
         ({"echoed": [RIGHT[1:] - 8.5, RIGHT]}, "None"),  # what comes back in other tokens does not count
         ({"echoed": [RIGHT[1:], RIGHT[1:]]}, "generates nothing that can be sent back"),

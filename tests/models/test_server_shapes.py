@@ -1,8 +1,4 @@
-"""Servers of other shapes, byte for byte as they answer: chats, Together, gateways such as Azure's.
-
-Each stands on loopback and scores as StandInLM does. The shapes are those of Together's openapi.yaml and
-Azure's REST reference.
-"""
+"""Servers of other shapes, byte for byte as they answer: chats, and gateways such as Azure's (its REST reference)."""
 
 import math
 from collections.abc import Iterator
@@ -16,33 +12,19 @@ from replug.config.choices import Teacher
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.models.build import lm_source
-from replug.models.http import connection
-from replug.models.http import server_source as server_probe
 from replug.models.http.request_budget import RequestBudget
 from replug.models.http.server_source import connect
 from replug.models.lm_source import TeacherLM
-from replug.models.local.stand_in_lm import WORD
 from tests.support.fault_server import (
     MODEL,
     FaultServer,
-    continue_words,
     server_spec,
-    word_logprobs,
-    write_word_tokenizer,
 )
 
-PREFIXES = ["the red boat of the new boat", "a green 日本語 boat", "the red boat"]
-CONTINUATIONS = [" red boat", " red boat", " the new 日本語"]
 KEY = "sk-of-azure-1234"
 
 
 pytestmark = pytest.mark.usefixtures("two_attempts")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    texts = [server_probe.HELPFUL, server_probe.LONGER, *server_probe.OTHERS, *server_probe.BEGINNINGS]
-    return write_word_tokenizer(tmp_path_factory.mktemp("tokenizer"), [*texts, *PREFIXES, *CONTINUATIONS])
 
 
 class ShapedServer(FaultServer):
@@ -62,39 +44,11 @@ class ShapedServer(FaultServer):
         return web.json_response(self.shaped(payload))
 
 
-def shown(words: list[str]) -> list[tuple[str, float | None]]:
-    """The words and their log-probs as a server gives them: none for the first."""
-    return list(zip(words, [None, *word_logprobs(words)[1:]], strict=True))
-
-
 def chat_logprobs(tokens: list[tuple[str, float]], tops: list[tuple[str, float]]) -> dict:
     def entry(text: str, logprob: float) -> dict:
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
     return {"content": [{**entry(*token), "top_logprobs": [entry(*top) for top in tops]} for token in tokens]}
-
-
-class Together(ShapedServer):
-    """Together's completions: one text a request, the prompt's log-probs beside the choices, a bare list of models."""
-
-    async def _models(self, request: web.Request) -> web.Response:
-        card = {"id": MODEL, "object": "model", "type": "chat", "context_length": 512}
-        return web.json_response([card])
-
-    def shaped(self, payload: dict) -> dict:
-        assert isinstance(payload["prompt"], str)
-        words = ["<|begin_of_text|>", *WORD.findall(payload["prompt"])]
-        new = continue_words(words[1:], payload["max_tokens"])
-        values = [0.0, *word_logprobs([*words[1:], *new])]
-
-        def part(texts: list[str], logprobs: list[float]) -> dict:
-            return {"token_ids": [*range(len(texts))], "tokens": texts, "token_logprobs": logprobs}
-
-        echoed = {"text": payload["prompt"], "logprobs": part(words, values[: len(words)])}
-        logprobs = part(new, values[len(words) :]) | {"top_logprobs": [{word: -1.0} for word in new]}
-        choice = {"text": "".join(new), "finish_reason": "length", "seed": 1, "index": 0, "logprobs": logprobs}
-        usage = {"prompt_tokens": len(words), "total_tokens": len(words) + len(new)}
-        return {"prompt": [echoed] if payload.get("echo") else [], "choices": [choice], "usage": usage}
 
 
 class Azure(ShapedServer):
@@ -120,21 +74,6 @@ class Azure(ShapedServer):
             "message": {"annotations": [], "content": "Yes", "refusal": None, "role": "assistant"},
         }
         return {"choices": [choice], "usage": {"completion_tokens": 1, "prompt_tokens": 20, "total_tokens": 21}}
-
-
-def by_words(prefixes: list[str], continuations: list[str] = CONTINUATIONS) -> list[list[float]]:
-    """The naive scores: those of the words of each continuation behind its prefix."""
-    pairs = [(WORD.findall(prefix), WORD.findall(after)) for prefix, after in zip(prefixes, continuations, strict=True)]
-    return [word_logprobs([*before, *after])[len(before) :] for before, after in pairs]
-
-
-def test_togethers_prompt_is_read_beside_its_choices() -> None:
-    with Together() as server:
-        lm = connect(server_spec(server.url, patience_minutes=0.001), RequestBudget(None))
-        scores = [score.token_logprobs.tolist() for score in lm.score(PREFIXES, CONTINUATIONS)]
-        lm.close()
-    assert scores == by_words(PREFIXES)
-    assert lm.max_tokens == 511
 
 
 def azure_spec(server: ShapedServer, **changes: Any) -> LMConfig:
@@ -165,23 +104,6 @@ def test_a_gateway_gets_the_key_and_its_version_and_says_yes(azure: Azure, tmp_p
     assert [score.sum_logprob for score in lm.score(["a boat", "a cloud"], [" yes!", " no"])] == [1.0, 0.0]
     lm.close()
     assert not any("logprobs" in payload for payload in azure.payloads), "an answer needs none"
-
-
-@pytest.mark.parametrize(
-    ("server", "api", "says"),
-    [
-        (Azure(yes=0.8), "chat", "gives no log-probs of the prompt .*set lm.score=yes or answer"),
-        (Together(), "echo", r"shows .* and no yes for a question .* Set lm.score=answer"),
-    ],
-)
-def test_what_a_server_cannot_do_is_said_with_what_it_can(
-    server: ShapedServer, api: str, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("REPLUG_LM_API_KEY", KEY)
-    score = Teacher.logprob if isinstance(server, Azure) else Teacher.yes
-    with server, pytest.raises(UserError, match=says):
-        together = server_spec(server.url, score=score)
-        connect(azure_spec(server, score=score) if isinstance(server, Azure) else together, RequestBudget(None))
 
 
 @pytest.mark.parametrize("body", [{}, "no", {"choices": [{"index": 0}]}, [{"text": "x"}], None])
@@ -222,20 +144,13 @@ class Chat(ShapedServer):
             said = {"content": None, "finish_reason": "content_filter"}
         if manner == "refusal" and is_hostile:
             said = {"content": None, "refusal": "I cannot help with that.", "finish_reason": "stop"}
-        if manner == "thought":
+        if manner == "thought" and thinks:
             said["content"] = thought + answer
-        if manner == "thought of R1":
-            said["content"] = thought.removeprefix("<think>") + answer
-        if manner == "parts":
-            said["content"] = [{"type": "thinking", "thinking": []}, {"type": "text", "text": answer}]
         if manner == "only thought" and thinks:
             said = {"content": None, "reasoning": "Okay, the user wants", "finish_reason": "length"}
         if manner == "cut thought" and thinks:
             said["content"] = "<think>"  # at the stop
         choice = {"index": 0, "finish_reason": said.pop("finish_reason"), "message": {"role": "assistant", **said}}
-        if manner == "thought with log-probs":
-            choice["message"]["content"] = thought + answer
-            choice["logprobs"] = chat_logprobs([("<think>", -0.1)], [("<think>", -0.1), ("Yes", -3.0)])
         return web.json_response({"choices": [choice], "usage": {"total_tokens": 42}})
 
 
@@ -260,9 +175,6 @@ def chat_scores(server: ShapedServer, **changes: Any) -> list[float]:
     ("manner", "said"),
     [
         ("plain", []),
-        ("thought", []),
-        ("thought of R1", []),
-        ("parts", []),
         ("an error", []),
         ("new fields", ["does not take temperature=0, so it draws answers by its own settings"]),
         ("filter", ["filter gives no answer to the prompt that begins with 'A battle was fought.'"]),
@@ -279,10 +191,10 @@ def test_a_chats_answer_is_read_as_the_server_writes_it(manner: str, said: list[
         assert "max_completion_tokens" in server.payloads[-1]
 
 
-@pytest.mark.parametrize("manner", ["only thought", "cut thought"])
-def test_reasoning_without_an_answer_is_refused_until_it_is_turned_off(manner: str) -> None:
+@pytest.mark.parametrize("manner", ["only thought", "cut thought", "thought"])
+def test_reasoning_is_refused_until_it_is_turned_off(manner: str) -> None:
     with Chat(manner) as server:
-        with pytest.raises(UserError, match=r"spent all of its 4 tokens on reasoning.*lm\.extra_body.*enable_thinking"):
+        with pytest.raises(UserError, match=r"some of its 4 tokens on reasoning.*lm\.extra_body.*enable_thinking"):
             chat_scores(server)
         off = {"chat_template_kwargs": {"enable_thinking": False}}
         assert chat_scores(server, extra_body=off) == [1.0, 0.0, 0.0]
@@ -291,16 +203,10 @@ def test_reasoning_without_an_answer_is_refused_until_it_is_turned_off(manner: s
     assert "stop" not in server.payloads[-1]
 
 
-def test_log_probs_of_reasoning_are_not_those_of_an_answer() -> None:
-    with Chat("thought with log-probs") as server, pytest.raises(UserError, match="log-probs of its reasoning"):
-        chat_scores(server, score=Teacher.yes)
-
-
 def test_an_error_that_came_as_an_answer_is_said_in_the_servers_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "SECONDS_FOR_ONE", 0.1)
     monkeypatch.setattr(Chat, "_answer", lambda self, request, payload: _overloaded())
     with Chat("") as server, pytest.raises(UserError, match="the answer is an error: 502: model overloaded"):
-        chat_scores(server)
+        chat_scores(server, patience_minutes=0.001)
 
 
 async def _overloaded() -> web.Response:

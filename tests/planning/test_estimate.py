@@ -126,8 +126,8 @@ def test_more_gpus_do_not_shorten_a_step_below_rank_0s_calls(paper: Config) -> N
 
 
 def test_the_hours_of_a_server_are_not_made_up(paper: Config) -> None:
-    keys = ["lm.path=null", "lm.url=http://127.0.0.1:9/v1", "lm.model=m", "data.num_documents=1000000"]
-    config = load_config(ROOT / "configs/paper.yaml", keys)
+    keys = ["lm.path=null", "lm.url=http://127.0.0.1:9/v1", "lm.model=m", "lm.tokenizer=package:smollm2"]
+    config = load_config(ROOT / "configs/paper.yaml", [*keys, "data.num_documents=1000000"])
     plan = planned(config, "2xA100")
     assert [second is None for second in seconds(plan)] == [False, True, False, True]
     assert (

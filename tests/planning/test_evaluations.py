@@ -135,6 +135,6 @@ def test_a_prepared_set_tells_its_texts_and_their_lengths(tmp_path: Path) -> Non
 
 
 def test_the_hours_of_a_server_are_not_made_up() -> None:
-    server = ("lm.path=null", "lm.url=http://127.0.0.1:9/v1", "lm.model=m")
+    server = ("lm.path=null", "lm.url=http://127.0.0.1:9/v1", "lm.model=m", "lm.tokenizer=package:smollm2")
     [lm] = planned("lm", *server)["lms"]
     assert lm["hours"] is None and lm["tokens_read"] > 0

@@ -2,11 +2,7 @@
 
 import asyncio
 import json
-import math
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -91,7 +87,6 @@ def test_hosts_pages_of_browsers_and_bodies_that_must_not_be_read_are_refused(ro
         *(({"Host": host, **own}, b'{"query": "x"}') for host in hosts),
         *((own | {"Origin": origin}, b'{"query": "x"}') for origin in ("http://evil.example", "null")),
         ({"Content-Type": "text/plain"}, b'{"query": "x"}'),
-        ({}, b'{"query": "x"}'),
         (own, b" " * (MAX_BODY_BYTES + 1)),
         (own, parts),  # of unknown length
     ]
@@ -100,21 +95,20 @@ def test_hosts_pages_of_browsers_and_bodies_that_must_not_be_read_are_refused(ro
         sent = [(headers, content() if callable(content) else content) for headers, content in asked]
         return [(await client.post("/search", content=body, headers=headers)).status_code for headers, body in sent]
 
-    assert ask(service_of(root), test) == [200, 200, 200, 403, 403, 403, 403, 403, 415, 415, 413, 411]
+    assert ask(service_of(root), test) == [200, 200, 200, 403, 403, 403, 403, 403, 400, 413, 411]
     no_page_has_the_token = [200] * 8
-    assert ask(service_of(root), test, TOKEN) == [*no_page_has_the_token, 415, 415, 413, 411]
+    assert ask(service_of(root), test, TOKEN) == [*no_page_has_the_token, 400, 413, 411]
 
 
-def test_requests_that_never_arrive_are_closed_and_too_many_connections_too(root: Path, monkeypatch) -> None:
+def test_requests_that_never_arrive_are_closed(root: Path, monkeypatch) -> None:
     monkeypatch.setattr(access, "SECONDS_TO_ARRIVE", 0.5)
-    monkeypatch.setattr(access, "MAX_CONNECTIONS", 20)
     head = b"POST /search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     halves = [b"", b"GET /hea", head, head + b"Content-Length: 99\r\n\r\n{"]
     with listening(service_of(root)) as url, ExitStack() as opened:
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
         held = [opened.enter_context(socket.create_connection(address, timeout=60)) for _ in range(40)]
         for number, one in enumerate(held):
-            with suppress(OSError):  # of those that are too many
+            with suppress(OSError):  # of those that are closed already
                 one.sendall(halves[number % len(halves)])
         for one in held:
             with suppress(OSError):
@@ -123,94 +117,7 @@ def test_requests_that_never_arrive_are_closed_and_too_many_connections_too(root
         assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "ready"
 
 
-def test_connections_that_ask_for_nothing_give_way_the_longest_idle_first(root: Path, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(access, "MAX_CONNECTIONS", 20)
-    monkeypatch.setattr(access.BoundedConnection, "_told_at", -math.inf)
-    ask_health = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-    with listening(service_of(root)) as url, ExitStack() as opened:
-        address = ("127.0.0.1", int(url.rpartition(":")[2]))
-        held = [opened.enter_context(socket.create_connection(address, timeout=60)) for _ in range(20)]
-
-        def is_answered(one: socket.socket) -> bool:
-            one.sendall(ask_health)
-            said = b""
-            while b"}" not in said and (part := one.recv(1 << 16)):
-                said += part
-            return b"200 OK" in said
-
-        assert all(map(is_answered, [*held, held[0]]))
-        for _ in range(12):
-            assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "ready"
-        assert is_answered(held[0])  # which asked last
-        assert held[1].recv(1 << 16) == b""
-    said = "20 connections are open; idle ones are closed for new ones"
-    assert [message for message in caplog.messages if "connections" in message] == [said]
-
-
-def test_a_queue_that_ends_ends_the_server_loudly(root: Path, caplog, monkeypatch) -> None:
-    raised = []
-    monkeypatch.setattr(signal, "raise_signal", raised.append)
-
-    async def ends() -> None:
-        raise KeyError("the queue")
-
-    async def test(client):
-        for _ in range(10):
-            await asyncio.sleep(0)
-        return await client.get("/health")
-
-    service = service_of(root)
-    monkeypatch.setattr(service._lm_queue, "run", ends)
-    done = ask(service, test)
-    assert (done.status_code, done.json()["error"]["message"]) == (500, "the server ends: KeyError: 'the queue'")
-    assert raised == [signal.SIGTERM]
-    assert "the server ends, since a part of it failed: KeyError: 'the queue'" in caplog.messages
-
-
 # Time, disconnects ------------------------------------------------------------------------------------------------
-
-
-STUCK_SERVER = """
-import sys, threading
-from pathlib import Path
-from replug.models.local.stand_in_lm import StandInLM
-from replug.serving import app
-from replug.serving.openai_api import ServingLimits
-from tests.support.serving import service_of
-
-class StuckLM(StandInLM):
-    def generate(self, *given):
-        print("stuck", flush=True)
-        threading.Event().wait()
-
-app.SECONDS_TO_END = 0.5
-service = service_of(Path(sys.argv[1]), StuckLM(), limits=ServingLimits(timeout_seconds=1.0))
-with app.listen("127.0.0.1", 0) as listener:
-    print(listener.getsockname()[1], flush=True)
-    app.run_server(app.create_app(service, None), listener, service)
-"""
-
-
-def test_after_the_signal_and_the_timeout_a_server_ends_whose_lm_is_stuck(root: Path) -> None:
-    command = [sys.executable, "-c", STUCK_SERVER, str(root)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
-
-        is_stuck = threading.Event()
-
-        def post() -> None:
-            while not is_stuck.is_set():  # on a busy machine a request may time out before it reaches the LM
-                with suppress(httpx.HTTPError):
-                    httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body_of(completion("x")), timeout=60)
-
-        thread = threading.Thread(target=post)
-        thread.start()
-        assert process.stdout.readline() == "stuck\n"
-        is_stuck.set()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 1
-        thread.join()
 
 
 class EndlessLM(StandInLM):
@@ -245,9 +152,9 @@ def test_what_takes_too_long_ends_in_the_lm_too(root: Path, stream: bool) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_disconnects_ends_its_answer_and_frees_its_place(root: Path, stream: bool) -> None:
+def test_a_client_that_disconnects_ends_its_answer(root: Path, stream: bool) -> None:
     lm = EndlessLM()
-    service = service_of(root, lm, limits=ServingLimits(max_concurrency=1))
+    service = service_of(root, lm)
     body, gone, sent = json.dumps(body_of(completion("x", stream=stream))).encode(), asyncio.Event(), []
     headers = [(b"host", b"127.0.0.1"), (b"content-length", str(len(body)).encode()), *JSON_BYTES]
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
@@ -268,14 +175,10 @@ def test_a_client_that_disconnects_ends_its_answer_and_frees_its_place(root: Pat
             asking = asyncio.create_task(app(scope, receive, send))
             while not lm.began.is_set():
                 await asyncio.sleep(0.01)
-            busy = await client.post("/search", json={"query": "x"})
-            healthy = await client.get("/health")
             gone.set()
             await asking
             while not lm.lengths:
                 await asyncio.sleep(0.01)
-            return busy, healthy, await client.post("/search", json={"query": "x"})
+            return await client.post("/search", json={"query": "x"})
 
-    busy, healthy, free = asyncio.run(test())
-    assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
-    assert (healthy.status_code, free.status_code) == (200, 200)
+    assert asyncio.run(test()).status_code == 200

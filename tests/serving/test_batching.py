@@ -35,13 +35,10 @@ def with_queue(test):
     async def run():
         calls = Calls()
         queue = BatchQueue("q", 4)
-        running = asyncio.create_task(queue.run())
         try:
             return await test(lambda factor, item: queue.submit((calls.multiply, factor), item), calls)
         finally:
             calls.may_end.set()
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
 
     return asyncio.run(run())
 

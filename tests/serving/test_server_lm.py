@@ -47,8 +47,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def ask_server(root: Path, server: FaultServer, test: Callable, tokenizer: str | None = None, chat: bool = False):
-    lm = LMConfig(url=server.url, model=MODEL, tokenizer=tokenizer, timeout_seconds=10, chat=chat)
+def ask_server(root: Path, server: FaultServer, test: Callable, tokenizer: str):
+    lm = LMConfig(url=server.url, model=MODEL, tokenizer=tokenizer, timeout_seconds=10)
     limits = ServingLimits(max_new_tokens=8, timeout_seconds=60)
     return ask(load_service(root, ServerSource(lm), lm, 2, limits), test)
 
@@ -71,26 +71,21 @@ def expected_answer(found: dict, form: str) -> str:
     return mixed_answer(prompts, [one["prior"] for one in documents])
 
 
-@pytest.mark.parametrize("has_tokenizer", [False, True])
-def test_the_servers_answers_are_mixed_over_the_documents(root: Path, tokenizer: str, has_tokenizer: bool) -> None:
+def test_the_servers_answers_are_mixed_over_the_documents(root: Path, tokenizer: str) -> None:
     async def test(client):
         whole = await post(client, "/v1/completions", **COMPLETION)
         stream = (await client.post("/v1/completions", json={**COMPLETION, "stream": True})).text
         return whole, stream, await client.post("/v1/chat/completions", json=CHAT)
 
-    used = tokenizer if has_tokenizer else None
-    with FaultServer(tokenizer=used) as server:
-        whole, stream, chat = ask_server(root, server, test, used)
+    with FaultServer(tokenizer=tokenizer) as server:
+        whole, stream, chat = ask_server(root, server, test, tokenizer)
     assert whole["choices"][0]["text"] == expected_answer(whole, "{}")
     *events, end = [line.removeprefix("data: ") for line in stream.split("\n\n") if line]
     pieces = [json.loads(event) for event in events]
     assert end == "[DONE]" and pieces[-1]["replug"] == whole["replug"]
     assert "".join(piece["choices"][0]["text"] for piece in pieces) == whole["choices"][0]["text"]
-    if has_tokenizer:
-        expected = expected_answer(chat.json(), "[user] {} [assistant]")
-        assert chat.json()["choices"][0]["message"]["content"] == expected
-    else:
-        assert (chat.status_code, chat.json()["error"]["code"]) == (400, "no_chat_template")
+    expected = expected_answer(chat.json(), "[user] {} [assistant]")
+    assert chat.json()["choices"][0]["message"]["content"] == expected
 
 
 def test_a_server_that_is_asked_in_chats_gets_no_chat_template_of_ours(root: Path, tokenizer: str) -> None:
@@ -134,9 +129,9 @@ def test_answers_vote_behind_a_server_without_any_log_probs(root: Path) -> None:
     assert not any(key in payload for payload in server.payloads for key in ("logprobs", "echo", "prompt_logprobs"))
 
 
-def test_a_call_that_hangs_holds_up_nobody_and_ends_with_its_time(root: Path) -> None:
-    with FaultServer() as server:
-        lm = LMConfig(url=server.url, model=MODEL, timeout_seconds=600)
+def test_a_call_that_hangs_holds_up_nobody_and_ends_with_its_time(root: Path, tokenizer: str) -> None:
+    with FaultServer(tokenizer=tokenizer) as server:
+        lm = LMConfig(url=server.url, model=MODEL, tokenizer=tokenizer, timeout_seconds=600)
         service = load_service(root, ServerSource(lm), lm, 2, ServingLimits(max_new_tokens=8, timeout_seconds=3))
 
         async def test(client):

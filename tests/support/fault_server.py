@@ -1,18 +1,20 @@
 """A server on loopback that scores as StandInLM does, and goes wrong as servers do.
 
-It speaks both wire forms, with text or with ids of a tokenizer whose tokens are the stand-in's words.
-`fault_share` of the completions go wrong by a seeded generator; a `mode` is wrong for good. It counts what it was
-asked for, so that a test need not believe its client.
+It speaks both wire forms, with text or with ids of a tokenizer whose tokens are the stand-in's words (by default those
+of `KNOWN`). `fault_share` of the completions go wrong by a seeded generator; a `mode` is wrong for good. It counts what
+it was asked for, so that a test need not believe its client.
 """
 
 import asyncio
 import json
 import math
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from email.utils import formatdate
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,13 @@ from transformers import PreTrainedTokenizerFast
 
 from replug.config.choices import ServerAPI
 from replug.config.schema import LMConfig
+from replug.models.http.server_source import BEGINNINGS, HELPFUL, LONGER, OTHERS
 from replug.models.local.stand_in_lm import CACHE_SHARE, WORD
 from replug.models.pair_tokens import TRIED
 
 MODEL = "words"
 START = "<s>"
+KNOWN = [HELPFUL, LONGER, *OTHERS, *BEGINNINGS, "the red boat of blue green was new 日本語 🙂 a b c d e x y"]
 LAST_WORD = " fin"  # what generation ends with: unlikely, so that a wrong position shows
 
 THROTTLED = ["throttled", "throttled_seconds", "throttled_until"]
@@ -38,8 +42,8 @@ TRANSIENT = [*REFUSED, *BROKEN_OFF, "not_json", "wrong_count", "nan", "null", "s
 
 def server_spec(url: str, api: str = "echo", **changes: Any) -> LMConfig:
     """How a client asks for MODEL; `changes` are keys of `lm`. It waits 10 s for an answer, and for the server."""
-    patience = {"timeout_seconds": 10.0, "patience_minutes": 1 / 6}
-    return LMConfig(**{"url": url, "model": MODEL, "api": ServerAPI(api), **patience} | changes)
+    own = {"timeout_seconds": 10.0, "patience_minutes": 1 / 6, "tokenizer": None if api == "chat" else word_tokenizer()}
+    return LMConfig(**{"url": url, "model": MODEL, "api": ServerAPI(api), **own} | changes)
 
 
 def word_logprobs(words: Sequence[str]) -> list[float]:
@@ -78,6 +82,13 @@ def write_word_tokenizer(folder: Path, texts: Sequence[str]) -> str:
     return str(folder)
 
 
+@cache
+def word_tokenizer() -> str:
+    """A folder with the tokenizer of the words of KNOWN, also at the beginning of a text and of a line."""
+    words = [f"{start}{word}" for text in KNOWN for word in text.split() for start in ("", "\n")]
+    return write_word_tokenizer(Path(tempfile.mkdtemp()), words)
+
+
 class FaultServer:
     """Serves from a thread while the `with` block lasts; `url` is its address."""
 
@@ -107,7 +118,7 @@ class FaultServer:
         self.times: list[float] = []
         self.port = 0
         self._rng = np.random.default_rng(seed)
-        self._words = _words_by_id(tokenizer) if tokenizer else []
+        self._words = _words_by_id(tokenizer or word_tokenizer())
         self._loop = asyncio.new_event_loop()
 
     @property
@@ -178,7 +189,7 @@ class FaultServer:
         if self.mode == "moved":
             raise web.HTTPTemporaryRedirect("/v1/completions")
         prompts = [self._split(prompt) for prompt in payload["prompt"]]
-        self.tokens += sum(map(len, prompts)) + len(prompts) * self._num_samples(payload) * payload["max_tokens"]
+        self.tokens += sum(map(len, prompts)) + len(prompts) * payload.get("n", 1) * payload["max_tokens"]
         if self.mode == "one_input" and len(prompts) > 1:
             return web.json_response({"error": {"message": ""}}, status=500)
         if self.max_model_len and max(map(len, prompts)) >= self.max_model_len:
@@ -192,7 +203,7 @@ class FaultServer:
         return self._body([self._split(prompt) for prompt in _listed(payload["prompt"])], payload)
 
     def _body(self, prompts: list[list[str]], payload: dict) -> dict:
-        num_samples, num_tokens = self._num_samples(payload), sum(map(len, prompts))
+        num_samples, num_tokens = payload.get("n", 1), sum(map(len, prompts))
         return {
             "choices": [
                 self._choice(number * num_samples + sample, words, payload, payload.get("seed", 0) + sample)
@@ -205,9 +216,6 @@ class FaultServer:
             },
         }
 
-    def _num_samples(self, payload: dict) -> int:
-        return 1 if self.mode == "ignores_n" else payload.get("n", 1)
-
     def _draw(self) -> str:
         if self.requests <= self.first_faults or self._rng.random() < self.fault_share:
             return str(self._rng.choice(self.kinds))
@@ -215,8 +223,7 @@ class FaultServer:
 
     def _split(self, prompt: str | list[int]) -> list[str]:
         if isinstance(prompt, str):
-            words = WORD.findall(prompt)
-            return [START, *words] if self.mode == "start_token" else words
+            return WORD.findall(prompt)
         return [self._words[number] for number in prompt]
 
     def _choice(self, index: int, words: list[str], payload: dict, sample: int) -> dict:
@@ -307,6 +314,7 @@ def _refusal(fault: str, retry_after: str) -> web.Response:
     return web.json_response({"error": {"message": f"it is {said}"}}, status=status, headers=headers.get(fault))
 
 
+@cache
 def _words_by_id(folder: str) -> list[str]:
     vocabulary = PreTrainedTokenizerFast.from_pretrained(folder).get_vocab()
     return sorted(vocabulary, key=lambda word: vocabulary[word])

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, Mixture
+from replug.models.black_box_lm import BlackBoxLM, ContinuationScore, GrowingAnswer, Mixture
 from replug.models.generation import Generated, GenerationOptions, Stop
 
 
@@ -19,3 +19,10 @@ def bits(scores: Sequence[ContinuationScore]) -> list[bytes]:
 def texts_of(lm: BlackBoxLM, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
     """Return the texts of greedy answers."""
     return [answer.text for answer in lm.generate(prompts, GenerationOptions(max_new_tokens, stop))]
+
+
+def pieces(texts: Sequence[str], stop: Stop) -> list[str]:
+    """The pieces of a streamed answer that grows by `texts`."""
+    answer = GrowingAnswer(stop)
+    found = [answer.grow(text) for text in texts] + [answer.end(texts[-1])]
+    return [piece for piece in found if piece]

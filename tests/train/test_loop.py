@@ -12,10 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.models.encoder import Encoder
 from replug.train import workers
 from tests.support.command_line import STEPS, start, wait_for
-from tests.support.fault_server import FaultServer
+from tests.support.fault_server import KNOWN, FaultServer, write_word_tokenizer
 from tests.support.real_models import real_encoder, real_lm
 from tests.support.runs import descendants, heldout_bits, metrics, name_of, wait_for_step, what_must_be_equal
 
@@ -121,8 +122,15 @@ def test_ctrl_c_saves_the_step_and_the_same_command_goes_on_with_the_same_losses
 SERVER = ["lm.path=null", "lm.model=words", "data.source=null", "lm.max_concurrency=8"]
 
 
-def served(server: FaultServer, quiet_run: Path, *more: str) -> list[str]:
-    return [*SERVER, f"lm.url={server.url}", f"data.prepared={quiet_run / 'data'}", *more]
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of the words of the debug run and the probe."""
+    words = [f"{start}{word}" for topic in stand_in_vocabulary() for word in topic for start in ("", "\n", "\n ")]
+    return write_word_tokenizer(tmp_path_factory.mktemp("tokenizer"), [*KNOWN, *words])
+
+
+def served(server: FaultServer, tokenizer: str, quiet_run: Path, *more: str) -> list[str]:
+    return [*SERVER, f"lm.url={server.url}", f"lm.tokenizer={tokenizer}", f"data.prepared={quiet_run / 'data'}", *more]
 
 
 def losses(run: Path) -> list[float]:
@@ -130,9 +138,9 @@ def losses(run: Path) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_run_through_a_faulty_server_has_the_losses_of_the_lm_itself(quiet_run, finish, tmp_path):
-    with FaultServer(fault_share=0.1) as server:
-        finish(tmp_path / "run", *served(server, quiet_run, "lm.timeout_seconds=2"))
+def test_a_run_through_a_faulty_server_has_the_losses_of_the_lm_itself(quiet_run, finish, tokenizer, tmp_path):
+    with FaultServer(fault_share=0.1, tokenizer=tokenizer) as server:
+        finish(tmp_path / "run", *served(server, tokenizer, quiet_run, "lm.timeout_seconds=2"))
         assert sum(server.faults.values()) > 10
     assert losses(tmp_path / "run") == losses(quiet_run)
     assert heldout_bits(tmp_path / "run") == heldout_bits(quiet_run)
@@ -143,11 +151,11 @@ def test_a_run_through_a_faulty_server_has_the_losses_of_the_lm_itself(quiet_run
     ("limit", "more"), [("lm.max_tokens_sent=20000", "lm.max_tokens_sent=100000000"), ("lm.patience_minutes=0.05",) * 2]
 )
 def test_a_spent_budget_or_a_server_that_stays_away_ends_the_run_and_the_same_command_resumes(
-    quiet_run, finish, tmp_path, limit, more
+    quiet_run, finish, tokenizer, tmp_path, limit, more
 ):
     run, is_budget = tmp_path / "run", limit != more
-    with FaultServer(seconds=0.0 if is_budget else 0.1) as server:
-        process = start(run, *served(server, quiet_run, limit))
+    with FaultServer(seconds=0.0 if is_budget else 0.1, tokenizer=tokenizer) as server:
+        process = start(run, *served(server, tokenizer, quiet_run, limit))
         if not is_budget:
             wait_for_step(run, 7, process)
             server.mode = "down"
@@ -158,7 +166,7 @@ def test_a_spent_budget_or_a_server_that_stays_away_ends_the_run_and_the_same_co
         else:
             assert f"({limit}); last: 503 Service Unavailable" in last
         server.mode = "honest"
-        finish(run, *served(server, quiet_run, more))
+        finish(run, *served(server, tokenizer, quiet_run, more))
     assert losses(run) == losses(quiet_run)
 
 

@@ -1,9 +1,9 @@
 """One exchange with an HTTP server, and its retries.
 
-Patience depends on the fault. A server that is away (nothing listens, it loads its model, a quota is used up for now)
-has `lm.patience_minutes`. A fault that the request may cause has two minutes, an ill-formed answer five attempts, and a
-permanent refusal is a `ServerError` at once, with the server's message. A server that was never reached has seconds.
-Waits are random and growing, up to a minute, or as long as the server asks.
+Patience depends on the fault. A server that does not answer (nothing listens, it loads its model, a quota is used up
+for now) has `lm.patience_minutes`, an ill-formed answer five attempts, and a permanent refusal is a `ServerError` at
+once, with the server's message. A server that was never reached has seconds. Waits are random and growing, up to a
+minute, or as long as the server asks.
 
 Answers have bounds. The key is sent in a header to `lm.url` alone and never shown, not even where the server quotes it.
 """
@@ -11,15 +11,13 @@ Answers have bounds. The key is sent in a header to `lm.url` alone and never sho
 import asyncio
 import json
 import logging
-import math
 import os
 import random
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx
 
@@ -40,10 +38,7 @@ BACKOFF_SECONDS = 0.5  # the longest first wait before a retry; doubled each tim
 LONGEST_BACKOFF_SECONDS = 60.0  # quotas are by the minute
 SECONDS_WORTH_A_LINE = 4.0  # of a wait; shorter waits are not logged
 SECONDS_TO_REACH = 5.0  # a server that never answered: its address may be wrong
-SECONDS_FOR_ONE = 120.0  # for a request that may itself be at fault
-MAX_ATTEMPTS = 5  # the least for such a request, the most for ill-formed answers
-AWAY = (429, 502, 503, 504)  # and from 520 on, the codes of networks before servers
-UNSURE = (408, 500)
+MAX_ATTEMPTS = 5  # at ill-formed answers
 USED_UP = ("insufficient_quota", "billing")  # codes of errors that waiting does not solve
 FILTERED = "content_filter"  # the reason that an answer ended, or did not begin
 UNSUPPORTED = ("unsupported_parameter", "unsupported_value")  # codes of errors that name a field of the request
@@ -58,10 +53,6 @@ class ServerFault(Exception):
     def __init__(self, message: str, retry_after: float = 0.0, unread: bool = False) -> None:
         super().__init__(message)
         self.retry_after, self.unread = retry_after, unread
-
-
-class ServerAway(ServerFault):
-    """A server that serves no request for now: it is down, loads its model, or has a quota."""
 
 
 class IllFormed(ServerFault):
@@ -101,53 +92,51 @@ class ServerConnection:
         for client in self._clients:
             await client.aclose()
 
-    async def retrying(self, what: str, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of the first attempt that raises no ServerFault. Raises ServerError naming `what`."""
-        faults: Counter[type] = Counter()
+    async def retrying(self, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of the first attempt that raises no ServerFault. Raises ServerError."""
+        attempts = ill_formed = 0
         first_at = 0.0  # when the first fault came
         while True:
             try:
                 result = await attempt()
             except ServerFault as fault:
-                now = time.monotonic()
+                now, attempts = time.monotonic(), attempts + 1
+                ill_formed += isinstance(fault, IllFormed)
                 first_at = first_at or now
-                faults[type(fault)] += 1
-                left = self._seconds_left(fault, faults[type(fault)], now, first_at)
+                left = self._seconds_left(fault, ill_formed, now, first_at)
                 if left <= fault.retry_after:
-                    raise ServerError(self._gave_up(what, fault, faults.total(), left)) from fault
-                longest = min(LONGEST_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** min(faults.total() - 1, 20))
+                    raise ServerError(self._gave_up(fault, attempts, left)) from fault
+                longest = min(LONGEST_BACKOFF_SECONDS, BACKOFF_SECONDS * 2 ** min(attempts - 1, 20))
                 pause = min(left, fault.retry_after + random.uniform(0.5, 1) * longest)
                 if pause >= SECONDS_WORTH_A_LINE and now >= self._silent_until:  # a line for all waiting requests
                     self._silent_until = now + pause
-                    line = f"waiting for {self.url}: {fault}; next attempt in {format_duration(pause)}"
-                    if isinstance(fault, ServerAway):
-                        line += f", for {format_duration(left)} more (lm.patience_minutes)"
-                    log.warning(line)
+                    log.warning(
+                        f"waiting for {self.url}: {fault}; next attempt in {format_duration(pause)}, for "
+                        f"{format_duration(left)} more (lm.patience_minutes)"
+                    )
                 await asyncio.sleep(pause)
                 self.num_retries += 1
             else:
                 self._answered_at = time.monotonic()
                 return result
 
-    def _seconds_left(self, fault: ServerFault, count: int, now: float, first_at: float) -> float:
-        """Return the seconds left for retries of a request after its fault number `count` of this kind."""
+    def _seconds_left(self, fault: ServerFault, ill_formed: int, now: float, first_at: float) -> float:
+        """Return the seconds left for retries of a request that had so many `ill_formed` answers."""
         patience = 60 * self._lm.patience_minutes
         if not self.is_reached:
             return min(SECONDS_TO_REACH, patience) - (now - first_at)
-        if isinstance(fault, ServerAway):
-            # An unread request is not at fault: an answer to any other request restarts the patience.
-            return patience - (now - (max(first_at, self._answered_at) if fault.unread else first_at))
-        if count < MAX_ATTEMPTS:
-            return math.inf
-        return 0.0 if isinstance(fault, IllFormed) else min(SECONDS_FOR_ONE, patience) - (now - first_at)
+        if isinstance(fault, IllFormed) and ill_formed >= MAX_ATTEMPTS:
+            return 0.0
+        # An unread request is not at fault: an answer to any other request restarts the patience.
+        return patience - (now - (max(first_at, self._answered_at) if fault.unread else first_at))
 
-    def _gave_up(self, what: str, fault: ServerFault, attempts: int, left: float) -> str:
+    def _gave_up(self, fault: ServerFault, attempts: int, left: float) -> str:
         if not self.is_reached:
             return f"{self.url} cannot be reached; expected a server that runs there. Last: {fault}"
-        patience = f" (lm.patience_minutes={self._lm.patience_minutes:g})" if isinstance(fault, ServerAway) else ""
+        patience = f"(lm.patience_minutes={self._lm.patience_minutes:g})"
         if left > 0:
-            return f"{self.url} asks to wait {format_duration(fault.retry_after)}, too long{patience}: {fault}"
-        return f"{self.url} did not answer {what} in {attempts} attempts{patience}; last: {fault}"
+            return f"{self.url} asks to wait {format_duration(fault.retry_after)}, too long {patience}: {fault}"
+        return f"{self.url} did not answer in {attempts} attempts {patience}; last: {fault}"
 
     async def exchange(
         self, method: str, path: str, payload: dict[str, Any] | None = None, most_bytes: int = MOST_LIST_BYTES
@@ -163,7 +152,7 @@ class ServerConnection:
                 try:
                     self.is_reached = True
                     if response.status_code != httpx.codes.OK:
-                        raise self._refusal(response, await _beginning(response), payload)
+                        raise self._refusal(response, await _beginning(response))
                     return self._no_error(_json(await _whole(response, most_bytes)))
                 finally:
                     await response.aclose()
@@ -173,10 +162,8 @@ class ServerConnection:
         except httpx.RequestError as error:
             unread = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
             self.is_reached = self.is_reached or not unread
-            is_cut = isinstance(error, httpx.NetworkError) or str(error).startswith("Server disconnected")
-            kind = ServerAway if unread or is_cut else ServerFault
             # Not the error itself, which quotes the server.
-            raise kind(f"{type(error).__name__}: {self.words(str(error).rstrip('.'))}", unread=unread) from None
+            raise ServerFault(f"{type(error).__name__}: {self.words(str(error).rstrip('.'))}", unread=unread) from None
         finally:
             self._free.append(client)
 
@@ -184,17 +171,14 @@ class ServerConnection:
         """Return a server's message without the key."""
         return shown_words(text, self._key)
 
-    def _refusal(self, response: httpx.Response, content: bytes, payload: dict[str, Any] | None) -> Exception:
+    def _refusal(self, response: httpx.Response, content: bytes) -> Exception:
         status, wait = response.status_code, retry_after(response)
         error, message = _error_in(content)
         reply = self.words(f"{status} {response.reason_phrase}: {message}").rstrip(": ")
-        is_away = status in AWAY or status >= 520 or (status in UNSURE and wait > 0)
         code, names = str(error.get("code")), [str(error.get(name)) for name in ("type", "code")]
-        if is_away and not any(name.startswith(USED_UP) for name in names):
-            return ServerAway(reply, wait, unread=status in (429, 503))
-        if status in UNSURE:
-            return ServerFault(reply)
-        message = f"{self.url} refuses the request: {reply}{self._hint(response, payload)}"
+        if (status in (408, 429) or status >= 500) and not any(name.startswith(USED_UP) for name in names):
+            return ServerFault(reply, wait, unread=status in (429, 503))
+        message = f"{self.url} refuses the request: {reply}{self._hint(response)}"
         unsupported = str(error.get("param") or "") if code.startswith(UNSUPPORTED) else ""
         return ServerError(message, unsupported, is_filtered=any(FILTERED in name for name in names))
 
@@ -206,22 +190,13 @@ class ServerConnection:
             raise ServerFault(self.words(f"the answer is an error: {code}{_error_in(json.dumps(body).encode())[1]}"))
         return body
 
-    def _hint(self, response: httpx.Response, payload: dict[str, Any] | None) -> str:
+    def _hint(self, response: httpx.Response) -> str:
         if response.status_code in (401, 403):
-            variable = f"environment variable {self._lm.api_key_env}"
-            if self._key:
-                return f"; expected a key that the server accepts, other than the one in the {variable}"
-            return f"; no key was sent: expected it in the {variable}"
-        if response.next_request:
-            elsewhere = response.next_request.url.copy_with(query=None, fragment=None, userinfo=b"")
-            address = self.words(str(elsewhere).rstrip("/").removesuffix("/completions"))
-            return f"; no redirect is followed: if you trust that address, set lm.url={address}"
-        if response.status_code == 404 and not urlsplit(self.url).path:
-            return f"; expected lm.url={self.url}/v1"
+            has_key = "the server accepts another key than" if self._key else "no key was sent: expected"
+            return f"; {has_key} the one in the environment variable {self._lm.api_key_env}"
         if response.status_code == 404:
             return "; expected lm.url to be such as http://HOST:PORT/v1, and lm.model a name that the server knows"
-        lengths = [len(prompt) for prompt in (payload or {}).get("prompt", []) if isinstance(prompt, list)]
-        return f"; the longest input of the request has {max(lengths)} tokens" if lengths else ""
+        return ""
 
 
 def _clients(url: str, headers: dict[str, str], params: dict[str, str], number: int) -> list[httpx.AsyncClient]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from replug.config.errors import RunError, UserError
+from replug.config.errors import RunError
 
 WIDTH = 63  # of the line, without its end: two keys and two numbers of up to 15 digits
 HOW_TO_GO_ON = "raise it and run the same command again; the work so far is kept"
@@ -26,7 +26,7 @@ class BudgetSpent(RunError):
 class RequestBudget:
     """Counts requests and tokens over all runs that share the budget file at `path`; None counts in memory only.
 
-    Raises UserError if the file holds something else. `section` is the configuration's section with these limits.
+    `section` is the configuration's section with these limits.
     """
 
     def __init__(
@@ -95,12 +95,5 @@ class RequestBudget:
 
 
 def _read(path: Path) -> tuple[int, int]:
-    try:
-        text = path.read_text(errors="replace")
-        row = json.loads(text) if text.strip() else {"requests": 0, "tokens": 0}
-        return int(row["requests"]), int(row["tokens"])
-    except (ValueError, KeyError, TypeError):
-        raise UserError(
-            f'{path} is not a budget file; expected one line such as {{"requests": 12, "tokens": 3456}}: '
-            "write the amounts spent so far, or remove the file to begin at 0"
-        ) from None
+    row = json.loads(path.read_text() or '{"requests": 0, "tokens": 0}')
+    return int(row["requests"]), int(row["tokens"])

@@ -123,8 +123,7 @@ def probe(lm: HttpLM) -> np.ndarray:
             raise _refused(lm, error) from error
         raise UserError(
             f"lm.url: {lm.url} gives no log-probs of the prompt ({error.__cause__}); expected completions with "
-            "echo and logprobs, vLLM and lm.api=prompt_logprobs; llama.cpp's own "
-            "server and other chat APIs have neither: set lm.score=yes or answer"
+            "echo and logprobs, or vLLM and lm.api=prompt_logprobs; for other servers set lm.score=yes or answer"
         ) from error
     if shortcoming:
         raise UserError(f"lm.url: {lm.url} {shortcoming}")
@@ -168,9 +167,6 @@ def find_shortcoming(
     """
     if len(long) <= len(short) or not agree(short, long[: len(short)]):
         return "gives the same tokens other log-probs in a longer text: a token may depend on those before it only"
-    counts = [len(score) for score in (short, *others)]
-    if len(set(counts)) > 1:
-        return f"cuts one text into different tokens after different documents ({counts} tokens); set lm.tokenizer=DIR"
     pairs = [(g, e) for g, e in zip(generated, echoed, strict=True) if len(g) == len(e) > 0]
     if not pairs:
         return "generates nothing that can be sent back to see whether its log-probs are right"

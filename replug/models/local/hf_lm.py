@@ -36,16 +36,13 @@ from replug.models.hardware import HostCopy, default_device, to_device
 from replug.models.lm_source import LocalSource
 from replug.models.local.decoding import (
     ANEW,
-    PACKED,
+    SHARED,
     CachedPrompts,
     GrowingPrompts,
-    PackedPrompts,
     RecomputedPrompts,
     SharedPrefix,
     Unwanted,
     find_cache_use,
-    is_worth_a_row,
-    packed_groups,
     reuses_prefixes,
     shared_tokens,
 )
@@ -198,7 +195,7 @@ class HuggingFaceLM:
         """
         passes: list[Pass] = []
         shared = self._share([*(prefix for prefix, _ in pairs), *opening]) if self._shares else None
-        num_shared = shared.num_tokens if shared else 0
+        num_shared = len(shared.ids) if shared else 0
         rows_of, order = rows_of_inputs(pairs), list[int]()
         inputs = [[(pairs[row][0][num_shared:], pairs[row][1]) for row in rows] for rows in rows_of]
         for batch in even_batches([len(input_ids(one)) for one in inputs], self.tokens_per_batch):
@@ -244,20 +241,10 @@ class HuggingFaceLM:
         return MixedAnswer(rows, mixture, options, ends, decode, goes_on)
 
     def _finish(self, answers: Sequence[MixedAnswer]) -> None:
-        """Decode answers with mostly shared prompts in one row, and others in groups of a few passes' tokens."""
-        apart = list(answers)
-        if self._cache_use == PACKED and answers:
-            num_shared, most, apart = shared_tokens(self._beginnings(answers)), self.tokens_per_batch, []
-            num_new = max(answer.options.max_new_tokens for answer in answers)
-            for numbers in packed_groups([answer.rows for answer in answers], num_shared, num_new, most):
-                group = [answers[number] for number in numbers]
-                if is_worth_a_row([row for answer in group for row in answer.rows], num_shared, most):
-                    self._finish_together(group)
-                else:
-                    apart += group
-        lengths = [[len(row) + answer.options.max_new_tokens for row in answer.rows] for answer in apart]
+        """Decode answers in groups of a few passes' tokens."""
+        lengths = [[len(row) + answer.options.max_new_tokens for row in answer.rows] for answer in answers]
         for numbers in padded_groups(lengths, PASSES_PER_GROUP * self.tokens_per_batch):
-            self._finish_together([apart[number] for number in numbers])
+            self._finish_together([answers[number] for number in numbers])
 
     def _finish_together(self, answers: Sequence[MixedAnswer]) -> None:
         """Decode answers together, or in halves if they do not fit memory."""
@@ -301,14 +288,12 @@ class HuggingFaceLM:
         """Return the prompts of answers in the cheapest form that is right for this model."""
         rows = [row for answer in answers for row in answer.rows]
         num_ends = [answer.num_read for answer in answers for _ in answer.rows]
-        require_wanted, beginnings = partial(_require_wanted, answers), self._beginnings(answers)
-        if self._cache_use == PACKED and is_worth_a_row(rows, shared_tokens(beginnings), self.tokens_per_batch):
-            shared = self._share(beginnings)
-            own = [row[shared.num_tokens if shared else 0 :] for row in rows]
-            return PackedPrompts(self.model, own, self.tokens_per_batch, self.counts, shared, num_ends, require_wanted)
         if self._cache_use == ANEW:
             return RecomputedPrompts(rows, self._last_logits, self._ends_of(rows, num_ends))
-        return CachedPrompts(self.model, rows, self.tokens_per_batch, self.counts, num_ends, require_wanted)
+        shared = self._share(self._beginnings(answers)) if self._cache_use == SHARED else None
+        own = [row[len(shared.ids) if shared else 0 :] for row in rows]
+        require_wanted = partial(_require_wanted, answers)
+        return CachedPrompts(self.model, own, self.tokens_per_batch, self.counts, shared, num_ends, require_wanted)
 
     def _ends_of(self, rows: Rows, num_ends: Sequence[int]) -> list[Tensor]:
         """Score the last tokens of rows in another pass."""
@@ -333,7 +318,7 @@ class HuggingFaceLM:
 
     def _score_inputs(self, inputs: Sequence[Input], shared: SharedPrefix | None) -> list[Pass]:
         """Score one pass, or halves if it does not fit memory: the log-probs of every row, input by input."""
-        before = shared.num_tokens if shared else 0
+        before = len(shared.ids) if shared else 0
         work = partial(self._one_pass, shared=shared)
         return self._in_memory(
             inputs, work, lambda some: len(some) * (before + max(len(input_ids(one)) for one in some))
