@@ -11,14 +11,9 @@ import hashlib
 import json
 import logging
 import math
-from ast import literal_eval
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from io import StringIO
-from itertools import pairwise
 from pathlib import Path
-from token import ENDMARKER, NEWLINE, NL, STRING
-from tokenize import TokenError, generate_tokens
 from typing import Any
 
 from replug.config.errors import UserError
@@ -37,7 +32,6 @@ SPLIT_OF_BEIR = {"corpus": CORPUS, "train": TRAIN, "dev": DEV, "heldout": TEST} 
 FILES_OF_ROWS = ("jsonl", "json", "tsv", "parquet", "CSV")
 # Fields that a cell of a table may hold as a list.
 LISTS = ("answers", "answer", "golden_answers", "possible_answers", "gold", "candidates", "pos", "neg")
-BETWEEN_TOKENS = (NL, NEWLINE, ENDMARKER)
 
 
 def read_rows(source: str | Path, fields: Mapping[str, str] | None = None, part: str = CORPUS) -> Iterator[PlacedRow]:
@@ -56,27 +50,10 @@ def read_rows(source: str | Path, fields: Mapping[str, str] | None = None, part:
             if isinstance(row, Rejected):
                 raise UserError(f"{where}: {row.detail}")
             if row is not None:
-                row = _checked(row, shard.kind, where)
+                if shard.kind in (TABS, *SEPARATORS):
+                    row = {name: list_in(cell) if name in LISTS else cell for name, cell in row.items() if cell != ""}
                 yield where, _renamed(row, fields) if fields else row
         before += number if files is None else 0
-
-
-def _checked(row: dict[str, Any], kind: str, where: str) -> dict[str, Any]:
-    """Return the row; a table's row without empty cells, and with lists parsed.
-
-    Raises UserError for half a surrogate pair, which UTF-8 cannot encode.
-    """
-    if kind in ("jsonl", "array"):
-        for name, value in row.items():
-            if isinstance(value, str) and value.isascii():  # instant for a text of any length
-                continue
-            try:
-                (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
-            except UnicodeEncodeError as error:
-                raise UserError(f"{where}: field {name!r} holds half a surrogate pair") from error
-    elif kind in (TABS, *SEPARATORS):
-        return {name: list_in(cell) if name in LISTS else cell for name, cell in row.items() if cell != ""}
-    return row
 
 
 def row_files(source: str | Path, part: str = CORPUS) -> list[Path] | None:
@@ -141,23 +118,11 @@ def _renamed(row: dict[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
 
 
 def list_in(cell: str) -> Any:
-    """Parse a list in the notation of JSON, Python or numpy; returns any other text unchanged.
-
-    numpy and pandas write `['a' 'b']` without commas, which Python would read as one text.
-    """
-    if not (cell.startswith("[") and cell.endswith("]")):
-        return cell
-    with suppress(ValueError):  # first, since Python reads JSON's pairs of surrogates as two characters
-        return json.loads(cell)
-    try:
-        tokens = [token for token in generate_tokens(StringIO(cell).readline) if token.type not in BETWEEN_TOKENS]
-        texts = [token for token in tokens if token.type == STRING]
-        are_apart = all(before.end != after.start for before, after in pairwise(texts))
-        if len(texts) == len(tokens) - 2 and are_apart:  # nothing but texts between the brackets
-            return [literal_eval(token.string) for token in texts]
-        return literal_eval(cell)
-    except (ValueError, SyntaxError, TokenError):
-        return cell
+    """Parse a list of JSON; returns any other text unchanged."""
+    if cell.startswith("[") and cell.endswith("]"):
+        with suppress(ValueError):
+            return json.loads(cell)
+    return cell
 
 
 # Judgements and runs ------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ SUFFIXES = {
     "tsv": (".tsv",),
     "parquet": (".parquet",),
     "text": (".txt", ".text", ".tokens", ".raw"),
-    "markup": (".md", ".markdown", ".mdx", ".rst", ".adoc", ".asciidoc"),
+    "markup": (".md", ".markdown", ".mdx", ".rst"),
     "HTML": (".html", ".htm", ".xhtml"),
     "CSV": (".csv",),
 }
@@ -153,14 +153,9 @@ def nested(row: Mapping[str, Any], path: str) -> Any:
 
 def format_of(path: Path) -> str | None:
     """Return the format of a file by its suffix, of a compressed one by the suffix before; None if unknown."""
-    suffix = unpacked_suffix(path)
-    return next((kind for kind, suffixes in SUFFIXES.items() if suffix in suffixes), None)
-
-
-def unpacked_suffix(path: Path) -> str:
-    """Return a file's suffix in lower case, of a compressed one the suffix before."""
     suffix = path.suffix.lower()
-    return Path(path.stem).suffix.lower() if suffix in COMPRESSED else suffix
+    suffix = Path(path.stem).suffix.lower() if suffix in COMPRESSED else suffix
+    return next((kind for kind, suffixes in SUFFIXES.items() if suffix in suffixes), None)
 
 
 def packing_of(path: Path) -> str | None:

@@ -3,11 +3,10 @@
 A file of a tree of texts holds one text, or many with `data.new_text_at`. The id of a text is its path below the tree's
 root, its domain the first folder of that path. Memory holds at most one text of a file.
 
-Markup is read as Markdown: without comments and front matter, from AsciiDoc and HTML. HTML goes through the
-extractor process of `replug ask` (extra `web`), since pages here are as hostile.
+Markdown is read without comments and front matter. HTML goes through the extractor process of `replug ask` (extra
+`web`), since pages here are as hostile, and becomes Markdown.
 """
 
-import bisect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -32,7 +31,6 @@ from replug.data.sources.records import (
     other_format,
     read_lines,
     readable_name,
-    unpacked_suffix,
 )
 from replug.data.words import content_hash
 
@@ -196,7 +194,7 @@ def _whole(name: str, root: str, fields: FieldMap, pages: MainTexts | None = Non
     domain = label.partition("/")[0] if "/" in label else "all"
     if kind in PROSE:
         text = text.replace("\r\n", "\n").replace("\f", "\n")  # the ends of lines, and of a PDF's pages
-        text = text if kind == "HTML" else plain_markup(text, unpacked_suffix(Path(name)))
+        text = markdown_of(text) if kind == "markup" else text
     return _checked(SourceText(label, text, domain, is_prose=kind in PROSE), fields, name, 0)
 
 
@@ -210,75 +208,14 @@ def text_id(name: str, root: str) -> str:
 FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\s*\n", re.DOTALL)
 FRONT_TITLE = re.compile(r"^title:[ \t]*[\"']?(.*?)[\"']?[ \t]*$", re.MULTILINE)
 
-PLAIN = (".txt", ".text")
-ASCIIDOC = (".adoc", ".asciidoc")  # suffixes
-# Marks of AsciiDoc alone, for texts without its suffix: attributes of blocks, directives, tables, own links.
-ASCIIDOC_MARK = re.compile(
-    r"^(?:\[(?:source|listing|verse|quote|horizontal|NOTE|TIP|IMPORTANT|WARNING|CAUTION|(?:cols|options)=)[^\]\n]*\]|\[\[[\w-]+\]\]|"
-    r"(?:include|ifdef|ifndef|ifeval|endif)::\S*\[.*\]|\|===)[ \t]*$|\blinkgit:[\w-]+\[\d\]",
-    re.MULTILINE,
-)
-ASCIIDOC_HEADING = re.compile(r"(={1,6})[ \t]+(\S.*?)(?:[ \t]+=+)?[ \t]*\Z")
-ASCIIDOC_UNDERLINES, NEARLY = "=-~^+", 2  # marks by level, and the largest difference in length to the title
-ASCIIDOC_BLOCK = re.compile(r"(?:([-.+/=*_])\1{3,}|--|`{3,}.*)[ \t]*\Z")
-VERBATIM = "-.+`/"  # blocks of code, output, passed-through text and comments; the others hold prose
-ASCIIDOC_UNREAD = re.compile(
-    r"\[\[?[^\[\]]*\]?\][ \t]*\Z|:!?[\w-]+!?:(?:[ \t].*)?\Z|//|\+[ \t]*\Z|\|===[ \t]*\Z|\w+::\S*\[.*\][ \t]*\Z"
-)
-ASCIIDOC_LINK = re.compile(
-    r"(?:link|xref|mailto|linkgit):([^\s\[\]]{1,500})\[([^\]\n]{0,500})\]|<<[^,<>\n]{1,200},([^<>\n]{1,500})>>"
-)
 
-
-def plain_markup(text: str, suffix: str) -> str:
-    """Return a text as Markdown without comments and front matter; its title becomes the first heading.
-
-    AsciiDoc is recognised by the file's suffix or, in a `.txt` such as Git's manuals, by its own marks.
-    """
-    if suffix in ASCIIDOC or (suffix in PLAIN and ASCIIDOC_MARK.search(text)):
-        return asciidoc_as_markdown(text)
-    if suffix in PLAIN:
-        return text
+def markdown_of(text: str) -> str:
+    """Return Markdown without comments and front matter; its title becomes the first heading."""
     text = _without_comments(text)
     if (front := FRONT_MATTER.match(text)) is None:
         return text
     title = FRONT_TITLE.search(front[1])
     return (f"# {title[1]}\n\n" if title and title[1] else "") + text[front.end() :]
-
-
-def asciidoc_as_markdown(text: str) -> str:
-    """Return AsciiDoc with Markdown's headings and blocks of code, without attributes, directives and comments."""
-    lines, kept, place = text.split("\n"), list[str](), 0
-    places: dict[str, list[int]] = {}  # of each line that may end a block
-    for number, line in enumerate(lines):
-        if ASCIIDOC_BLOCK.match(line):
-            places.setdefault(line.rstrip(), []).append(number)
-    while place < len(lines):
-        line = lines[place].rstrip()
-        following = lines[place + 1].rstrip() if place + 1 < len(lines) else ""
-        place += 1
-        if heading := ASCIIDOC_HEADING.match(line):
-            kept.append(f"{'#' * len(heading[1])} {heading[2]}")
-        elif level := _underlined_level(line, following):
-            kept.append(f"{'#' * level} {line}")
-            place += 1
-        elif ASCIIDOC_BLOCK.match(line):
-            closing = places.get("```" if line.startswith("```") else line, [])
-            end = bisect.bisect_left(closing, place)
-            if line == "--" or line[0] not in VERBATIM or end == len(closing):
-                continue  # encloses prose, or is never closed
-            kept += ["```", *lines[place : closing[end]], "```"] if line[0] != "/" else []
-            place = closing[end] + 1
-        elif not ASCIIDOC_UNREAD.match(line):
-            kept.append(ASCIIDOC_LINK.sub(lambda link: link[2] or link[3] or link[1] or "", line))
-    return "\n".join(kept)
-
-
-def _underlined_level(title: str, underline: str) -> int:
-    """Return the level of an underlined title, or 0 for another line: the lengths of title and underline are close."""
-    is_line = len(underline) > 1 and underline[0] in ASCIIDOC_UNDERLINES and set(underline) == {underline[0]}
-    is_title = is_line and title[:1].isalnum() and abs(len(title) - len(underline)) <= NEARLY
-    return ASCIIDOC_UNDERLINES.index(underline[0]) + 1 if is_title else 0
 
 
 def _without_comments(text: str) -> str:

@@ -138,18 +138,11 @@ def test_passages_of_rows_are_documents_and_candidates_by_the_same_ids(name, tmp
         assert (row["query"], row["context"], row["continuation"]) == ("what flows?", "Question:", " what flows?")
 
 
-def test_lists_in_cells_are_read_as_json_and_as_python_write_them(tmp_path):
-    cells = {
-        r'''"[""a\/b"", ""\ud83d\ude00""]"''': ["a/b", "\U0001f600"],
-        '''"['it''s', ""x""]"''': ["its", "x"],
-        "['Rhine' 'the Rhine']": ["Rhine", "the Rhine"],  # numpy's, which Python reads as one text
-        "\"['Rhine'\n 'the Rhine']\"": ["Rhine", "the Rhine"],
-        "['Rhine'  ... 'the Rhine']": "['Rhine'  ... 'the Rhine']",
-        "[x]": "[x]",
-    }
+def test_lists_in_cells_are_read_as_json_and_others_are_refused(tmp_path):
+    cells = {r'''"[""a\/b"", ""\ud83d\ude00""]"''': ["a/b", "\U0001f600"], "['x' 'y']": "['x' 'y']"}
     (tmp_path / "a.csv").write_text("question,answers\n" + "".join(f"q,{cell}\n" for cell in cells))
     assert [row["answers"] for _, row in read_rows(tmp_path / "a.csv")] == list(cells.values())
-    with pytest.raises(UserError, match=r"field 'answers' must be a list of texts.*'Rhine'  \.\.\. "):
+    with pytest.raises(UserError, match=r"a\.csv:3: field 'answers' must be a list of texts"):
         read_examples(tmp_path / "a.csv")
 
 
@@ -168,20 +161,16 @@ def test_a_row_with_a_context_and_no_answer_is_not_taken_for_a_query(tmp_path):
 
 
 SPREADSHEETS = {
-    "a hint for Excel": "sep=;\r\nid;text\r\n1;The Rhine.\r\n",
     "bars": "id|text\n1|The Rhine.\n",
     "empty columns behind": "id,text,,\n1,The Rhine.,,\n",
-    "empty cells behind": "id,text\n1,The Rhine.,,\n",
-    "the index of pandas": ",id,text\n0,1,The Rhine.\n",
     "blanks in the header": "id, text\n1,The Rhine.\n",
 }
 
 
 @pytest.mark.parametrize("name", SPREADSHEETS)
-def test_tables_are_read_as_spreadsheets_write_them(name, tmp_path, caplog):
+def test_tables_are_read_as_spreadsheets_write_them(name, tmp_path):
     (tmp_path / "a.csv").write_text(SPREADSHEETS[name], newline="")
     assert [row for _, row in read_rows(tmp_path / "a.csv")] == [{"id": "1", "text": "The Rhine."}]
-    assert ("a.csv: the first column has no name" in caplog.text) == (name == "the index of pandas")
 
 
 # Judgements and runs ----------------------------------------------------------------------------------------------
