@@ -20,19 +20,18 @@ BUCKETS_PER_OCTAVE = 256
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Shares of the source texts for each split; texts beyond the shares serve none.
+    """Shares of the source texts for each split; the rest is the corpus.
 
     Development texts come from the other end of the range, so requesting some changes no training or held-out text.
     """
 
     queries: float
     heldout: float
-    corpus: float | None  # None: all the rest
     dev: float = 0.0
 
 
-def split_of(source_id: str, seed: int, shares: Shares) -> str | None:
-    """Return `queries`, `heldout`, `dev`, `documents` or None, by a keyed hash of the source's id."""
+def split_of(source_id: str, seed: int, shares: Shares) -> str:
+    """Return `queries`, `heldout`, `dev` or `documents`, by a keyed hash of the source's id."""
     point = _point(source_id, seed)
     if point < shares.queries:
         return "queries"
@@ -40,9 +39,7 @@ def split_of(source_id: str, seed: int, shares: Shares) -> str | None:
         return "heldout"
     if shares.dev and point >= 1 - shares.dev:
         return "dev"
-    if shares.corpus is None or point < shares.queries + shares.heldout + shares.corpus:
-        return "documents"
-    return None
+    return "documents"
 
 
 def _point(source_id: str, seed: int) -> float:
@@ -63,9 +60,8 @@ def shares_of(source_ids: Iterable[str], seed: int, shares: Shares) -> Shares:
 
     queries, heldout = count(shares.queries), count(shares.heldout)
     ends = [border(queries), border(queries + heldout)]
-    corpus = shares.corpus and border(queries + heldout + count(shares.corpus)) - ends[1]
     dev = shares.dev and 1 - border(len(points) - 2 - count(shares.dev))
-    return Shares(ends[0], ends[1] - ends[0], corpus, dev)
+    return Shares(ends[0], ends[1] - ends[0], dev)
 
 
 def piece_key(digest: bytes) -> int:

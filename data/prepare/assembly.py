@@ -328,7 +328,7 @@ def write_shards(work: WorkFolder, rules: Rules, cut: Cut, pool: LocalPool) -> l
                 yield work, rules, number, keys
 
     progress = Progress("writing shards of documents", len(ranges), len(done))
-    for report in pool.run(write_shard, jobs()):
+    for report in pool.run(write_shard, jobs(), len(ranges)):
         done[report["number"]] = report
         kept = sum(of["kept"] for of in done.values())
         if requested is not None and kept:  # extrapolate the share of dropped pieces to the rest

@@ -143,13 +143,14 @@ def cut_source_shard(
     shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted attempt
     folder.mkdir(parents=True)
     cut = _SourceShardCut(rules, folder, limits, source_shard.number)
-    texts: list[SourceText] = []  # not yet cut, each of a split
+    texts: list[SourceText] = []  # not yet cut
     size = 0
     for line, item in read_items(source_shard, rules.fields):
         cut.report.lines = max(cut.report.lines, line)
         if isinstance(item, Rejected):
             cut.reject(item)
-        elif item is not None and cut.register(item, line):
+        elif item is not None:
+            cut.register(item, line)
             texts.append(item)
             size += len(item.text)
             if size > CHARACTERS_AT_A_TIME:
@@ -178,17 +179,15 @@ class _SourceShardCut:
         if self.report.rejected[case.reason] <= EXAMPLES:
             self.report.examples.append(case)
 
-    def register(self, text: SourceText, line: int) -> bool:
-        """Count a text. Returns whether it serves a split."""
+    def register(self, text: SourceText, line: int) -> None:
+        """Count a text."""
         self.report.texts += 1
         self._registry.append((hash64(text.id), hash64(text.text), self.report.number, line, text.named))
-        return split_of(text.id, self._rules.seed, self._rules.shares) is not None
 
     def add(self, texts: Sequence[SourceText]) -> None:
         """Cut texts into pieces of their splits."""
         for text, ends in zip(texts, token_ends(self._tokenizer, [t.text for t in texts]), strict=True):
             split = split_of(text.id, self._rules.seed, self._rules.shares)
-            assert split is not None
             self.report.tokens += len(ends)
             parts = self._parts(text, ends, split)
             if split == "documents":

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 ENOUGH_ROWS = 10_000  # rows after which the share is judged while the source is still being read
 NOTHING_TO_READ = ("no_main_text", "empty_file")  # pages of links, `__init__.py`: no damage
 LEAST_TEXTS = 1 << 14  # pieces kept for a split of texts: many of a few may repeat others
+MAX_REJECTED = 0.1  # share of the rows: more mean that the source is not as expected
+SHARDS_PER_PROCESS = 4  # a process takes a second to start, and about as long for four small shards
 SHOWN = 3  # texts in a warning; rejected.jsonl has more
 Requested = dict[str, int | None]  # requested pieces by split; None means all. Other splits are not made.
 
@@ -150,16 +153,16 @@ class Cut:
             line += self.reports[number].lines
         return line
 
-    def too_many_rejected(self, limit: float) -> bool:
-        """Return whether more than a share of all rows was rejected, beside files that hold nothing to read."""
+    def too_many_rejected(self) -> bool:
+        """Return whether more than a tenth of all rows was rejected, beside files that hold nothing to read."""
         rejected = self.rejected.total() - sum(self.rejected[reason] for reason in NOTHING_TO_READ)
-        return rejected > limit * (self.texts + rejected)
+        return rejected > MAX_REJECTED * (self.texts + rejected)
 
 
-def cut_source(work: WorkFolder, rules: Rules, cut: Cut, pool: "LocalPool", max_rejected: float) -> None:
+def cut_source(work: WorkFolder, rules: Rules, cut: Cut, pool: "LocalPool") -> None:
     """Cut every source shard that an interrupted run has not cut.
 
-    Raises UserError if more than a share `max_rejected` of the source was rejected.
+    Raises UserError if more than a tenth of the source was rejected.
     """
     for number in range(len(cut.source_shards)):
         folder = work.source_shard(number)
@@ -170,16 +173,16 @@ def cut_source(work: WorkFolder, rules: Rules, cut: Cut, pool: "LocalPool", max_
     progress = Progress("cutting the source", len(cut.source_shards), len(cut.reports))
     todo = [source_shard for source_shard in cut.source_shards if source_shard.number not in cut.reports]
     jobs = ((rules, work.source_shard(shard.number), shard, cut.limits()) for shard in todo)  # limits at each draw
-    for report in pool.run(cut_source_shard, jobs):
+    for report in pool.run(cut_source_shard, jobs, len(todo)):
         cut.add(report)
         progress.advance(note=f"{cut.texts:,} texts, {cut.tokens:,} tokens")
-        if cut.texts >= ENOUGH_ROWS and cut.too_many_rejected(max_rejected):
+        if cut.texts >= ENOUGH_ROWS and cut.too_many_rejected():
             break
-    _require_few(work, cut, (), max_rejected)
-    _reject_duplicates(work, cut, max_rejected)
+    _require_few(work, cut, ())
+    _reject_duplicates(work, cut)
 
 
-def _require_few(work: WorkFolder, cut: Cut, more: Iterable[Rejected], max_rejected: float) -> None:
+def _require_few(work: WorkFolder, cut: Cut, more: Iterable[Rejected]) -> None:
     """Write `rejected.jsonl`: the first hundred of each reason, in the order of the files.
 
     Raises UserError with the first cases where too much was rejected.
@@ -200,18 +203,18 @@ def _require_few(work: WorkFolder, cut: Cut, more: Iterable[Rejected], max_rejec
             row = {"reason": case.reason, "file": readable_name(case.file), "line": case.line or None}
             lines.append(json.dumps({**row, "detail": case.detail}) + "\n")
     replace_file(path, "".join(lines).encode())
-    if cut.too_many_rejected(max_rejected):
+    if cut.too_many_rejected():
         first = [str(of_reason[0]) for of_reason in by_reason.values()]
         raise UserError(
-            f"{rejected} of {cut.texts + rejected} rows of data.source were rejected, more than "
-            f"data.max_rejected_share={max_rejected:g} allows: {'; '.join(first[:3])}. "
+            f"{rejected} of {cut.texts + rejected} rows of data.source were rejected, more than a tenth: "
+            f"{'; '.join(first[:3])}. "
             f"Counts: {dict(cut.rejected)}; the first of each are listed in {path}"
         )
     shown = "; ".join([*map(str, cases[:SHOWN]), *(["..."] if cases[SHOWN:] else [])])
     log.warning(f"{path} lists texts that could not be read ({rejected:,}): {shown}")
 
 
-def _reject_duplicates(work: WorkFolder, cut: Cut, max_rejected: float) -> None:
+def _reject_duplicates(work: WorkFolder, cut: Cut) -> None:
     """Reject texts with another text's id, and count repeated texts without an id."""
     registers = sorted(work.source_shards.glob("*/texts-*.npy"))
     named, unnamed, places = find_duplicates(registers, cut.texts, work.duplicates)
@@ -222,7 +225,7 @@ def _reject_duplicates(work: WorkFolder, cut: Cut, max_rejected: float) -> None:
             for number, line in places
         ]
         cut.rejected["duplicate_id"] = named
-        _require_few(work, cut, cases, max_rejected)
+        _require_few(work, cut, cases)
     if unnamed:
         cut.dropped["repeated text"] = unnamed
 
@@ -270,33 +273,36 @@ def _rows_between(registers: Iterable[Path], first: int, last: int) -> np.ndarra
 
 
 class LocalPool:
-    """Runs a function over jobs, in `num_workers` processes that end with the block, or in this one alone."""
+    """Runs a function over jobs in processes that end with the block, or in this one alone.
 
-    def __init__(self, num_workers: int = 1) -> None:
+    By default their number follows from the cores and the jobs. The result does not depend on it.
+    """
+
+    def __init__(self, num_workers: int | None = None) -> None:
         self._num_workers = num_workers
         self._executor: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> "LocalPool":
-        if self._num_workers > 1:
-            self._executor = ProcessPoolExecutor(self._num_workers, get_context("spawn"), _begin, (os.getpid(),))
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def run(self, function: Callable, jobs: Iterable[tuple]) -> Iterator[Any]:
+    def run(self, function: Callable, jobs: Iterable[tuple], num_jobs: int) -> Iterator[Any]:
         """Yield results as they are ready; jobs are drawn one by one, when there is room.
 
         Raises RunError if a process was killed; finished jobs are kept.
         """
-        if self._executor is None:
+        if (num_workers := self._num_workers or num_processes(num_jobs, _usable_cores())) == 1:
             yield from itertools.starmap(function, jobs)
             return
+        if self._executor is None:
+            self._executor = ProcessPoolExecutor(num_workers, get_context("spawn"), _begin, (os.getpid(),))
         drawn, running = iter(jobs), set[Future]()
         try:
             while True:
-                for job in itertools.islice(drawn, self._num_workers + 1 - len(running)):
+                for job in itertools.islice(drawn, num_workers + 1 - len(running)):
                     running.add(self._executor.submit(function, *job))
                 if not running:
                     return
@@ -304,9 +310,21 @@ class LocalPool:
                 yield from (future.result() for future in done)
         except BrokenProcessPool as error:
             raise RunError(
-                "a process of data.num_workers was killed, perhaps for want of memory; finished work is kept: "
-                "run the same command again, with fewer data.num_workers if it comes back"
+                "a preparing process was killed, perhaps for want of memory; finished work is kept: run the same "
+                "command again, on fewer cores if it comes back, such as by `taskset -c 0-3`"
             ) from error
+
+
+def num_processes(num_shards: int, num_cores: int) -> int:
+    """Return the processes that prepare a source: at most one for each core, and for each four shards."""
+    return max(1, min(num_cores, num_shards // SHARDS_PER_PROCESS))
+
+
+def _usable_cores() -> int:
+    """Return the cores for processes: one in a program of the user's, which each further process would run again."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m replug`
+    is_command = Path(sys.argv[0]).name == "replug" or (spec is not None and spec.name.startswith("replug."))
+    return len(os.sched_getaffinity(0)) if is_command else 1
 
 
 def _begin(parent: int) -> None:

@@ -75,9 +75,9 @@ def prepare_raw(
     own = None if rows is None else _own_examples(rows)
     plan = plan_texts(config)
     plan.say("data.source")
-    shares = Shares(config.query_share, config.heldout_share, config.corpus_share, DEV_SHARE if config.num_dev else 0)
+    shares = Shares(config.query_share, config.heldout_share, DEV_SHARE if config.num_dev else 0)
     if own is not None:
-        shares = Shares(0.0, 0.0, None)
+        shares = Shares(0.0, 0.0)
     elif plan.text_ids:
         shares = shares_of(plan.text_ids, seed, shares)
     lengths = config.context_tokens, config.document_tokens or config.context_tokens
@@ -129,7 +129,7 @@ def _make_splits(
     margin = MARGIN
     while True:
         cut = Cut(plan.shards, requested, margin)
-        cut_source(work, rules, cut, pool, config.max_rejected_share)
+        cut_source(work, rules, cut, pool)
         if own is None:
             ngram, splits = config.ngram_overlap, [split for split in TEXT_SPLITS if split in requested]
             choose = partial(choose_examples, work, rules, cut)
@@ -188,7 +188,7 @@ def _proof(
     """
     sources, texts = map(list, of_texts)
     progress = Progress("proving that no text is in two splits", len(paths))
-    for shared, equal in pool.run(overlaps_of_shard, ((path, work.overlap_filter, seed) for path in paths)):
+    for shared, equal in pool.run(overlaps_of_shard, ((path, work.overlap_filter, seed) for path in paths), len(paths)):
         sources += shared
         texts += equal
         progress.advance()
@@ -228,7 +228,7 @@ def prepare_rows(
         counts = {"documents": num_documents, **{split: len(rows) for split, rows in examples.items()}}
         proof = _proof(work, shards, {**counts, "documents": num_documents if shards else 0}, overlaps, 0, pool)
         if shards and token_ids is not None:
-            for _ in pool.run(write_ids_of_shard, ((shard, token_ids) for shard in shards)):
+            for _ in pool.run(write_ids_of_shard, ((shard, token_ids) for shard in shards), len(shards)):
                 pass
             write_token_rules(work.documents, token_ids.fingerprint)
         documents = dict(Counter(doc.domain for path in shards for doc in read_documents_of(path)))

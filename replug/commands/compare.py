@@ -98,5 +98,5 @@ def _documents(questions: str, documents: str | None) -> dict[str, Any]:
     formats = {format_of(path) for path in files_of(documents) or ()} if beir_folder(documents) is None else set()
     if not formats - {*FILES_OF_ROWS, None}:
         return {"data.corpus": documents}
-    cut = {"data.tokenizer": "retriever", "data.document_tokens": 128, "data.max_rejected_share": 0.1}
+    cut = {"data.tokenizer": "retriever", "data.document_tokens": 128}
     return {"data.source": documents, **cut, "data.query_share": 0, "data.heldout_share": 0}

@@ -64,14 +64,11 @@ UNNAMED = [{"text": row["text"], "domain": row["domain"]} for row in [*ROWS, *RO
 @pytest.mark.parametrize(("rows", "keys"), [(REPEATED, "few of each"), (UNNAMED, "n-grams")])
 def test_shuffled_rows_in_other_files_and_source_shards_give_the_same_bytes(rows, keys, four, tmp_path, monkeypatch):
     monkeypatch.setattr(replug.data.prepare.assembly, "PIECES_PER_SHARD", 300)
-    share = {"max_rejected_share": 1.0}
-    whole = prepare(tmp_path / "whole", write_jsonl(tmp_path / "raw.jsonl", rows), **share, **KEYS[keys])
+    whole = prepare(tmp_path / "whole", write_jsonl(tmp_path / "raw.jsonl", rows), **KEYS[keys])
     expected = without_names(whole.folder)
     for seed, pool, shard_bytes in ((1, None, 1 << 20), (2, None, 3000), (3, four, 9000)):
         monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", shard_bytes)
-        other = prepare(
-            tmp_path / f"set{seed}", dealt(tmp_path / f"raw{seed}", rows, seed), pool, **share, **KEYS[keys]
-        )
+        other = prepare(tmp_path / f"set{seed}", dealt(tmp_path / f"raw{seed}", rows, seed), pool, **KEYS[keys])
         assert without_names(other.folder) == expected
 
 
@@ -86,7 +83,7 @@ def without_names(folder: Path) -> dict[str, object]:
 # Interruptions ------------------------------------------------------------------------------------------
 
 SIZES = (9000, 200)  # of source shards and shards
-STORM_KEYS = {"num_documents": 900, "ngram_overlap": 5, "max_rejected_share": 1.0}
+STORM_KEYS = {"num_documents": 900, "ngram_overlap": 5}
 
 
 def start_apart(out: Path, source: Path, num_workers: int) -> BaseProcess:
@@ -150,7 +147,7 @@ def test_a_run_killed_again_and_again_ends_with_the_bytes_of_a_quiet_one(num_wor
 def test_a_run_stopped_after_every_write_ends_with_the_bytes_of_a_quiet_one(small, tmp_path, monkeypatch):
     """Each write of a file fails once, the first of all, then the second, and so on."""
     source = write_jsonl(tmp_path / "raw.jsonl", REPEATED[:70])
-    keys = {"max_rejected_share": 1.0, "num_documents": 300}
+    keys = {"num_documents": 300}
     expected = contents(prepare(tmp_path / "quiet", source, **keys).folder)
     replace, left = Path.replace, [0]
 
@@ -175,7 +172,7 @@ def test_a_run_stopped_after_every_write_ends_with_the_bytes_of_a_quiet_one(smal
 
 def test_a_killed_worker_is_one_clear_line_and_the_rerun_goes_on(small, tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "raw.jsonl", REPEATED)
-    expected = contents(prepare(tmp_path / "quiet", source, max_rejected_share=1.0).folder)
+    expected = contents(prepare(tmp_path / "quiet", source).folder)
     finished = replug.data.prepare.reading.Progress.advance
     count = []
 
@@ -188,11 +185,11 @@ def test_a_killed_worker_is_one_clear_line_and_the_rerun_goes_on(small, tmp_path
 
     with monkeypatch.context() as patch:
         patch.setattr(replug.data.prepare.reading.Progress, "advance", kill_one)
-        with LocalPool(2) as pool, pytest.raises(RunError, match=r"a process of data\.num_workers was killed"):
-            prepare(tmp_path / "set", source, pool, max_rejected_share=1.0)
+        with LocalPool(2) as pool, pytest.raises(RunError, match="a preparing process was killed"):
+            prepare(tmp_path / "set", source, pool)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("set/work/cut/*/report.json")}
     assert len(before) >= 3
-    prepare(tmp_path / "set", source, max_rejected_share=1.0)
+    prepare(tmp_path / "set", source)
     assert contents(tmp_path / "set") == expected
 
 

@@ -191,7 +191,7 @@ def test_html_is_read_as_its_main_text_code_in_a_line_opens_no_block_and_a_page_
 @pytest.mark.parametrize("number", [10, 300])
 def test_each_split_has_its_part_of_few_files(number: int):
     names = [f"{i}.md" for i in range(number)]
-    shares = shares_of(names, 0, Shares(0.2, 0.1, None, 0.1))
+    shares = shares_of(names, 0, Shares(0.2, 0.1, 0.1))
     found = [split_of(name, 0, shares) for name in names]
     counts = {split: found.count(split) for split in ("queries", "heldout", "dev", "documents")}
     tenth = number // 10
@@ -237,7 +237,7 @@ def test_empty_files_are_passed_over_and_names_of_other_encodings_are_read(tmp_p
     files = pages(12) | {f"part{n}/empty.md": b"" for n in range(9)}
     source = write_files(tmp_path / "docs", files)
     (source / os.fsdecode(b"caf\xe9.md")).write_bytes(pages(1)["page0.md"].replace(b"W0", b"Cafe"))
-    made = prepare(tmp_path / "set", source, num_documents=None, max_rejected_share=0.0)
+    made = prepare(tmp_path / "set", source, num_documents=None)
     assert made.manifest["rejected"] == {"empty_file": 9}
     assert "part0/empty.md: the file is empty (empty_file)" in caplog.text
     sources = {text.source for store in (made.queries, made.heldout) for text in store.examples(range(len(store)))}

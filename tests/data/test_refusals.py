@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import replug.data.prepare.reading
 import replug.data.sources.records
 import replug.data.sources.shards
 from replug.config.errors import UserError
@@ -132,7 +133,9 @@ def listed(out: Path) -> list[tuple[str, str, int | None]]:
 
 
 def prepare_all(tmp_path: Path, source: object, **keys: object) -> PreparedSet:
-    return prepare(tmp_path / "set", source, max_rejected_share=1.0, **keys)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replug.data.prepare.reading, "MAX_REJECTED", 1.0)
+        return prepare(tmp_path / "set", source, **keys)
 
 
 def with_bad(*bad: bytes) -> bytes:
@@ -266,12 +269,12 @@ def test_a_bad_file_in_a_tree_of_texts_is_named_and_the_others_are_taken(what, t
 
 
 def test_a_source_with_too_many_bad_rows_stops_and_names_the_first_of_each_kind(tmp_path):
-    (tmp_path / "raw.jsonl").write_bytes(with_bad(b"{", b"[]", b"{", b'{"a": 1}', b'"x"'))
-    with pytest.raises(UserError, match=r"5 of 65 rows .* more than data.max_rejected_share=0.01 allows") as error:
+    (tmp_path / "raw.jsonl").write_bytes(with_bad(b"{", b"[]", b"{", b'{"a": 1}', *4 * [b'"x"']))
+    with pytest.raises(UserError, match=r"8 of 68 rows .* more than a tenth") as error:
         prepare(tmp_path / "set", tmp_path / "raw.jsonl")
     for place in ("raw.jsonl:11: not valid JSON", "raw.jsonl:12: expected a JSON object", "raw.jsonl:14: field 'text'"):
         assert place in str(error.value)
-    assert len(listed(tmp_path / "set")) == 5
+    assert len(listed(tmp_path / "set")) == 8
 
 
 @pytest.mark.parametrize("name", ["raw.jsonl", "raw.tsv", "raw.parquet"])

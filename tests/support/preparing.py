@@ -23,7 +23,7 @@ from replug.models.preparing import prepared_set
 from tests.support.packages import ROOT
 
 WORDS = word_tokenizer(r"\s*\S+|\s+")
-SHARES = Shares(0.2, 0.1, None)  # the schema's
+SHARES = Shares(0.2, 0.1)  # the schema's
 
 
 def debug_set(folder: Path, *overrides: str) -> PreparedSet:
@@ -84,7 +84,7 @@ def parquet(content: list[dict] | pa.Table, **options: object) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def ids_on(split: str | None, count: int, shares: Shares = SHARES) -> list[str]:
+def ids_on(split: str, count: int, shares: Shares = SHARES) -> list[str]:
     """Ids of source texts that fall to a split with seed 0."""
     names = (name for name in map(str, range(100_000)) if split_of(name, 0, shares) == split)
     return [name for _, name in zip(range(count), names, strict=False)]
