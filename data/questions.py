@@ -1,8 +1,8 @@
 """Make questions about a document by a rule, in any language and without an LM. Pure.
 
 A date, a number or a name is removed from a sentence of the document and becomes the answer; a question word of the
-document's language stands before the rest, or in the answer's place if the language has it there. The answer is right
-by construction. The questions are unnatural: they train and test a search, and no LM reads them.
+document's language stands before the rest, if it is known. The answer is right by construction. The questions are
+unnatural: they train and test a search, and no LM reads them.
 """
 
 import random
@@ -15,7 +15,7 @@ from replug.data.prepare.prose import ABBREVIATION, LONGEST_HEADING, MARKS
 from replug.data.records import Document
 from replug.data.words import search_words
 
-# Question words for a date, a number and a name; languages of IN_PLACE put them in the answer's place.
+# Question words for a date, a number and a name; other languages have none.
 BEFORE = {
     "en": ("when", "how many", "who or what"),
     "de": ("wann", "wie viele", "wer oder was"),
@@ -26,13 +26,6 @@ BEFORE = {
     "ru": ("когда", "сколько", "кто или что"),
     "ar": ("متى", "كم", "من أو ما"),
     "": ("", "", ""),
-}
-IN_PLACE = {
-    "hi": ("कब", "कितने", "कौन या क्या"),
-    "th": ("เมื่อไร", "เท่าไร", "ใครหรืออะไร"),
-    "ja": ("いつ", "いくつ", "誰または何"),
-    "zh": ("什么时候", "多少", "谁或什么"),
-    "ko": ("언제", "얼마", "누구 또는 무엇"),
 }
 SCRIPTS = {
     "th": r"\p{Thai}",
@@ -193,8 +186,7 @@ def _is_answer(span: str, sentence: str, title: str) -> bool:
 
 
 def _question(sentence: str, answer: str, kind: int, title: str, language: str) -> str:
-    word = IN_PLACE[language][kind] if language in IN_PLACE else ""
-    rest = sentence.replace(answer, f" {word} " if word else " ", 1).strip(MARKS_OF_ENDS)
+    rest = sentence.replace(answer, " ", 1).strip(MARKS_OF_ENDS)
     rest = " ".join(BEFORE_MARK.sub("", EMPTY.sub(" ", rest)).split()).strip(MARKS_OF_ENDS)
     named = set(search_words(BRACKETS.sub("", title)))
     is_named = 2 * len(named & set(search_words(rest))) >= len(named)

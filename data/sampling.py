@@ -16,6 +16,7 @@ import numpy as np
 TEXT_SPLITS = ("heldout", "dev", "queries")  # in order of choice: none overlaps one before it
 SPLITS = ("documents", "queries", "heldout", "dev")
 BUCKETS_PER_OCTAVE = 256
+MARGIN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +80,12 @@ def buckets(keys: np.ndarray) -> np.ndarray:
 class KeyCounts:
     """How many pieces of one split have been seen in each bucket of keys."""
 
-    def __init__(self, requested: int | None, margin: int, least: int = 0) -> None:
-        """`margin` pieces are kept for each requested one, since repeated and overlapping ones are dropped later.
+    def __init__(self, requested: int | None, least: int = 0) -> None:
+        """Two pieces are kept for each requested one, since repeated and overlapping ones are dropped later.
 
         At least `least` pieces are kept if `requested` is above 0.
         """
-        self._wanted = requested and max(margin * requested, least)
+        self._wanted = requested and max(MARGIN * requested, least)
         self._counts = np.zeros(66 * BUCKETS_PER_OCTAVE, np.int64)
 
     def add(self, counts: dict[int, int]) -> None:
@@ -98,9 +99,6 @@ class KeyCounts:
         if self._wanted is None:
             return last
         return min(int(np.searchsorted(np.cumsum(self._counts), self._wanted)), last)
-
-    def total(self) -> int:
-        return int(self._counts.sum())
 
     def candidates(self) -> int:
         """Return pieces up to the limit."""

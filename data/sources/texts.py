@@ -9,7 +9,7 @@ Markdown is read without comments and front matter. HTML goes through the extrac
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from replug.data.sources.records import (
     names_in,
     nested,
     open_file,
-    other_format,
     read_lines,
     readable_name,
 )
@@ -37,8 +36,8 @@ from replug.data.words import content_hash
 MainTexts = Callable[[bytes], str | None]  # None if a page has no main text or times out
 PACKAGE = "package:"
 PROSE = ("text", "markup", "HTML")
+MAX_CHARACTERS = 16 << 20  # of a text
 BYTES_OF_A_CHARACTER = 4  # at most, in UTF-8
-MAX_NAME_CHARACTERS = 4096  # of an id or a domain, which are kept for every piece of a text
 
 
 def read_items(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
@@ -47,7 +46,7 @@ def read_items(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
     Unreadable rows and files give `Rejected`, and lines that are not rows None, so that all are counted.
     """
     name = source_shard.names[0]
-    if has_rows(source_shard):
+    if source_shard.kind in READERS:
         rows = read_shard(source_shard, (fields.text, fields.id, fields.domain))
         if fields.new_text_at:
             yield from _joined_texts(rows, fields, name, fields.new_text_at)
@@ -59,11 +58,6 @@ def read_items(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
     else:
         texts = stand_in_texts() if name == "stand_in" else read_package_texts(name.removeprefix(PACKAGE))
         yield from enumerate(texts, start=1)
-
-
-def has_rows(source_shard: SourceShard) -> bool:
-    """Return whether a source shard is read row by row."""
-    return source_shard.kind in READERS
 
 
 def is_built_in(source: str) -> bool:
@@ -84,17 +78,13 @@ def _text_of_row(row: dict[str, Any], fields: FieldMap, name: str, line: int) ->
         return rejected("text_missing", detail)
     if not isinstance(text, str):
         return rejected("text_not_a_string", f"field '{fields.text}' must be a string, found {type(text).__name__}")
-    if identifier == "":
-        return rejected("id_empty", f"field '{fields.id}' (data.fields) is empty")
-    named = ((identifier, fields.id, "id_not_a_string"), (domain, fields.domain, "domain_not_a_string"))
-    for value, field, reason in named:
+    for value, field in ((identifier, fields.id), (domain, fields.domain)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, str | int)):
-            return rejected(reason, f"field '{field}' must be a string or an integer, found {type(value).__name__}")
-        if isinstance(value, str) and len(value) > MAX_NAME_CHARACTERS:
-            return rejected("too_long", f"field '{field}' has {len(value)} characters, more than {MAX_NAME_CHARACTERS}")
+            found = type(value).__name__
+            return rejected("not_a_string", f"field '{field}' must be a string or an integer, found {found}")
     domain = "all" if domain in (None, "") else str(domain)
-    made = _unnamed(text, domain) if identifier is None else SourceText(str(identifier), text, domain)
-    return _checked(made, fields, name, line)
+    made = _unnamed(text, domain) if identifier in (None, "") else SourceText(str(identifier), text, domain)
+    return _checked(made, name, line)
 
 
 def _unnamed(text: str, domain: str) -> SourceText:
@@ -102,13 +92,11 @@ def _unnamed(text: str, domain: str) -> SourceText:
     return SourceText(content_hash(text.encode(errors="replace").decode()).hex(), text, domain, named=False)
 
 
-def _checked(text: SourceText, fields: FieldMap, name: str, line: int) -> SourceText | Rejected:
+def _checked(text: SourceText, name: str, line: int) -> SourceText | Rejected:
     if not text.text.strip():
         return Rejected("text_empty", name, line, "the text is empty")
-    if len(text.text) > fields.max_characters:
+    if len(text.text) > MAX_CHARACTERS:
         return _too_long(name, line, len(text.text))
-    if "\0" in text.text:
-        return Rejected("nul_character", name, line, "holds a NUL character: is it a text?")
     try:
         f"{text.id}{text.domain}{text.text}".encode()
     except UnicodeEncodeError:
@@ -129,10 +117,10 @@ def _joined_texts(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at:
 
     def joined() -> Iterator[Item]:
         """Yield the text so far, unless all lines are blank: they then belong to the next text."""
-        if length > fields.max_characters:
+        if length > MAX_CHARACTERS:
             yield first, _too_long(name, first, length)
         elif any(line.strip() for line in lines):
-            yield first, _checked(_unnamed("".join(lines), "all"), fields, name, first)
+            yield first, _checked(_unnamed("".join(lines), "all"), name, first)
 
     for number, row in rows:
         if not isinstance(row, dict):
@@ -149,7 +137,7 @@ def _joined_texts(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at:
         first = number if length == 0 else first
         lines.append(line if line.endswith("\n") else f"{line}\n")
         length += len(lines[-1])
-        if length > fields.max_characters:
+        if length > MAX_CHARACTERS:
             lines.clear()
     yield from joined()
 
@@ -158,23 +146,21 @@ def _joined_texts(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at:
 
 
 def _read_files(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
-    with ExitStack() as stack:
-        has_pages = any(format_of(Path(name)) == "HTML" for name in source_shard.names)
-        pages = stack.enter_context(main_texts()) if has_pages else None
+    has_pages = any(format_of(Path(name)) == "HTML" for name in source_shard.names)
+    with main_texts() if has_pages else nullcontext() as pages:
         for name in source_shard.names:
             is_page = format_of(Path(name)) == "HTML"
             if fields.new_text_at and not is_page:
-                limits = FieldMap(max_characters=fields.max_characters)
                 lines = read_lines(SourceShard("text", (name,)))
                 rows: Iterator[Row] = ((at, {"text": of} if isinstance(of, str) else of) for at, of in lines)
-                yield from _joined_texts(rows, limits, name, fields.new_text_at)
+                yield from _joined_texts(rows, FieldMap(), name, fields.new_text_at)
             else:
-                yield 0, _whole(name, source_shard.root, fields, pages if is_page else None)
+                yield 0, _whole(name, source_shard.root, pages if is_page else None)
 
 
-def _whole(name: str, root: str, fields: FieldMap, pages: MainTexts | None = None) -> SourceText | Rejected:
+def _whole(name: str, root: str, pages: MainTexts | None = None) -> SourceText | Rejected:
     """Return the text of a file, read as a page if `pages` is given."""
-    most = BYTES_OF_A_CHARACTER * (fields.max_characters + 1)  # a byte order mark among them
+    most = BYTES_OF_A_CHARACTER * (MAX_CHARACTERS + 1)  # a byte order mark among them
     try:
         with open_file(Path(name)) as file:
             content = file.read(most + 1)
@@ -182,8 +168,7 @@ def _whole(name: str, root: str, fields: FieldMap, pages: MainTexts | None = Non
             return Rejected("too_long", name, 0, f"over {most} bytes, more than a text may have")
         text = content.decode().removeprefix("\ufeff") if pages is None else pages(content)
     except UnicodeDecodeError as error:
-        at = other_format(Path(name)) or f"at byte {error.start}"
-        return Rejected("not_utf8", name, 0, f"{at}; convert the file, or leave it out of the source")
+        return Rejected("not_utf8", name, 0, f"not UTF-8 at byte {error.start}; convert the file, or leave it out")
     except UNREADABLE as error:
         return Rejected("unreadable_file", name, 0, getattr(error, "strerror", None) or str(error))
     if text is None:
@@ -195,7 +180,7 @@ def _whole(name: str, root: str, fields: FieldMap, pages: MainTexts | None = Non
     if kind in PROSE:
         text = text.replace("\r\n", "\n").replace("\f", "\n")  # the ends of lines, and of a PDF's pages
         text = markdown_of(text) if kind == "markup" else text
-    return _checked(SourceText(label, text, domain, is_prose=kind in PROSE), fields, name, 0)
+    return _checked(SourceText(label, text, domain, is_prose=kind in PROSE), name, 0)
 
 
 def text_id(name: str, root: str) -> str:

@@ -88,7 +88,7 @@ def compare(
 
 def _documents(questions: str, documents: str | None) -> dict[str, Any]:
     """Return the keys for the documents: rows are used as they are, texts are cut."""
-    from replug.data.row_files import FILES_OF_ROWS, beir_folder
+    from replug.data.rows import FILES_OF_ROWS, beir_folder
     from replug.data.sources.records import format_of
     from replug.data.sources.shards import files_of
 

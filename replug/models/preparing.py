@@ -13,7 +13,6 @@ from replug.config.paths import check_paths
 from replug.config.schema import Config, DataConfig
 from replug.data.folder import Folder, run_work, sole_writer
 from replug.data.prepare.cutting import Tokenizers
-from replug.data.prepare.reading import LocalPool
 from replug.data.prepare.sets import Inputs, import_corpus, prepare_raw, prepare_rows, row_inputs
 from replug.data.shards import OWN_CORPUS, prepared_folder
 from replug.data.sources.records import FieldMap
@@ -53,15 +52,13 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     if data.source:
         _prepare_source(config, out, _row_sources(config) if data.train else None)
         return PreparedSet(out)
-    with LocalPool() as pool:
-        rows, token_ids = _row_sources(config), _token_ids(config)
-        return prepare_rows(**rows, out=out, inputs=inputs, pool=pool, token_ids=token_ids, fields=data.fields)
+    rows, token_ids = _row_sources(config), _token_ids(config)
+    return prepare_rows(**rows, out=out, inputs=inputs, token_ids=token_ids, fields=data.fields)
 
 
 def _prepare_source(config: Config, out: Path, rows: dict[str, str] | None) -> None:
     """Cut `data.source` into a prepared set; `rows` are the user's own examples."""
-    with LocalPool() as pool:
-        prepare_raw(config.data, config.seed, _tokenizers(config), out, data_inputs(config), pool, rows)
+    prepare_raw(config.data, config.seed, _tokenizers(config), out, data_inputs(config), rows)
 
 
 def _make_way(folder: Folder, inputs: Inputs) -> None:
