@@ -29,14 +29,10 @@ BEFORE = {
 }
 SCRIPTS = {
     "th": r"\p{Thai}",
-    "ko": r"\p{Hangul}",
-    "ja": r"[\p{Hiragana}\p{Katakana}]",
-    "zh": r"\p{Han}",
     "ar": r"\p{Arabic}",
-    "hi": r"\p{Devanagari}",
     "ru": r"\p{Cyrillic}",
+    "other": r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Devanagari}]",  # scripts without capitals
 }
-MOST_OF_JAPANESE = 4  # Han characters that stand beside one of kana, at most
 FUNCTION_WORDS = {
     "en": "the and of to was is with that",
     "de": "der die das und ist von mit nicht ein eine wurde",
@@ -123,8 +119,6 @@ def _title(text: str) -> tuple[str, str]:
 def _language(text: str) -> str:
     """Return the language as far as question words need it, "" if neither script nor function words identify it."""
     counts = {name: 0 if text.isascii() else len(regex.findall(letters, text)) for name, letters in SCRIPTS.items()}
-    if counts["ja"] * MOST_OF_JAPANESE >= counts["zh"]:
-        counts["ja"], counts["zh"] = counts["ja"] + counts["zh"], 0
     counts["latin"] = len(regex.findall(r"\p{Latin}", text))
     script = max(counts, key=lambda name: counts[name])
     if script != "latin":

@@ -105,9 +105,9 @@ def prepare_raw(
             "dropped": dict(sorted(cut.dropped.items())),
             "rejected": dict(sorted(cut.rejected.items())),
             **proof,
+            **({"left_aside": list(plan.left_aside)} if plan.left_aside else {}),
         }
-        aside = {"left_aside": list(plan.left_aside)} if plan.left_aside else {}
-        work.finish(files, {**content, **aside})
+        work.finish(files, content)
 
 
 def _require_some(source: str, cut: Cut, counts: Mapping[str, int]) -> None:
