@@ -1,8 +1,8 @@
 """`replug prepare`: raw texts, or the user's own rows, to a prepared set with its proof of disjointness.
 
-Raw texts are prepared in two passes, each on any number of workers in bounded memory. `cutting` deals the source texts
-to the splits by keyed hashes of their ids and cuts them into sorted runs. `assembly` merges the runs by ranges of keys
-into the set. Neither depends on the order of files, the number of workers, or interruptions (docs/decisions.md).
+Raw texts are prepared in two passes, each in any number of processes. `cutting` deals the source texts to the splits by
+keyed hashes of their ids and cuts them into sorted runs. `assembly` merges the runs by ranges of keys into the set.
+Neither depends on the order of files, the number of processes, or interruptions (docs/decisions.md).
 The user's own rows are never changed: an overlap there is refused.
 """
 
