@@ -36,7 +36,7 @@ SIZES = (50, 200, 1000)  # MB
 TOKENS = 128
 PROCESSES = 2
 PAPER_DOCUMENTS = 36_000_000
-OPTIONS = ("data.tokenizer=retriever", f"data.context_tokens={TOKENS}", f"data.num_workers={PROCESSES}", "seed=0")
+OPTIONS = ("data.tokenizer=retriever", f"data.context_tokens={TOKENS}", "seed=0")
 
 
 def take(texts: Path, megabytes: int, out: Path) -> None:
@@ -86,7 +86,7 @@ class PeakMemory:
 
 def prepare(texts: Path, out: Path, *options: str) -> tuple[float, int]:
     """Seconds and peak bytes of `replug prepare`, start and imports included."""
-    command = [sys.executable, "-m", "replug.commands.cli", "prepare", "configs/own_data.yaml", f"data.source={texts}"]
+    command = [sys.executable, "-m", "replug", "prepare", "configs/own_data.yaml", f"data.source={texts}"]
     start = time.perf_counter()
     process = subprocess.Popen([*command, f"data.out={out}", *OPTIONS, *options], stdout=subprocess.DEVNULL)
     with PeakMemory(process.pid) as memory:
@@ -144,7 +144,7 @@ def compare(ours: PreparedSet, theirs: Path) -> None:
     """The corpus holds what `datasets.map` cut of its sources, each text once."""
     from datasets import load_from_disk
 
-    shares = Shares(0.2, 0.1, None)
+    shares = Shares(0.2, 0.1)
     found = {normalise(doc.text) for path in shard_paths(ours.corpus_path) for doc in read_documents_of(path)}
     pieces = load_from_disk(str(theirs))
     expected = {

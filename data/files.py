@@ -9,8 +9,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from errno import EMFILE, ENFILE, ENOMEM
 from pathlib import Path
 from typing import Any
@@ -68,20 +68,6 @@ def as_other_files(folder: Path) -> None:
     probe.rmdir()
     for path in (folder, *folder.rglob("*")):
         path.chmod((0o777 if path.is_dir() else 0o666) & allowed)
-
-
-def link_equal_files(paths: Iterable[Path]) -> None:
-    """Keep the bytes of equal files once, by hard links; a file system without links keeps each file."""
-    kept: dict[tuple[int, str], Path] = {}
-    for path in sorted(paths):
-        first = kept.setdefault((path.stat().st_size, file_sha256(path)), path)
-        if first.samefile(path):
-            continue
-        link = path.with_name(f"{path.name}.partial")
-        link.unlink(missing_ok=True)
-        with suppress(OSError):
-            link.hardlink_to(first)
-            link.replace(path)
 
 
 def persist(path: Path) -> None:

@@ -23,7 +23,6 @@ from filelock import FileLock, Timeout
 
 from replug.config.errors import UserError
 from replug.data.files import file_sha256, json_sha256, read_json, reading, write_json
-from replug.data.progress import Progress
 
 INPUTS, MANIFEST, LOCK, CHECKSUMS = "inputs.json", "manifest.json", ".writer.json", "checksums.json"
 OWN = "sha256_of_this"
@@ -64,9 +63,9 @@ class Folder:
             raise UserError(f"{self.key}: {self.path} is a file; expected a folder")
         if self.inputs is None:
             for name in sorted(path.name for path in self.path.iterdir()) if self.path.exists() else ():
-                if not self._is_other(name):
+                if not any(fnmatch(name, pattern) for pattern in self._others):
                     raise UserError(
-                        f"{self.key}: {self.path} holds {name}, which is not part of {_a(self.kind)}; give another "
+                        f"{self.key}: {self.path} holds {name}, which is not part of the {self.kind}; give another "
                         f"{self.key}"
                     )
         for name, (old, new) in self.changed(inputs, are_all).items():
@@ -139,43 +138,23 @@ class Folder:
                 self._unread.pop(name, None)
 
     def verify(self) -> list[str]:
-        """Return a line for every file that is missing, changed, or not listed in the manifest."""
+        """Return a line for every file of the manifest that is missing or changed."""
         try:
             files = self.manifest()["files"]
         except UserError as error:
             return [str(error)]
-        problems, progress = [], Progress(f"checking {self.path}", len(files))
-        for name in files:
-            problems += [f"{line}; {self.fix_hint}" for line in file_problems(self.path, {name: files[name]})]
-            progress.advance()
-        return [
-            *problems,
-            *(f"{self.path / name} is not listed in {MANIFEST}; move it elsewhere" for name in self.surplus()),
-        ]
-
-    def surplus(self) -> list[str]:
-        """Return the names of unlisted files that match none of `others`."""
-        known = {*self.manifest()["files"], MANIFEST}
-        names = sorted(str(path.relative_to(self.path)) for path in self.path.rglob("*") if path.is_file())
-        return [name for name in names if name not in known and not self._is_other(name)]
+        return [f"{line}; {self.fix_hint}" for line in file_problems(self.path, files)]
 
     def _read(self, path: Path) -> dict[str, Any]:
         content = read_mark(path, self.fix_hint)
         if content.get("kind") != self.kind:
             other = content.get("kind", "unknown")
-            raise UserError(f"{self.path} is {_a(other)}; expected {_a(self.kind)}; give another {self.key}")
+            raise UserError(f"{self.path} holds the {other}; expected the {self.kind}; give another {self.key}")
         if content.get("format") != self._format:
             raise UserError(
                 f"{path} was written by another version of replug; remove {self.path} or give another {self.key}"
             )
         return content
-
-    def _is_other(self, name: str) -> bool:
-        return any(fnmatch(Path(name).parts[0], pattern) for pattern in self._others)
-
-
-def _a(kind: str) -> str:
-    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 def _as_json(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,12 +227,10 @@ def read_mark(path: Path, fix_hint: str) -> dict[str, Any]:
 # Folders of encoders -------------------------------------------------------------------------------------
 
 
-def write_checksums(folder: Path, files: Mapping[str, Path] | None = None) -> None:
-    """Write `checksums.json`. `files` maps names to current paths, before a rename; None means all files."""
-    if files is None:
-        paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / CHECKSUMS)
-        files = {str(path.relative_to(folder)): path for path in paths}
-    write_mark(folder / CHECKSUMS, {"files": {name: file_sum(path) for name, path in files.items()}})
+def write_checksums(folder: Path) -> None:
+    """Write `checksums.json` of all files."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / CHECKSUMS]
+    write_mark(folder / CHECKSUMS, {"files": {str(path.relative_to(folder)): file_sum(path) for path in paths}})
 
 
 def add_checksum(path: Path) -> None:

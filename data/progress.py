@@ -5,12 +5,10 @@ A run has numbered stages, and its lines give the time left of the whole run:
     stage 3 of 6, training: step 12/30 · all of it: 2:40 left
 
 Times are measured, never guessed: a stage has one after its first units, the run has one once earlier stages timed
-every remaining kind of work. Work of less than a second shows no line. A stage that finishes nothing for a minute, as
-on a busy machine, logs it.
+every remaining kind of work. Work of less than a second shows no line.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +19,6 @@ FIRST_LINE, MOST_BETWEEN = 15.0, 50.0  # seconds between lines of a log, at firs
 REWRITE = 0.2  # seconds between two changes of a terminal's line
 # Seconds and units of work before a pace is shown. The first unit does not count, since it includes loading.
 SETTLED, ENOUGH = 10.0, 2
-STANDSTILL = 60.0  # seconds without a finished unit before a stage logs them, twice as long each further time
 
 _rewrite: Callable[[str], None] | None = None
 _stages: "Stages | None" = None
@@ -50,66 +47,44 @@ class Stages:
     """The stages of a run in order. Before `plan`, and for a name that is not among the remaining, nothing is shown."""
 
     def __init__(self) -> None:
-        self._planned: Sequence[tuple[str, Mapping[str, int]]] = ()
+        self.planned: Sequence[tuple[str, Mapping[str, int]]] = ()
         self._at = -1
-        self._seconds: dict[str, float] = {}  # of a unit of each kind of work, as last measured
+        self.seconds: dict[str, float] = {}  # of a unit of each kind of work, as last measured
         self.leader: Progress | None = None  # first unfinished one; others show lines if it is silent
         self.last_line = 0.0  # time of the last line of any progress
-        self.num_advances = 0  # of all progress in the stages
-
-    @property
-    def are_planned(self) -> bool:
-        return bool(self._planned)
 
     def plan(self, stages: Sequence[tuple[str, Mapping[str, int]]]) -> None:
         """Set the stages by name, each with its units of work by kind, such as 1,000 documents to embed."""
-        self._planned = stages
+        self.planned = stages
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Announce the next stage of this name; progress within the block belongs to it."""
         global _stages
-        following = [place for place in range(self._at + 1, len(self._planned)) if self._planned[place][0] == name]
+        following = [place for place in range(self._at + 1, len(self.planned)) if self.planned[place][0] == name]
         if not following:
             yield
             return
         self._at, self.leader, self.last_line = following[0], None, time.monotonic()
         log.info(self.title)
         before, _stages = _stages, self
-        is_over = threading.Event()
-        watch = threading.Thread(target=self._report_standstill, args=(is_over,), daemon=True, name="standstill")
-        watch.start()
         try:
             yield
         finally:
-            is_over.set()
             _stages = before
             erase()
-
-    def _report_standstill(self, is_over: threading.Event) -> None:
-        """Log standstills of the stage, until it is over."""
-        advances, still = self.num_advances, 0.0
-        while not is_over.wait(still or STANDSTILL):  # twice as long each further time
-            still = 0.0 if self.num_advances != advances else still + (still or STANDSTILL)
-            advances = self.num_advances
-            if still:
-                log.info(f"{self.title}: nothing was finished for {format_duration(still)}; other programs may be busy")
 
     @property
     def title(self) -> str:
         """Return the number and the name of the stage."""
-        return f"stage {self._at + 1} of {len(self._planned)}, {self._planned[self._at][0]}"
-
-    def measure(self, kind: str, seconds: float) -> None:
-        """Record the seconds that a unit of this kind of work takes."""
-        self._seconds[kind] = seconds
+        return f"stage {self._at + 1} of {len(self.planned)}, {self.planned[self._at][0]}"
 
     def left(self, own: float) -> str:
         """Return the time left of the run, `own` seconds of it in this stage; until all work is timed, only `own`."""
-        later = [(kind, units) for _, work in self._planned[self._at + 1 :] for kind, units in work.items() if units]
-        if any(kind not in self._seconds for kind, _ in later):
+        later = [(kind, units) for _, work in self.planned[self._at + 1 :] for kind, units in work.items() if units]
+        if any(kind not in self.seconds for kind, _ in later):
             return f"{format_duration(own)} left of this stage"
-        return f"all of it: {format_duration(own + sum(units * self._seconds[kind] for kind, units in later))} left"
+        return f"all of it: {format_duration(own + sum(units * self.seconds[kind] for kind, units in later))} left"
 
 
 class Progress:
@@ -120,7 +95,7 @@ class Progress:
 
     def __init__(self, what: str, total: int, done: int = 0, work: tuple[str, int] | None = None) -> None:
         self.what, self.total, self.done = what, total, done
-        self._first, self._work, self._worked, self._start = done, work, 0.0, time.monotonic()
+        self._first, self._work, self._start = done, work, time.monotonic()
         self._last, self._stages = self._start, _stages
         self._timed_from: tuple[float, int] | None = None  # time and number of units when the first was done
         if _stages is not None and (_stages.leader is None or _stages.leader.is_done):
@@ -130,23 +105,17 @@ class Progress:
     def is_done(self) -> bool:
         return self.done >= self.total
 
-    def advance(self, units: int = 1, note: str = "", seconds: float = 0.0) -> None:
-        """Count finished units, with their `seconds` of work if known, and show a line when one is due."""
+    def advance(self, units: int = 1, note: str = "") -> None:
+        """Count finished units, and show a line when one is due."""
         self.done += units
-        self._worked += seconds
         now = time.monotonic()
-        if self._stages is not None:
-            self._stages.num_advances += 1
-            if self._stages.leader is not self:
-                if now - self._stages.last_line >= MOST_BETWEEN:
-                    self._show(self._line(None, note), now)
-                return
+        if self._stages is not None and self._stages.leader is not self:
+            if now - self._stages.last_line >= MOST_BETWEEN:
+                self._show(self._line(None, note), now)
+            return
         elapsed, pace = now - self._start, self._pace(now)
         between = max(FIRST_LINE, min(MOST_BETWEEN, elapsed / 4)) if _rewrite is None else REWRITE
         if self.is_done:
-            if self._stages is None and elapsed >= 1:
-                took = format_duration(elapsed)
-                log.info(" · ".join([f"{self.what}: {self.done}/{self.total}", f"took {took}", *filter(None, [note])]))
             erase()
         elif elapsed >= 1 and now - self._last >= between:
             self._show(self._line(pace, note), now)
@@ -166,8 +135,8 @@ class Progress:
         pace = seconds / timed if seconds >= SETTLED and timed >= ENOUGH else None
         if self._stages is not None and self._work is not None and (pace or self.is_done):
             kind, units = self._work
-            whole = (self._worked or now - self._start) / max(1, self.done - self._first)  # the fallback for short work
-            self._stages.measure(kind, (pace or whole) / units)
+            whole = (now - self._start) / max(1, self.done - self._first)  # the fallback for short work
+            self._stages.seconds[kind] = (pace or whole) / units
         return pace
 
     def _line(self, pace: float | None, note: str) -> str:

@@ -1,31 +1,48 @@
-"""The user's own rows as documents, examples and questions, checked field by field as they are read.
+"""Read the user's own rows in place as documents, examples and questions, checked field by field.
 
-Every error names file, line and id; fields that are not read are named once. `row_files` reads the rows of any format.
+A source is a file, a folder, a pattern with `*`, a dataset of the hub or a folder of BEIR; `sources.formats` parses
+every format. Every error names file, line and id; fields that are not read are named once.
 
 Rows of known data sets (BEIR, DPR, FlagEmbedding, lists of hits) have their fields by other names. Passages within rows
 are documents too: a file of FlagEmbedding's or DPR's is a corpus and its queries at once. A passage without an id is
 named by a hash of its words, so both readings give it one name.
+
+Judgements (qrels) and runs are files of trec_eval; judgements may also be BEIR's tables (query-id, corpus-id, score),
+runs MS MARCO's.
 """
 
+import hashlib
+import json
 import logging
+import re
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from replug.config.errors import UserError
+from replug.data.files import file_sha256, replace_file
 from replug.data.records import Document, Example
-from replug.data.row_files import TRAIN, PlacedRow, beir_folder, count_rows, list_in, qrels_file, read_qrels, read_rows
-from replug.data.sources.records import names_in, say_unread
+from replug.data.sources import shards
+from replug.data.sources.formats import SEPARATORS, TABS, count_rows_of, form_of, plan_hub, read_shard
+from replug.data.sources.records import Rejected, SourceShard, format_of, names_in, nested, read_lines, say_unread
 from replug.data.words import content_hash
 
 log = logging.getLogger(__name__)
 
+PlacedRow = tuple[str, dict[str, Any]]  # `file:line`, or `file, row N`, and its fields
+
+CORPUS, TRAIN, DEV, TEST = "corpus", "train", "dev", "test"  # parts of a folder of BEIR
+QUERIES = "queries"
+SPLIT_OF_BEIR = {"corpus": CORPUS, "train": TRAIN, "dev": DEV, "heldout": TEST}  # by the key of `data`
+FILES_OF_ROWS = ("jsonl", "json", "tsv", "parquet", "CSV")
+# Fields that a cell of a table may hold as a list.
+LISTS = ("answers", "answer", "golden_answers", "possible_answers", "gold", "candidates", "pos", "neg")
 DOCUMENT_FIELDS = ("id", "text", "title", "domain", "source", "embedded_title")
 EXAMPLE_FIELDS = ("id", "query", "context", "continuation", "domain", "source", "gold", "candidates")
-MOST_EMPTY = 0.5  # of all documents: more mean that the text is in another field
 QUESTION_FIELDS = ("id", "question", "answers", "domain", "source", "gold", "candidates")
 # Fields with passages, best first, and whether their passages are gold.
 PASSAGES = {
@@ -44,11 +61,104 @@ NO_ANSWER = "no answer present"  # MS MARCO's placeholder
 ASKED = "Question:"
 
 
+def read_rows(source: str | Path, fields: Mapping[str, str] | None = None, part: str = CORPUS) -> Iterator[PlacedRow]:
+    """Yield the rows of a source in order. `fields` renames fields (`data.fields`), and dots reach into nested ones.
+
+    `part` selects the corpus or a split of a BEIR folder. Raises UserError with the place of a damaged row or file.
+    """
+    files = row_files(source, part)
+    whole = (SourceShard(form_of(path), (str(path),)) for path in files or ())
+    before = 0  # rows in earlier shards of a dataset
+    for shard in plan_hub(str(source)) if files is None else whole:
+        number, by_line = 0, shard.kind == "jsonl" or shard.kind in (TABS, *SEPARATORS)
+        for number, row in read_shard(shard):
+            place = before + number
+            where = shard.names[0] + (f":{place}" if by_line else f", row {place}") * bool(place)
+            if isinstance(row, Rejected):
+                raise UserError(f"{where}: {row.detail}")
+            if row is not None:
+                if shard.kind in (TABS, *SEPARATORS):
+                    row = {name: list_in(cell) if name in LISTS else cell for name, cell in row.items() if cell != ""}
+                yield where, _renamed(row, fields) if fields else row
+        before += number if files is None else 0
+
+
+def row_files(source: str | Path, part: str = CORPUS) -> list[Path] | None:
+    """Return the files of rows in order; None for a dataset of the hub."""
+    if (folder := beir_folder(source)) is not None:
+        return [sorted(folder.glob(f"{CORPUS if part == CORPUS else QUERIES}.jsonl*"))[0]]
+    try:
+        paths = shards.files_of(str(source))
+    except UserError as error:  # these rows are another key's
+        raise UserError(str(error).removeprefix("data.source: ")) from error
+    if paths is None or len(paths) == 1 or Path(source).expanduser().is_file():
+        return paths
+    read = [path for path in paths if format_of(path) in FILES_OF_ROWS]
+    if not read:
+        raise UserError(f"{source} holds no file of rows; expected JSON Lines, a JSON array, CSV, TSV or Parquet")
+    return read
+
+
+def beir_folder(source: str | Path) -> Path | None:
+    """Return the folder if the source is one of BEIR: `corpus.jsonl`, `queries.jsonl` and `qrels/SPLIT.tsv`."""
+    folder = Path(source).expanduser()
+    has_both = folder.is_dir() and all(list(folder.glob(f"{name}.jsonl*")) for name in (CORPUS, QUERIES))
+    return folder if has_both else None
+
+
+def qrels_file(folder: Path, split: str) -> Path:
+    """Return the judgements of a split of a BEIR folder. Raises UserError if it has none."""
+    path = folder / "qrels" / f"{split}.tsv"
+    if not path.is_file():
+        there = ", ".join(sorted(file.stem for file in folder.glob("qrels/*.tsv"))) or "none"
+        raise UserError(f"{path} does not exist; {folder} has the splits {there}")
+    return path
+
+
+def rows_sha256(source: str | Path, part: str = CORPUS) -> str:
+    """Return a hash of the rows' files; of a dataset of the hub, of its name."""
+    files = row_files(source, part)
+    if files is None:
+        return hashlib.sha256(f"hub: {source}".encode()).hexdigest()
+    if part != CORPUS and (folder := beir_folder(source)) is not None:
+        files = [*files, qrels_file(folder, part)]
+    sums = [file_sha256(path) for path in files]
+    return sums[0] if len(sums) == 1 else hashlib.sha256(" ".join(sums).encode()).hexdigest()
+
+
+def count_rows(source: str | Path, part: str = CORPUS) -> int:
+    """Count the rows of files; lines of JSON are not parsed. Raises UserError for a dataset of the hub."""
+    if part != CORPUS and (folder := beir_folder(source)) is not None:
+        return len(read_qrels(qrels_file(folder, part)))
+    files = row_files(source, part)
+    if files is None:
+        raise UserError(f"{source} is a dataset of the hub, and its rows are not counted; give --documents N")
+    return sum(map(count_rows_of, files))
+
+
+def _renamed(row: dict[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
+    """Return the row under other names; a new name replaces an existing field."""
+    values = ((new, nested(row, old)) for old, new in fields.items())
+    renamed = {new: value for new, value in values if value is not None}
+    return {**{name: value for name, value in row.items() if name not in fields}, **renamed}
+
+
+def list_in(cell: str) -> Any:
+    """Parse a list of JSON; returns any other text unchanged."""
+    if cell.startswith("[") and cell.endswith("]"):
+        with suppress(ValueError):
+            return json.loads(cell)
+    return cell
+
+
+# Documents and examples ----------------------------------------------------------------------------------------------
+
+
 def read_documents(source: str | Path, fields: Mapping[str, str] | None = None) -> Iterator[Document]:
     """Yield rows with `id`, `text`, optional `title`, `domain`, `source`; a title is put before the text.
 
     A title alone is the text; an `embedded_title` stands before the text in the vector alone. Documents with
-    neither, as in BEIR, are left out with a warning; raises UserError if most are empty.
+    neither, as in BEIR, are left out with a warning.
     Passages of rows such as DPR's are documents too; repeated ones are skipped.
     """
     passages: dict[str, int] = {}  # hashes of their words by id
@@ -84,7 +194,7 @@ def read_documents(source: str | Path, fields: Mapping[str, str] | None = None) 
             source=_optional(row, "source", where) or doc_id,
             embedded_title=_optional(row, "embedded_title", where) or "",
         )
-    if not hashes:
+    if len(hashes) == empty:
         raise UserError(f"{source} holds no documents")
     ordered = np.sort(np.frombuffer(hashes, np.int64))
     if twice := set(ordered[1:][ordered[1:] == ordered[:-1]].tolist()):  # read again: two ids may have one hash
@@ -92,13 +202,9 @@ def read_documents(source: str | Path, fields: Mapping[str, str] | None = None) 
         for where, row, is_passage in document_rows(source, fields):
             if not is_passage and hash(doc_id := _identifier(row, where)) in twice:
                 require_new(doc_id, seen, where)
-    if empty > MOST_EMPTY * len(hashes):
-        raise UserError(
-            f"{first_empty}: field 'text' is empty, as in {empty:,} of {len(hashes):,} documents; expected texts: "
-            "data.fields={NAME: text} names another field"
-        )
     if empty:
-        log.warning(f"{source}: {empty:,} documents have neither text nor title and are left out, first {first_empty}")
+        shown = f"{empty:,} of {len(hashes):,} documents have neither text nor title and are left out"
+        log.warning(f"{source}: {shown}, first {first_empty}: data.fields={{NAME: text}} names another field")
     say_unread(source, names, DOCUMENT_FIELDS)
 
 
@@ -119,17 +225,8 @@ def read_examples(source: str | Path, fields: Mapping[str, str] | None = None, s
     seen: set[str] = set()
     names: dict[str, None] = {}
     read: dict[str, None] = {}
-    first_of: dict[bool, str] = {}  # place of the first question with an answer, and of the first without
     for number, (where, row) in enumerate(example_rows(source, fields, split)):
         is_question = "continuation" not in row and {"question", "answers"} <= row.keys()
-        if is_question or row.get("context") == ASKED:
-            first = first_of.setdefault(is_question, where)
-            if len(first_of) == 2 and first == where:
-                raise UserError(
-                    f"{where}: this question has {'an' if is_question else 'no'} answer, but that of "
-                    f"{first_of[not is_question]} has {'none' if is_question else 'one'}; expected answers in all rows "
-                    f"or in none, since the LM learns to predict them or the question. The fields here: {names_in(row)}"
-                )
         names.update(dict.fromkeys(row))
         read.update(dict.fromkeys(QUESTION_FIELDS if is_question else EXAMPLE_FIELDS))
         examples.append(_example(row, where, number, is_question))
@@ -213,10 +310,8 @@ def _text(row: dict[str, Any], name: str, where: str) -> str:
     label = where if row.get("id") is None else f"{where} (id {row['id']})"
     if value is None:
         raise UserError(f"{label}: field '{name}' is {_absent(row, name)}")
-    if not isinstance(value, str):
-        raise UserError(f"{label}: field '{name}' must be a string, found {type(value).__name__}")
-    if not value.strip():
-        raise UserError(f"{label}: field '{name}' is empty")
+    if not isinstance(value, str) or not value.strip():
+        raise UserError(f"{label}: field '{name}' must be a string that is not blank, found {value!r}")
     return value
 
 
@@ -248,21 +343,13 @@ def example_rows(
     """
     for where, row in question_rows(source, fields, split):
         if "question" in row and not ({"context", "continuation"} & row.keys()):
-            _require_answer(row, where)
+            answers = row.get("answers")
+            if isinstance(answers, list) and answers and str(answers[0]).strip(" .").lower() == NO_ANSWER:
+                raise UserError(f"{where}: field 'answers' is {answers[0]!r}; expected an answer. Remove such rows")
             if "answers" not in row:
                 query = row.pop("question")
                 row |= {"query": query, "context": ASKED, "continuation": f" {query}"}
         yield where, row
-
-
-def _require_answer(row: Mapping[str, Any], where: str) -> None:
-    """Raise UserError for a question with a null answer: without one the LM would learn the question instead."""
-    null = next((name for name in ANSWERS if name in row and row[name] is None), None)
-    answers = row.get("answers")
-    nothing = isinstance(answers, list) and bool(answers) and str(answers[0]).strip(" .").lower() == NO_ANSWER
-    if (null and answers is None) or nothing:
-        problem = f"field {null!r} is null" if answers is None else f"field 'answers' is {answers[0]!r}"
-        raise UserError(f"{where}: {problem}; expected an answer. Remove rows without one")
 
 
 def question_rows(source: str | Path, fields: Mapping[str, str] | None = None, split: str = "") -> Iterator[PlacedRow]:
@@ -325,3 +412,69 @@ def _passages(row: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
             if identifier is None:
                 identifier = content_hash(f"{title}\n{one['text']}" if title else one["text"]).hex()
             yield {"id": str(identifier), "text": one["text"], "title": title, "is_gold": is_gold}
+
+
+# Judgements and runs ------------------------------------------------------------------------------------------------
+
+
+WHOLE_NUMBER = re.compile(r"-?\d+(\.0+)?")  # 1.0 is a grade too
+
+Grades = dict[str, dict[str, int]]  # by query and document
+
+
+def read_qrels(source: str | Path) -> Grades:
+    """Return the grades of each query's documents. Raises UserError for a line of another form."""
+    path, grades = Path(source).expanduser(), Grades()
+    for number, cells in _cells(path, "judgements"):
+        if len(cells) not in (3, 4):
+            raise UserError(f"{path}:{number}: {len(cells)} columns; expected a query, a document and a grade")
+        if not WHOLE_NUMBER.fullmatch(cells[-1]):
+            if number == 1:  # the header
+                continue
+            raise UserError(f"{path}:{number}: {cells[-1]!r} is not a grade; expected a whole number")
+        grades.setdefault(cells[0], {})[cells[-2]] = int(float(cells[-1]))
+    if not grades:
+        raise UserError(f"{path} holds no judgements")
+    return grades
+
+
+def read_run(path: Path) -> dict[str, list[str]]:
+    """Return the documents of each query, best first: by score in TREC's form, by rank in MS MARCO's."""
+    by_query: dict[str, dict[str, float]] = {}
+    for number, cells in _cells(path, "a run"):
+        if len(cells) not in (3, 6):
+            raise UserError(
+                f"{path}:{number}: {len(cells)} columns; expected six (query Q0 document rank score tag), or three "
+                "(query, document, rank)"
+            )
+        document, score = (cells[1], f"-{cells[2]}") if len(cells) == 3 else (cells[2], cells[4])
+        try:
+            by_query.setdefault(cells[0], {})[document] = float(score)
+        except ValueError:
+            raise UserError(f"{path}:{number}: {score.removeprefix('-')!r} is not a number") from None
+    return {query: sorted(scores, key=lambda doc: -scores[doc]) for query, scores in by_query.items()}
+
+
+def write_run(path: Path, rankings: Iterable[tuple[str, Sequence[str]]], tag: str) -> None:
+    """Write each query's documents, best first, in TREC's form.
+
+    trec_eval and `ir-measures` order by score alone, so scores fall by one from rank to rank: no two are equal.
+    """
+    lines = (  # blanks separate the columns
+        f"{'_'.join(query.split())} Q0 {'_'.join(document.split())} {rank} {len(documents) - rank + 1} {tag}\n"
+        for query, documents in rankings
+        for rank, document in enumerate(documents, start=1)
+    )
+    replace_file(path, "".join(lines).encode())
+
+
+def _cells(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the cells of each line, which tabs or else blanks separate."""
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; expected a file of {what}")
+    for number, line in read_lines(SourceShard("tsv", (str(path),))):
+        if isinstance(line, Rejected):
+            raise UserError(f"{path}:{number}: {line.detail}")
+        if line.strip():
+            text = line.rstrip("\r\n")
+            yield number, [cell.strip() for cell in (text.split("\t") if "\t" in text else text.split())]

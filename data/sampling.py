@@ -16,23 +16,23 @@ import numpy as np
 TEXT_SPLITS = ("heldout", "dev", "queries")  # in order of choice: none overlaps one before it
 SPLITS = ("documents", "queries", "heldout", "dev")
 BUCKETS_PER_OCTAVE = 256
+MARGIN = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Shares of the source texts for each split; texts beyond the shares serve none.
+    """Shares of the source texts for each split; the rest is the corpus.
 
     Development texts come from the other end of the range, so requesting some changes no training or held-out text.
     """
 
     queries: float
     heldout: float
-    corpus: float | None  # None: all the rest
     dev: float = 0.0
 
 
-def split_of(source_id: str, seed: int, shares: Shares) -> str | None:
-    """Return `queries`, `heldout`, `dev`, `documents` or None, by a keyed hash of the source's id."""
+def split_of(source_id: str, seed: int, shares: Shares) -> str:
+    """Return `queries`, `heldout`, `dev` or `documents`, by a keyed hash of the source's id."""
     point = _point(source_id, seed)
     if point < shares.queries:
         return "queries"
@@ -40,9 +40,7 @@ def split_of(source_id: str, seed: int, shares: Shares) -> str | None:
         return "heldout"
     if shares.dev and point >= 1 - shares.dev:
         return "dev"
-    if shares.corpus is None or point < shares.queries + shares.heldout + shares.corpus:
-        return "documents"
-    return None
+    return "documents"
 
 
 def _point(source_id: str, seed: int) -> float:
@@ -63,9 +61,8 @@ def shares_of(source_ids: Iterable[str], seed: int, shares: Shares) -> Shares:
 
     queries, heldout = count(shares.queries), count(shares.heldout)
     ends = [border(queries), border(queries + heldout)]
-    corpus = shares.corpus and border(queries + heldout + count(shares.corpus)) - ends[1]
     dev = shares.dev and 1 - border(len(points) - 2 - count(shares.dev))
-    return Shares(ends[0], ends[1] - ends[0], corpus, dev)
+    return Shares(ends[0], ends[1] - ends[0], dev)
 
 
 def piece_key(digest: bytes) -> int:
@@ -83,12 +80,12 @@ def buckets(keys: np.ndarray) -> np.ndarray:
 class KeyCounts:
     """How many pieces of one split have been seen in each bucket of keys."""
 
-    def __init__(self, requested: int | None, margin: int, least: int = 0) -> None:
-        """`margin` pieces are kept for each requested one, since repeated and overlapping ones are dropped later.
+    def __init__(self, requested: int | None, least: int = 0) -> None:
+        """Two pieces are kept for each requested one, since repeated and overlapping ones are dropped later.
 
         At least `least` pieces are kept if `requested` is above 0.
         """
-        self._wanted = requested and max(margin * requested, least)
+        self._wanted = requested and max(MARGIN * requested, least)
         self._counts = np.zeros(66 * BUCKETS_PER_OCTAVE, np.int64)
 
     def add(self, counts: dict[int, int]) -> None:
@@ -102,9 +99,6 @@ class KeyCounts:
         if self._wanted is None:
             return last
         return min(int(np.searchsorted(np.cumsum(self._counts), self._wanted)), last)
-
-    def total(self) -> int:
-        return int(self._counts.sum())
 
     def candidates(self) -> int:
         """Return pieces up to the limit."""

@@ -118,12 +118,7 @@ def example_of(row: dict[str, Any]) -> Example:
 
 def corpus_sha256(folder: Path) -> str:
     """Return one hash over the texts of all shards."""
-    return combined_sha256({path.name: file_sha256(path) for path in shard_paths(folder)})
-
-
-def combined_sha256(shards: dict[str, str]) -> str:
-    """Return the hash of a corpus by its shards' names and hashes, so that no text need be read again."""
-    return json_sha256(sorted(shards.items()))
+    return json_sha256(sorted((path.name, file_sha256(path)) for path in shard_paths(folder)))
 
 
 def write_token_rules(folder: Path, fingerprint: str) -> None:

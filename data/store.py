@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from datasets import Dataset, concatenate_datasets
 
 from replug.config.errors import UserError
-from replug.data.files import read_json, reading, write_json
+from replug.data.files import json_sha256, read_json, reading, write_json
 from replug.data.records import Document, Example
 from replug.data.shards import (
     DOCUMENT_SCHEMA,
@@ -34,7 +34,6 @@ from replug.data.shards import (
     ROWS_PER_BATCH,
     STORE,
     TOKEN_RULES,
-    combined_sha256,
     example_of,
     prepared_folder,
     shard_paths,
@@ -68,10 +67,8 @@ class CorpusStore:
         self._table = concatenate_datasets(tables)
         self._starts = np.cumsum([0, *map(len, tables)])
         rules = folder / TOKEN_RULES
-        try:  # the fingerprint of the tokenizer that made the ids in the folder; None without ids
-            self.tokens_by: str | None = json.loads(rules.read_text())["fingerprint"] if rules.is_file() else None
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{rules} is damaged ({error}); {FIX}") from error
+        # The fingerprint of the tokenizer that made the ids in the folder; None without ids.
+        self.tokens_by: str | None = json.loads(rules.read_text())["fingerprint"] if rules.is_file() else None
         pairs = map(token_paths, shards) if self.tokens_by is not None else ()
         self._tokens = [(_open_array(tokens), _open_array(ends)) for tokens, ends in pairs]
 
@@ -186,9 +183,10 @@ class StoredCorpus(CorpusStore):
                     f"data.corpus: {self.url} has several documents with the id {ids.most_common(1)[0][0]!r}; expected "
                     "ids that are unique: name their field by &id=FIELD"
                 )
-        fields = ((doc.id, doc.text, doc.source, doc.vector.tobytes()) for doc in documents)
+        values = [
+            (row, doc.id, doc.text, doc.source, doc.vector.tobytes()) for row, doc in zip(rows, documents, strict=True)
+        ]
         with self._database() as database:
-            values = ((row, *of) for row, of in zip(rows, fields, strict=True))
             database.executemany("INSERT OR REPLACE INTO found VALUES (?, ?, ?, ?, ?)", values)
         return np.array(rows, np.int64)
 
@@ -346,13 +344,14 @@ class Corpus:
 
     @property
     def corpus_sha256(self) -> str:
-        """Return a hash over the documents' texts and fields."""
-        shards = {
-            name.removeprefix("documents/"): known["sha256"]
-            for name, known in self.manifest["files"].items()
-            if name.startswith("documents/") and name.endswith((".arrow", STORE))
-        }
-        return combined_sha256(shards)
+        """Return `shards.corpus_sha256` by the manifest, so that no text need be read again."""
+        return json_sha256(
+            sorted(
+                (name.removeprefix("documents/"), known["sha256"])
+                for name, known in self.manifest["files"].items()
+                if name.startswith("documents/") and name.endswith((".arrow", STORE))
+            )
+        )
 
 
 class PreparedSet(Corpus):
@@ -371,11 +370,6 @@ class PreparedSet(Corpus):
     def texts(self) -> tuple[ExampleStore, ...]:
         """Return the existing splits of texts."""
         return (self.queries, self.heldout, *([self.dev] if self.dev is not None else []))
-
-    def describe_heldout(self) -> str:
-        """Return the number of held-out texts, and their source."""
-        source = self.inputs.get("data.source")
-        return f"held-out texts of {self.folder}{f', cut from {source}' if source else ''}: {len(self.heldout):,}"
 
     def require_dev(self) -> ExampleStore:
         """Return the development texts. Raises UserError if the set has none."""

@@ -134,17 +134,13 @@ def _cut_evenly(tokenizer: Tokenizer, text: str, limit: int) -> list[str]:
     return [piece for pieces in pieces_within(tokenizer, parts, limit) for piece in pieces]
 
 
-@lru_cache(8)  # a tokenizer's JSON is megabytes
-def _reader(tokenizer: str, max_tokens: int) -> Tokenizer:
-    loaded = load_plain(tokenizer)
-    loaded.encode_special_tokens = False
-    loaded.enable_truncation(max_tokens)
-    return loaded
-
-
+@lru_cache(8)
 def reader(rule: TokenIds) -> Tokenizer:
     """Return the tokenizer of a rule, which cuts texts at its tokens: shared and loaded once, so leave it as it is."""
-    return _reader(rule.tokenizer, rule.max_tokens)
+    loaded = load_plain(rule.tokenizer)
+    loaded.encode_special_tokens = False
+    loaded.enable_truncation(rule.max_tokens)
+    return loaded
 
 
 def ids_of_texts(rule: TokenIds, texts: Sequence[str]) -> list[np.ndarray]:

@@ -5,8 +5,8 @@
     lance:///FOLDER?table=NAME
 
 `text`, `vector`, `source` and, outside Qdrant, `id` in the query name the fields of a document; the defaults are text,
-vector, the id as source, and id. Dots reach into nested fields. `only=FIELD=VALUE` excludes all other documents, such
-as other tenants' or other LangChain collections in PostgreSQL. With a key, Qdrant servers are accessed by https, except
+vector, the id as source, and id. Dots reach into nested fields of Qdrant and LanceDB; a view of PostgreSQL gives
+columns for others, and may hold the documents of one tenant. With a key, Qdrant servers are accessed by https, except
 on this machine or with `tls=false`. Other parameters of PostgreSQL go to libpq. Nothing is ever written into a store.
 """
 
@@ -29,6 +29,7 @@ from replug.data.sources.records import nested
 ROWS_PER_READ = 1000
 POSTGRESQL = ("postgresql", "postgres")  # schemes; libpq takes both
 COLLECTIONS = "collection_id"  # LangChain's column for several collections in one table
+CHOOSE = "expected one: name a view as the table, such as of WHERE collection_id = '...'"
 FIELDS = {"id": "id", "text": "text", "vector": "vector", "source": ""}
 
 
@@ -55,24 +56,18 @@ class CandidateSource(Protocol):
 
     def search(self, vectors: np.ndarray, k: int, similarity: str) -> list[list[StoredDocument]]:
         """Return the k nearest documents to each query vector [B, D], the nearest first; fewer if it finds fewer."""
-        ...
 
     def get(self, ids: Sequence[str]) -> list[StoredDocument]:
         """Return the documents with these ids, in any order; more than ids if documents share an id."""
-        ...
 
     def iterate(self) -> Iterator[StoredDocument]:
         """Yield all documents, a few in memory at a time."""
-        ...
 
     def close(self) -> None: ...
 
 
 class StoreAddress:
-    """The parts of a store's URL: location, collection or table, names of fields, other parameters.
-
-    `only` is a field and its required value; None means all documents.
-    """
+    """The parts of a store's URL: location, collection or table, names of fields, other parameters."""
 
     def __init__(self, url: str) -> None:
         """Parse a URL. Raises UserError for missing or unknown parameters, and for a password."""
@@ -87,35 +82,27 @@ class StoreAddress:
         if not name:
             raise UserError(f"data.corpus: {url} names no {key}; expected {url.partition('?')[0]}?{key}=NAME")
         fields = {field: given.pop(field, default) for field, default in FIELDS.items()}
-        field, has_value, value = given.pop("only", "").partition("=")
-        if "only" in parts.query and not (field and has_value):
-            raise UserError(f"data.corpus: {url} has only={field}; expected only=FIELD=VALUE, such as only=tenant=acme")
         tls = given.pop("tls", None) if parts.scheme == "qdrant" else None
         if tls not in (None, "true", "false"):
             raise UserError(f"data.corpus: {url} has tls={tls}; expected true or false")
         if given and parts.scheme not in POSTGRESQL:
-            expected = ", ".join((key, *FIELDS, "only", *(["tls"] if key == "collection" else [])))
+            expected = ", ".join((key, *FIELDS, *(["tls"] if key == "collection" else [])))
             raise UserError(f"data.corpus: {url} has the unknown parameter {min(given)!r}; expected {expected}")
         if not parts.hostname and parts.scheme not in POSTGRESQL and not Path(parts.path).is_dir():  # else created
             raise UserError(f"data.corpus: {url}: the folder {parts.path} does not exist")
         self.name, self.fields, self.others = name, fields, given
-        self.only = (field, value) if field else None
         self.uses_tls = None if tls is None else tls == "true"
 
     def document(self, id: Any, fields: dict[str, Any], vector: Any) -> StoredDocument:
         """Return a document of the store. Raises UserError if it has no text or vector."""
         text, source = (nested(fields, self.fields[name]) for name in ("text", "source"))
-        if not isinstance(text, str) or not text.strip():
+        source = source if self.fields["source"] else id
+        is_text = isinstance(text, str) and text.strip()
+        missing = {"text": not is_text, "vector": vector is None, "source": isinstance(source, dict | list | None)}
+        for name in (name for name, is_missing in missing.items() if is_missing):
             found = ", ".join(name for name in fields if name not in (self.fields["vector"], "_distance")) or "none"
-            field = self.fields["text"]
-            raise self.problem(f"document {id} has no text in {field!r} (found: {found}); name it by &text=FIELD")
-        missing = "vector" if vector is None else "source" if self.fields["source"] and source is None else None
-        if missing:
-            raise self.problem(f"document {id} has no {missing}; name its field by &{missing}=FIELD")
-        if isinstance(source, dict | list):
-            raise self.problem(f"the source of document {id} is {type(source).__name__}; expected one value, as in A.B")
-        source = id if source in (None, "") else source
-        return StoredDocument(str(id), text, str(source), np.asarray(vector, np.float32))
+            raise self.problem(f"document {id} has no {name} (found: {found}); name its field by &{name}=FIELD")
+        return StoredDocument(str(id), text, str(id if source == "" else source), np.asarray(vector, np.float32))
 
     def problem(self, reason: object) -> UserError:
         """Return the error with its reason in one line that names the key and the store."""
@@ -123,7 +110,7 @@ class StoreAddress:
 
     def require_columns(self, found: Collection[str]) -> None:
         """Raise UserError if the table has no column for one of the fields."""
-        for field, column in {**self.fields, "only": self.only[0] if self.only else ""}.items():
+        for field, column in self.fields.items():
             if column and column not in found:
                 raise self.problem(f"no column {column!r} (found: {', '.join(found)}); name it by &{field}=COLUMN")
 
@@ -190,68 +177,51 @@ class Qdrant:
             if self._using not in found:
                 raise address.problem(f"its vectors are {', '.join(found) or 'sparse'}; choose one by &vector=NAME")
             found = found[self._using]
-        if getattr(found, "multivector_config", None):
-            raise address.problem("it has many vectors of each document; expected one")
-        self._only = self._filter(*address.only) if address.only else None
         self.dim = found.size
         distances = {"Cosine": "cosine", "Dot": "dot"}
         if found.distance.value not in distances:
             raise address.problem(f"vectors are compared by {found.distance.value}; expected Cosine or Dot")
         self.similarity: str | None = distances[found.distance.value]
 
-    def _filter(self, field: str, value: str) -> Any:
-        """Return a filter on the value of a field, as a text, a number or a boolean."""
-        values: list[str | int | bool] = [value, int(value)] if value.isdigit() else [value]
-        values += [value == "true"] if value in ("true", "false") else []
-        matches = [self._models.MatchValue(value=one) for one in values]
-        return self._models.Filter(should=[self._models.FieldCondition(key=field, match=match) for match in matches])
-
     def __len__(self) -> int:
-        with self._address.asking(*self._errors):
-            return self._client.count(self._address.name, count_filter=self._only).count
+        return self._client.count(self._address.name).count
 
     def search(self, vectors: np.ndarray, k: int, similarity: str) -> list[list[StoredDocument]]:
-        how = {"using": self._using or None, "limit": k, "filter": self._only}
+        how = {"using": self._using or None, "limit": k}
         requests = [
             self._models.QueryRequest(query=vector.tolist(), with_payload=True, with_vector=True, **how)
             for vector in vectors
         ]
-        with self._address.asking(*self._errors):
-            answers = self._client.query_batch_points(self._address.name, requests)
+        answers = self._client.query_batch_points(self._address.name, requests)
         return [self._documents(answer.points) for answer in answers]
 
     def get(self, ids: Sequence[str]) -> list[StoredDocument]:
         points = [int(id) if id.isdigit() else id for id in ids]  # the others are UUIDs
-        with self._address.asking(*self._errors):
-            found = self._client.retrieve(self._address.name, points, with_payload=True, with_vectors=True)
+        found = self._client.retrieve(self._address.name, points, with_payload=True, with_vectors=True)
         return self._documents(found)
 
     def iterate(self) -> Iterator[StoredDocument]:
         offset, is_first = None, True
         while is_first or offset is not None:
             is_first = False
-            with self._address.asking(*self._errors):
-                found, offset = self._client.scroll(
-                    self._address.name,
-                    scroll_filter=self._only,
-                    limit=ROWS_PER_READ,
-                    offset=offset,
-                    with_payload=True,
-                    with_vectors=True,
-                )
+            found, offset = self._client.scroll(
+                self._address.name,
+                limit=ROWS_PER_READ,
+                offset=offset,
+                with_payload=True,
+                with_vectors=True,
+            )
             yield from self._documents(found)
 
     def close(self) -> None:
         self._client.close()
 
     def _documents(self, points: Iterable[Any]) -> list[StoredDocument]:
-        vectors = ((point, point.vector) for point in points)  # by name where there are several, sparse ones too
-        return [
-            self._address.document(
-                point.id, point.payload or {}, one.get(self._using) if isinstance(one, dict) else one
-            )
-            for point, one in vectors
-        ]
+        documents = []
+        for point in points:  # vectors by name where there are several, sparse ones too
+            vector = point.vector.get(self._using) if isinstance(point.vector, dict) else point.vector
+            documents.append(self._address.document(point.id, point.payload or {}, vector))
+        return documents
 
 
 class PgVector:
@@ -268,41 +238,22 @@ class PgVector:
         libpq = address.parts._replace(query=urlencode(address.others)).geturl()
         with address.asking(self._library.Error):
             self._connection = self._library.connect(libpq, autocommit=True)
-        with ExitStack() as refused:
-            refused.callback(self.close)
-            self._require_table()
-            refused.pop_all()
-
-    def _require_table(self) -> None:
-        address, fields = self._address, self._address.fields
-        self._table = self._sql.Identifier(*(part.strip('"') for part in address.name.split(".")))
+        fields = address.fields
+        table = self._sql.Identifier(*(part.strip('"') for part in address.name.split(".")))
         with address.asking(self._library.Error):
-            table = self._connection.execute(
+            columns = self._connection.execute(
                 "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass "
                 "AND attnum > 0 AND NOT attisdropped",
-                [self._table.as_string(self._connection)],
+                [table.as_string(self._connection)],
             )
-            types = dict(table.fetchall())
-        only = address.only[0] if address.only else ""
-        within = {
-            name: self._within(*name.split("."))
-            for name in (*fields.values(), only)
-            if name not in types and types.get(name.partition(".")[0]) in ("json", "jsonb")
-        }
-        address.require_columns({**types, **within})
-        self._types = {field: types.get(column, "text") for field, column in fields.items() if column}
-        if not self._types["vector"].startswith(("vector", "halfvec")):
-            raise address.problem(f"column {fields['vector']!r} is {self._types['vector']}; expected vector or halfvec")
-        names = {**fields, "only": only}
-        self._columns = {
-            field: within.get(column) or self._sql.Identifier(column) for field, column in names.items() if column
-        }
+            types = dict(columns.fetchall())
+        address.require_columns(types)
+        self._types = {field: types[column] for field, column in fields.items() if column}
+        self._columns = {field: self._sql.Identifier(column) for field, column in fields.items() if column}
         self._columns.setdefault("source", self._columns["id"])
-        rows = "{table} WHERE {vector} IS NOT NULL" + (" AND {only}::text = {value}" if only else "")
-        value = address.only[1] if address.only else ""
-        self._rows = self._sql.SQL(rows).format(table=self._table, value=value, **self._columns)
-        if not only and COLLECTIONS in types:
-            self._require_one_collection()
+        self._rows = self._sql.SQL("{table} WHERE {vector} IS NOT NULL").format(table=table, **self._columns)
+        if COLLECTIONS in types and self._ask(f"SELECT count(DISTINCT {COLLECTIONS}) FROM {{rows}}")[0][0] > 1:
+            raise address.problem(f"its table holds several collections; {CHOOSE}")
         self.dim = self._width()
 
     def _width(self) -> int:
@@ -311,36 +262,22 @@ class PgVector:
             return int(width[1])
         least, most = self._ask("SELECT min(vector_dims({vector})), max(vector_dims({vector})) FROM {rows}")[0]
         if least != most:
-            raise self._address.problem(f"its vectors have {least} to {most} numbers; choose by &only=COLUMN=VALUE")
+            raise self._address.problem(f"its vectors have {least} to {most} numbers; {CHOOSE}")
         return least or 0
-
-    def _within(self, column: str, *path: str) -> Any:
-        """Return the SQL of a value within a column of JSON."""
-        return self._sql.SQL("({} #>> {})").format(self._sql.Identifier(column), list(path))
-
-    def _require_one_collection(self) -> None:
-        found = [one for (one,) in self._ask(f"SELECT DISTINCT {COLLECTIONS}::text FROM {{rows}} ORDER BY 1 LIMIT 10")]
-        if len(found) > 1:
-            raise self._address.problem(
-                f"its table holds several collections; choose one by &only={COLLECTIONS}=ID "
-                f"({', '.join(map(str, found))})"
-            )
 
     def __len__(self) -> int:
         return self._ask("SELECT count(*) FROM {rows}")[0][0]
 
     def search(self, vectors: np.ndarray, k: int, similarity: str) -> list[list[StoredDocument]]:
-        # HNSW finds at most ef_search documents, 40 by default
+        # HNSW finds at most ef_search documents, 40 by default, of which a view may drop some. The vector in this
+        # statement loads pgvector, whose settings are unknown before.
         self._ask(
-            "SELECT set_config('hnsw.ef_search', greatest(coalesce(nullif(current_setting('hnsw.ef_search', true), "
-            "''), '40')::int, least(%s, 1000))::text, false)",
+            "SELECT '[0]'::vector, set_config('hnsw.ef_search', greatest(coalesce(nullif(current_setting("
+            "'hnsw.ef_search', true), ''), '40')::int, least(%s, 1000))::text, false), "
+            "CASE WHEN current_setting('hnsw.iterative_scan', true) IS NOT NULL "
+            "THEN set_config('hnsw.iterative_scan', 'strict_order', false) END",
             [k],
         )
-        if self._address.only:  # else the filter drops documents after the k nearest of all are found
-            self._ask(
-                "SELECT set_config('hnsw.iterative_scan', 'strict_order', false) "
-                "WHERE current_setting('hnsw.iterative_scan', true) IS NOT NULL"
-            )
         operator = {"cosine": "<=>", "dot": "<#>"}[similarity]
         order = f"ORDER BY {{vector}} {operator} %s::{self._types['vector']} LIMIT %s"
         return [self._documents(order, [f"[{','.join(map(repr, vector.tolist()))}]", k]) for vector in vectors]
@@ -370,9 +307,8 @@ class PgVector:
         ]
 
     def _ask(self, query: str, given: Sequence[Any] = ()) -> list[tuple]:
-        with self._address.asking(self._library.Error):
-            statement = self._sql.SQL(query).format(rows=self._rows, **self._columns)
-            return self._connection.execute(statement, given, binary=True).fetchall()
+        statement = self._sql.SQL(query).format(rows=self._rows, **self._columns)
+        return self._connection.execute(statement, given, binary=True).fetchall()
 
 
 class Lance:
@@ -386,40 +322,32 @@ class Lance:
         with address.asking(*self._errors):
             self._table = library.connect(address.parts.path).open_table(address.name)
         schema, fields = self._table.schema, address.fields
-        only = address.only[0] if address.only else ""
-        columns = {name: name if name in schema.names else name.partition(".")[0] for name in (*fields.values(), only)}
-        top = {field: columns[name] for field, name in fields.items()}  # columns, some of them nested
-        address.require_columns([*schema.names, *(name for name, outer in columns.items() if outer in schema.names)])
+        outermost = {name: name if name in schema.names else name.partition(".")[0] for name in fields.values()}
+        address.require_columns([name for name, column in outermost.items() if column in schema.names])
         self.dim = getattr(schema.field(fields["vector"]).type, "list_size", 0)
-        self._columns = list(dict.fromkeys(filter(None, top.values())))
-        self._only = f"cast({only} as string) = {_quoted(address.only[1])}" if address.only else None
+        self._columns = list(dict.fromkeys(filter(None, outermost.values())))
 
     def __len__(self) -> int:
-        with self._address.asking(*self._errors):
-            return self._table.count_rows(self._only)
+        return self._table.count_rows()
 
     def search(self, vectors: np.ndarray, k: int, similarity: str) -> list[list[StoredDocument]]:
         found, column = [], self._address.fields["vector"]
         for vector in vectors:
-            with self._address.asking(*self._errors):
-                query = self._table.search(vector, vector_column_name=column, query_type="vector")
-                query = query.where(self._only, prefilter=True) if self._only else query
-                rows = query.distance_type(similarity).select([*self._columns, "_distance"]).limit(k).to_list()
+            query = self._table.search(vector, vector_column_name=column, query_type="vector")
+            rows = query.distance_type(similarity).select([*self._columns, "_distance"]).limit(k).to_list()
             found.append(self._documents(rows))
         return found
 
     def get(self, ids: Sequence[str]) -> list[StoredDocument]:
         column = self._address.fields["id"]
-        with self._address.asking(*self._errors):
-            query = self._table.search().where(f"cast({column} as string) IN ({','.join(map(_quoted, ids))})")
-            found = query.select(self._columns).limit(len(ids) + 1).to_list()  # one more shows repeated ids
+        quoted = (f"'{id.replace(chr(39), 2 * chr(39))}'" for id in ids)
+        query = self._table.search().where(f"cast({column} as string) IN ({','.join(quoted)})")
+        found = query.select(self._columns).limit(len(ids) + 1).to_list()  # one more shows repeated ids
         return self._documents(found)
 
     def iterate(self) -> Iterator[StoredDocument]:
-        with self._address.asking(*self._errors):
-            query = self._table.search().where(self._only) if self._only else self._table.search()
-            for batch in query.select(self._columns).limit(None).to_batches(ROWS_PER_READ):
-                yield from self._documents(batch.to_pylist())
+        for batch in self._table.search().select(self._columns).limit(None).to_batches(ROWS_PER_READ):
+            yield from self._documents(batch.to_pylist())
 
     def close(self) -> None:
         """Do nothing: the table has no connection."""
@@ -427,10 +355,6 @@ class Lance:
     def _documents(self, rows: Iterable[dict[str, Any]]) -> list[StoredDocument]:
         fields = self._address.fields
         return [self._address.document(row[fields["id"]], row, row[fields["vector"]]) for row in rows]
-
-
-def _quoted(text: str) -> str:
-    return f"'{text.replace(chr(39), 2 * chr(39))}'"
 
 
 KINDS: dict[str, Callable[[StoreAddress], CandidateSource]] = {

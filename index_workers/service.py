@@ -247,7 +247,8 @@ class IndexService:
         calls: list[Future[float]] = [self.builders.submit("embed_file", plan, file) for file in files]
         try:
             for file, call in zip(files, calls, strict=True):
-                progress.advance(len(plan.rows_of_file(file)), seconds=call.result() / self._actors.num_builders)
+                call.result()
+                progress.advance(len(plan.rows_of_file(file)))
         finally:
             wait([call for call in calls if not call.cancel()])
         return total

@@ -110,9 +110,6 @@ class LSRTrainer:
         """Train or resume, then evaluate on the held-out texts; read a finished run. Raises RunError, UserError."""
         if not self._given.objects:
             check_names(self.config)
-            from replug.data.sources.shards import look_at_texts  # pyarrow is behind it
-
-            look_at_texts(self.config)
         with _running(self._given, self.config.run_dir):
             from replug.train.run import train
 

@@ -30,7 +30,7 @@ from replug.data.folder import sole_writer
 from replug.data.labels import TEXT_FIELDS, TOKENS, LabelOrigin, Labels, labels_folder, schema_of, write_labels
 from replug.data.progress import Progress, Stages
 from replug.data.records import Example
-from replug.data.row_files import read_run, rows_sha256
+from replug.data.rows import read_run, rows_sha256
 from replug.data.store import CorpusStore, ExampleStore, PreparedSet, StoredCorpus
 from replug.index_workers.bm25 import search_bm25, without_words
 from replug.index_workers.build import build_version, require_store_of

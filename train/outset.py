@@ -143,7 +143,7 @@ def require_trainable(config: Config, data: PreparedSet, encoder: Encoder) -> No
 
 def plan_stages(stages: Stages, config: Config, run: RunDirectory, data: PreparedSet) -> None:
     """Plan the stages of the run and log them with its models, unless they are planned already."""
-    if stages.are_planned:
+    if stages.planned:
         return
     dev = len(data.dev) if data.dev is not None else 0
     counts = Counts(len(data.corpus), len(data.queries), dev, len(data.heldout))

@@ -31,8 +31,7 @@ from replug.data.folder import Folder
 from replug.data.progress import Progress
 from replug.data.questions import questions_of
 from replug.data.records import Document
-from replug.data.row_files import rows_sha256
-from replug.data.rows import ASKED, one_line, question_prompt, question_rows
+from replug.data.rows import ASKED, one_line, question_prompt, question_rows, rows_sha256
 from replug.data.sampling import QuerySampler
 from replug.data.store import CorpusStore, ExampleStore, PreparedSet
 from replug.data.words import hash64, search_words

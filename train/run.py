@@ -352,7 +352,7 @@ def _evaluate(config: Config, run: RunDirectory) -> dict:
     if chooses_by_dev(config):
         data.require_dev()
     check_data(config, data, lm)
-    log.info(f"measuring {data.describe_heldout()}")
+    log.info(f"measuring {len(data.heldout):,} held-out texts of {data.folder}")
     paths = {"replug": None, **({"lsr": run.retriever} if run.retriever.is_dir() else {})}
     own = run.evaluation / "index"
     with start_workers(config, ("index",), lm, data, own, run.scores) as (laid_out, workers):

@@ -41,7 +41,7 @@ from replug.config.load import config_to_yaml, inputs_of, load_stored_config
 from replug.config.paths import public_name, require_folder
 from replug.config.rules import OWN_LABELS
 from replug.config.schema import Config
-from replug.data.files import file_sha256, link_equal_files, read_json, replace_file, write_json
+from replug.data.files import file_sha256, read_json, replace_file, write_json
 from replug.data.folder import MANIFEST, Folder, read_mark, write_mark
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,6 @@ class RunDirectory:
         self.folder.finish([path.name for path in (*files, self.document_weights) if path.is_file()])
         for folder in (self.checkpoints, self.best_weights):
             shutil.rmtree(folder, ignore_errors=True)
-        link_equal_files(self.path.rglob("*.safetensors"))  # an index holds the weights that embedded it
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step:06d}.ckpt"

@@ -17,7 +17,6 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from replug.config.errors import UserError
 from replug.data.files import replace_file, write_json, writing
 from replug.data.folder import file_sum
 from replug.data.prepare.cutting import Rules, iterate, read_range
-from replug.data.prepare.reading import Cut, LocalPool, WorkFolder, is_intact
+from replug.data.prepare.reading import Cut, WorkFolder, in_processes
 from replug.data.progress import Progress
 from replug.data.records import Document, Example
 from replug.data.sampling import SPLITS, key_ranges, piece_key
@@ -54,14 +53,12 @@ PIECES_PER_SHARD = 1 << 14
 SAMPLED_SOURCES, SAMPLED_RANGES, SAMPLED_NGRAMS = 256, 64, 1 << 24
 PIECE_NAMES = {"documents": "document", "queries": "query", "heldout": "held-out text", "dev": "development text"}
 
-PARTITIONS = 16
-ARRAYS_IN_MEMORY = 1 << 14  # of an example each
 NOTHING = np.empty(0, np.uint64)
 
 Overlaps = tuple[list[str], list[str]]  # shared by two splits: sources, and texts or words
 
-# A shard's range of keys: its `number`, pieces `kept`, `rows` written of them, pieces `dropped` by reason, documents by
-# `domains`, checksums of its `files`, and the fingerprint of its token ids (`tokens_by`).
+# A shard's range of keys: its `number`, pieces `kept`, `rows` written of them, pieces `dropped` by reason, checksums of
+# its `files`, and the fingerprint of its token ids (`tokens_by`).
 ShardReport = dict[str, Any]
 
 
@@ -84,10 +81,7 @@ class OverlapFilter:
 def write_overlap_filter(
     folder: Path, examples: Callable[[], Iterable[Example]], n: int | None, seed: int, common: np.ndarray = NOTHING
 ) -> OverlapFilter:
-    """Write the hashes of examples, without n-grams that overlap `common` ones (sorted).
-
-    Memory does not grow with the number of examples, which are read once for each file.
-    """
+    """Write the hashes of examples, without n-grams that overlap `common` ones (sorted): 8 bytes for each in memory."""
 
     def ngrams() -> Iterator[np.ndarray]:
         if n is not None:
@@ -110,18 +104,9 @@ def example_keys(example: Example, seed: int = 0) -> tuple[int, int]:
 
 
 def write_sorted(path: Path, hashes: Iterable[np.ndarray]) -> None:
-    """Write hashes into one sorted file without repetitions, with a sixteenth of them in memory at a time."""
-    parts = [path.with_suffix(f".part{number:02d}") for number in range(PARTITIONS)]
-    with writing(path), ExitStack() as opened:
-        files = [opened.enter_context(part.open("wb")) for part in parts]
-        for batch in in_batches(hashes, ARRAYS_IN_MEMORY):
-            held = np.concatenate(batch)
-            for number, file in enumerate(files):
-                file.write(held[held >> np.uint64(60) == number].tobytes())
-    with writing(path), path.open("wb") as file:
-        for part in parts:
-            np.unique(np.fromfile(part, np.uint64)).tofile(file)
-            part.unlink()
+    """Write hashes into one sorted file without repetitions."""
+    with writing(path):
+        np.unique(np.concatenate([NOTHING, *hashes])).tofile(path)
 
 
 def overlaps_of_examples(path: Path, before: OverlapFilter, seed: int, name: str) -> Overlaps:
@@ -190,7 +175,6 @@ def write_shard(
         "kept": kept,
         "rows": len(chosen),
         "dropped": dropped,
-        "domains": Counter(doc.domain for doc in chosen),
         "files": {file.name: file_sum(file) for file in files},
         "tokens_by": token_ids and token_ids.fingerprint,
     }
@@ -257,28 +241,24 @@ def write_texts(
     seed: int,
     ngram: int | None = None,
     common: np.ndarray = NOTHING,
-) -> tuple[dict[str, dict[str, int]], Overlaps]:
+) -> dict[str, int]:
     """Write splits of texts in order, each filtered by all before it, and the filter that documents must pass.
 
-    Returns the numbers of texts by split and domain, and the overlaps of the splits.
+    Returns the numbers of texts by split. Raises UserError for texts that share words or sources with others.
     """
     known = write_overlap_filter(work.overlap_filter, list, None, seed)
-    overlaps: Overlaps = ([], [])
-    paths: dict[str, Path] = {}
+    counts: dict[str, int] = {}
 
     def written() -> Iterator[Example]:
-        return itertools.chain.from_iterable(map(read_examples_of, paths.values()))
+        return itertools.chain.from_iterable(read_examples_of(work.out / f"{split}.arrow") for split in counts)
 
     for split in splits:
         examples, path = choose(split, known), work.out / f"{split}.arrow"
         own = {name for of in examples for name in of.own_columns} if isinstance(examples, list) else ()
-        write_examples(path, examples, own)
-        for found, more in zip(overlaps, overlaps_of_examples(path, known, seed, PIECE_NAMES[split]), strict=True):
-            found += more
-        paths[split] = path
+        counts[split] = write_examples(path, examples, own)
+        require_disjoint(*overlaps_of_examples(path, known, seed, PIECE_NAMES[split]))
         known = write_overlap_filter(work.overlap_filter, written, ngram, seed, common)
-    domains = {split: Counter(example.domain for example in read_examples_of(path)) for split, path in paths.items()}
-    return {split: dict(sorted(domains[split].items())) for split in SPLITS if split in domains}, overlaps
+    return {split: counts[split] for split in SPLITS if split in counts}
 
 
 def shared_ngrams(work: WorkFolder, cut: Cut, n: int | None) -> np.ndarray:
@@ -303,7 +283,7 @@ def shared_ngrams(work: WorkFolder, cut: Cut, n: int | None) -> np.ndarray:
     return common
 
 
-def write_shards(work: WorkFolder, rules: Rules, cut: Cut, pool: LocalPool) -> list[ShardReport]:
+def write_shards(work: WorkFolder, rules: Rules, cut: Cut) -> list[ShardReport]:
     """Write shards in the order of their keys until there are enough documents; cut the last to that number."""
     ranges, requested = _ranges(cut, "documents"), cut.requested["documents"]
     token_ids = rules.tokenizers.token_ids
@@ -312,7 +292,7 @@ def write_shards(work: WorkFolder, rules: Rules, cut: Cut, pool: LocalPool) -> l
     done: dict[int, ShardReport] = {
         report["number"]: report
         for report in reports  # an earlier run may have written the token ids of another retriever
-        if report["tokens_by"] == (token_ids and token_ids.fingerprint) and is_intact(work.documents, report["files"])
+        if report["tokens_by"] == (token_ids and token_ids.fingerprint)
     }
 
     def are_enough() -> bool:
@@ -328,7 +308,7 @@ def write_shards(work: WorkFolder, rules: Rules, cut: Cut, pool: LocalPool) -> l
                 yield work, rules, number, keys
 
     progress = Progress("writing shards of documents", len(ranges), len(done))
-    for report in pool.run(write_shard, jobs()):
+    for report in in_processes(write_shard, jobs(), len(ranges)):
         done[report["number"]] = report
         kept = sum(of["kept"] for of in done.values())
         if requested is not None and kept:  # extrapolate the share of dropped pieces to the rest

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 
 from replug.data.files import write_json, writing
-from replug.data.folder import FileSum, file_sum
 from replug.data.prepare.prose import Prose, points_elsewhere
 from replug.data.sampling import SPLITS, Shares, buckets, piece_key, split_of
 from replug.data.sources.records import EXAMPLES, FieldMap, Rejected, SourceShard, SourceText
@@ -69,10 +68,8 @@ def iterate(table: pa.Table) -> Iterator[dict]:
         yield from batch.to_pylist()
 
 
-# The texts that were read: hash of the id, hash of the words, place, and whether the id was given.
-REGISTRY = np.dtype(
-    [("id", np.uint64), ("version", np.uint64), ("source_shard", np.int64), ("line", np.int64), ("named", np.bool_)]
-)
+# The texts with an id: hashes of the id and of the words, and the place.
+REGISTRY = np.dtype([("id", np.uint64), ("version", np.uint64), ("source_shard", np.int64), ("line", np.int64)])
 CHARACTERS_AT_A_TIME = 1 << 19  # texts that are tokenized together
 RUN_CHARACTERS = 6 << 20  # of pieces in memory, for any size of source shard
 
@@ -104,25 +101,17 @@ class Rules:
     tokenizers: Tokenizers
 
 
-def _counters() -> dict[str, Counter]:
-    return {split: Counter() for split in SPLITS}
-
-
 @dataclass
 class SourceShardReport:
-    """The outcome of cutting a source shard: its number of `lines`, and `counts` of pieces by bucket of keys."""
+    """The outcome of cutting a source shard: its number of `lines`, and pieces by split and bucket of keys."""
 
     number: int
     texts: int = 0
-    tokens: int = 0
     lines: int = 0
-    cut_further: int = 0  # pieces beyond the LM's limits
-    domains: dict[str, Counter] = field(default_factory=_counters)
-    counts: dict[str, Counter] = field(default_factory=_counters)
+    counts: dict[str, Counter] = field(default_factory=lambda: {split: Counter() for split in SPLITS})
     dropped: Counter = field(default_factory=Counter)
     rejected: Counter = field(default_factory=Counter)
     examples: list[Rejected] = field(default_factory=list)
-    files: dict[str, FileSum] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         write_json(path, {**vars(self), "examples": [asdict(case) for case in self.examples]})
@@ -143,13 +132,14 @@ def cut_source_shard(
     shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted attempt
     folder.mkdir(parents=True)
     cut = _SourceShardCut(rules, folder, limits, source_shard.number)
-    texts: list[SourceText] = []  # not yet cut, each of a split
+    texts: list[SourceText] = []  # not yet cut
     size = 0
     for line, item in read_items(source_shard, rules.fields):
         cut.report.lines = max(cut.report.lines, line)
         if isinstance(item, Rejected):
             cut.reject(item)
-        elif item is not None and cut.register(item, line):
+        elif item is not None:
+            cut.register(item, line)
             texts.append(item)
             size += len(item.text)
             if size > CHARACTERS_AT_A_TIME:
@@ -167,7 +157,7 @@ class _SourceShardCut:
     def __init__(self, rules: Rules, folder: Path, limits: dict[str, int], number: int) -> None:
         self.report = SourceShardReport(number)
         self._rules, self._folder, self._limits = rules, folder, limits
-        self._registry: list[tuple[int, int, int, int, bool]] = []
+        self._registry: list[tuple[int, int, int, int]] = []
         self._pieces: dict[str, list[Piece]] = {split: [] for split in SPLITS}
         self._characters = self._runs = 0
         self._tokenizer = _loaded_tokenizer(rules.tokenizers.cut)
@@ -178,18 +168,16 @@ class _SourceShardCut:
         if self.report.rejected[case.reason] <= EXAMPLES:
             self.report.examples.append(case)
 
-    def register(self, text: SourceText, line: int) -> bool:
-        """Count a text. Returns whether it serves a split."""
+    def register(self, text: SourceText, line: int) -> None:
+        """Count a text."""
         self.report.texts += 1
-        self._registry.append((hash64(text.id), hash64(text.text), self.report.number, line, text.named))
-        return split_of(text.id, self._rules.seed, self._rules.shares) is not None
+        if text.named:  # else its words are its id
+            self._registry.append((hash64(text.id), hash64(text.text), self.report.number, line))
 
     def add(self, texts: Sequence[SourceText]) -> None:
         """Cut texts into pieces of their splits."""
         for text, ends in zip(texts, token_ends(self._tokenizer, [t.text for t in texts]), strict=True):
             split = split_of(text.id, self._rules.seed, self._rules.shares)
-            assert split is not None
-            self.report.tokens += len(ends)
             parts = self._parts(text, ends, split)
             if split == "documents":
                 pairs = [(part, "") for part in parts]
@@ -207,11 +195,9 @@ class _SourceShardCut:
             if pieces:
                 write_pieces(self._folder / f"{split}-{self._runs:04d}.arrow", pieces)
                 self._pieces[split] = []
-        registry = np.sort(np.array(self._registry, REGISTRY), order=("id", "version", "line"))
+        registry = np.array(self._registry, REGISTRY)
         with writing(path := self._folder / f"texts-{self._runs:04d}.npy"):
             np.save(path, registry, allow_pickle=False)
-        for path in self._folder.glob(f"*-{self._runs:04d}.*"):
-            self.report.files[path.name] = file_sum(path)
         self._registry, self._characters = [], 0
         self._runs += 1
 
@@ -244,9 +230,7 @@ class _SourceShardCut:
             return parts
         limits = self._rules.tokenizers
         limit = limits.lm_document_tokens if split == "documents" else limits.lm_context_tokens
-        bounded = pieces_within(self._lm_tokenizer, parts, limit)
-        self.report.cut_further += sum(len(pieces) > 1 for pieces in bounded)
-        return [piece for pieces in bounded for piece in pieces]
+        return [piece for pieces in pieces_within(self._lm_tokenizer, parts, limit) for piece in pieces]
 
     def _keep(self, split: str, text: SourceText, pairs: Sequence[tuple[str, str]]) -> None:
         """Count the pieces of a text, and keep pieces within the split's limit. Documents have no continuation."""
@@ -258,7 +242,6 @@ class _SourceShardCut:
                 self.report.dropped["blank document" if split == "documents" else "blank text"] += 1
                 continue
             self.report.counts[split][bucket] += 1
-            self.report.domains[split][text.domain] += 1
             if bucket <= self._limits[split]:
                 named = {"id": f"{text.id}#{number}", "domain": text.domain, "source": text.id, "version": version}
                 words = {"text": pair[0], "continuation": pair[1]}

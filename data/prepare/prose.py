@@ -19,8 +19,6 @@ FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 ATX = re.compile(r"(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*\n?\Z")
 LONGEST_HEADING = 200  # characters
 NO_TITLE = " \t-|>$%#!;{}&"  # before code, options, tables and quotes
-# Rules that also enclose blocks of code (AsciiDoc, plain text). Round a heading they have about its length.
-RULES_OF_BLOCKS, LONGER_RULE = "-._+~", 4
 UNDERLINE = re.compile(r"([=\-~^\"'`#*+:.<>_])\1{2,}[ \t]*\n?\Z")
 MARKS = re.compile(r"\[([^\]]*)\]\([^)]*\)|[*`]+")  # of a heading: a link keeps its words
 
@@ -192,9 +190,7 @@ def _is_title(title: str, underline: str, mark: str, above: str) -> bool:
     words = title.strip()
     if not words or title[0] in NO_TITLE or UNDERLINE.match(title) or len(words) > LONGEST_HEADING:
         return False
-    if is_over := above.rstrip() == underline.rstrip():
-        is_over = mark not in RULES_OF_BLOCKS or abs(len(underline.rstrip()) - len(words)) <= LONGER_RULE
-    is_alone = not above.strip() or is_over
+    is_alone = not above.strip() or above.rstrip() == underline.rstrip()
     return is_alone and (mark in "=-" or len(underline.rstrip()) >= len(words))
 
 

@@ -7,8 +7,8 @@ OUT/work/written/00000.json     a shard of the corpus that is written
 OUT/work/duplicates.npy         ids of texts that occur twice, and the version that is kept
 OUT/work/overlap_filter/        hashes of queries and held-out texts
 
-One of several texts with the same id is kept, chosen by its words and not its place. The registers of texts are sorted,
-so a range of hashes is read from all of them at once and memory does not grow with the source.
+One of several texts with the same id is kept, chosen by its words and not its place. Memory grows with the source by
+32 bytes for each text with an id.
 """
 
 import itertools
@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -32,7 +33,7 @@ import numpy as np
 
 from replug.config.errors import RunError, UserError
 from replug.data.files import replace_file, writing
-from replug.data.folder import FileSum, file_problems, sole_writer
+from replug.data.folder import FileSum, sole_writer
 from replug.data.prepare.cutting import REGISTRY, Rules, SourceShardReport, cut_source_shard
 from replug.data.progress import Progress
 from replug.data.sampling import SPLITS, TEXT_SPLITS, KeyCounts
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 ENOUGH_ROWS = 10_000  # rows after which the share is judged while the source is still being read
 NOTHING_TO_READ = ("no_main_text", "empty_file")  # pages of links, `__init__.py`: no damage
 LEAST_TEXTS = 1 << 14  # pieces kept for a split of texts: many of a few may repeat others
+MAX_REJECTED = 0.1  # share of the rows: more mean that the source is not as expected
+SHARDS_PER_PROCESS = 4  # a process takes a second to start, and about as long for four small shards
 SHOWN = 3  # texts in a warning; rejected.jsonl has more
 Requested = dict[str, int | None]  # requested pieces by split; None means all. Other splits are not made.
 
@@ -55,11 +58,6 @@ class WorkFolder:
         self.out, self.path, self.documents = out, out / "work", out / "documents"
         self.shards, self.source_shards = self.path / "written", self.path / "cut"
         self.duplicates, self.overlap_filter = self.path / "duplicates.npy", self.path / "overlap_filter"
-
-    def forget(self) -> None:
-        """Remove all runs and the marks of written shards."""
-        for folder in (self.shards, self.source_shards):
-            shutil.rmtree(folder, ignore_errors=True)
 
     def source_shard(self, number: int) -> Path:
         return self.source_shards / f"{number:05d}"
@@ -96,49 +94,25 @@ def preparing(out: Path, inputs: Mapping[str, Any], go_on: bool = True) -> Itera
         yield work
 
 
-def is_intact(folder: Path, files: Mapping[str, FileSum]) -> bool:
-    """Return whether the files of a finished part are whole; logs the first problem, since the part is made again."""
-    problems = file_problems(folder, files)
-    if problems:
-        log.warning(f"{problems[0]}; making it again")
-    return not problems
-
-
 class Cut:
     """The reports of all source shards, added up as they come in."""
 
-    def __init__(self, source_shards: Sequence[SourceShard], requested: Requested, margin: int) -> None:
-        """`margin` pieces are kept for each requested one."""
+    def __init__(self, source_shards: Sequence[SourceShard], requested: Requested) -> None:
         self.source_shards, self.requested = source_shards, requested
         self.reports: dict[int, SourceShardReport] = {}  # without counts of keys: only their sums are kept
         self.counts = {
-            split: KeyCounts(requested.get(split, 0), margin, LEAST_TEXTS * (split in TEXT_SPLITS)) for split in SPLITS
+            split: KeyCounts(requested.get(split, 0), LEAST_TEXTS * (split in TEXT_SPLITS)) for split in SPLITS
         }
-        self.domains: dict[str, Counter] = {split: Counter() for split in SPLITS}
         self.dropped, self.rejected = Counter[str](), Counter[str]()
-        self.texts = self.tokens = self.cut_further = 0
+        self.texts = 0
 
     def add(self, report: SourceShardReport) -> None:
-        self.reports[report.number] = replace(report, counts={}, domains={})
+        self.reports[report.number] = replace(report, counts={})
         self.texts += report.texts
-        self.tokens += report.tokens
-        self.cut_further += report.cut_further
         self.dropped.update(report.dropped)
         self.rejected.update(report.rejected)
         for split in SPLITS:
             self.counts[split].add(report.counts[split])
-            self.domains[split].update(report.domains[split])
-
-    def limits(self) -> dict[str, int]:
-        """Return the buckets of keys above which a piece can no longer be among the requested ones."""
-        return {split: counts.limit for split, counts in self.counts.items()}
-
-    def fall_short(self, counts: Mapping[str, int]) -> bool:
-        """Return whether a split has fewer pieces than requested, although not all of its pieces were kept."""
-        return any(
-            count < (self.requested.get(split) or 0) and self.counts[split].candidates() < self.counts[split].total()
-            for split, count in counts.items()
-        )
 
     def absolute(self, number: int, line: int) -> int:
         """Return the line number in the file of a source shard's line; 0 if a shard before it is not cut yet."""
@@ -150,40 +124,42 @@ class Cut:
             line += self.reports[number].lines
         return line
 
-    def too_many_rejected(self, limit: float) -> bool:
-        """Return whether more than a share of all rows was rejected, beside files that hold nothing to read."""
+    def too_many_rejected(self) -> bool:
+        """Return whether more than a tenth of all rows was rejected, beside files that hold nothing to read."""
         rejected = self.rejected.total() - sum(self.rejected[reason] for reason in NOTHING_TO_READ)
-        return rejected > limit * (self.texts + rejected)
+        return rejected > MAX_REJECTED * (self.texts + rejected)
 
 
-def cut_source(work: WorkFolder, rules: Rules, cut: Cut, pool: "LocalPool", max_rejected: float) -> None:
+def cut_source(work: WorkFolder, rules: Rules, cut: Cut) -> None:
     """Cut every source shard that an interrupted run has not cut.
 
-    Raises UserError if more than a share `max_rejected` of the source was rejected.
+    Raises UserError if more than a tenth of the source was rejected.
     """
     for number in range(len(cut.source_shards)):
-        folder = work.source_shard(number)
-        if (mark := folder / "report.json").is_file():
-            report = SourceShardReport.read(mark)
-            if is_intact(folder, report.files):  # a damaged one is named and cut again
-                cut.add(report)
+        if (mark := work.source_shard(number) / "report.json").is_file():
+            cut.add(SourceShardReport.read(mark))
     progress = Progress("cutting the source", len(cut.source_shards), len(cut.reports))
     todo = [source_shard for source_shard in cut.source_shards if source_shard.number not in cut.reports]
-    jobs = ((rules, work.source_shard(shard.number), shard, cut.limits()) for shard in todo)  # limits at each draw
-    for report in pool.run(cut_source_shard, jobs):
+    jobs = (
+        (rules, work.source_shard(shard.number), shard, {split: of.limit for split, of in cut.counts.items()})
+        for shard in todo  # limits at each draw
+    )
+    for report in in_processes(cut_source_shard, jobs, len(todo)):
         cut.add(report)
-        progress.advance(note=f"{cut.texts:,} texts, {cut.tokens:,} tokens")
-        if cut.texts >= ENOUGH_ROWS and cut.too_many_rejected(max_rejected):
+        progress.advance(note=f"{cut.texts:,} texts")
+        if cut.texts >= ENOUGH_ROWS and cut.too_many_rejected():
             break
-    _require_few(work, cut, (), max_rejected)
-    _reject_duplicates(work, cut, max_rejected)
+    _require_few(work, cut)
 
 
-def _require_few(work: WorkFolder, cut: Cut, more: Iterable[Rejected], max_rejected: float) -> None:
-    """Write `rejected.jsonl`: the first hundred of each reason, in the order of the files.
+def _require_few(work: WorkFolder, cut: Cut) -> None:
+    """Reject texts with another text's id, and write `rejected.jsonl`: the first hundred of each reason.
 
     Raises UserError with the first cases where too much was rejected.
     """
+    num, places = find_duplicates(work.source_shards.glob("*/texts-*.npy"), work.duplicates)
+    if num:
+        cut.rejected["duplicate_id"] = num
     if not cut.rejected:
         return
     path, rejected = work.out / "rejected.jsonl", cut.rejected.total()
@@ -192,7 +168,11 @@ def _require_few(work: WorkFolder, cut: Cut, more: Iterable[Rejected], max_rejec
         for number in sorted(cut.reports)
         for case in cut.reports[number].examples
     ]
-    cases += more
+    detail = "another text has this id; data.fields={NAME: id} must name a field that tells all texts apart"
+    cases += [
+        Rejected("duplicate_id", cut.source_shards[number].names[0], cut.absolute(number, line), detail)
+        for number, line in places
+    ]
     by_reason, lines = defaultdict[str, list[Rejected]](list), []
     for case in cases:
         by_reason[case.reason].append(case)
@@ -200,113 +180,74 @@ def _require_few(work: WorkFolder, cut: Cut, more: Iterable[Rejected], max_rejec
             row = {"reason": case.reason, "file": readable_name(case.file), "line": case.line or None}
             lines.append(json.dumps({**row, "detail": case.detail}) + "\n")
     replace_file(path, "".join(lines).encode())
-    if cut.too_many_rejected(max_rejected):
+    if cut.too_many_rejected():
         first = [str(of_reason[0]) for of_reason in by_reason.values()]
         raise UserError(
-            f"{rejected} of {cut.texts + rejected} rows of data.source were rejected, more than "
-            f"data.max_rejected_share={max_rejected:g} allows: {'; '.join(first[:3])}. "
+            f"{rejected} of {cut.texts + rejected} rows of data.source were rejected, more than a tenth: "
+            f"{'; '.join(first[:3])}. "
             f"Counts: {dict(cut.rejected)}; the first of each are listed in {path}"
         )
     shown = "; ".join([*map(str, cases[:SHOWN]), *(["..."] if cases[SHOWN:] else [])])
     log.warning(f"{path} lists texts that could not be read ({rejected:,}): {shown}")
 
 
-def _reject_duplicates(work: WorkFolder, cut: Cut, max_rejected: float) -> None:
-    """Reject texts with another text's id, and count repeated texts without an id."""
-    registers = sorted(work.source_shards.glob("*/texts-*.npy"))
-    named, unnamed, places = find_duplicates(registers, cut.texts, work.duplicates)
-    if named:
-        detail = "another text has this id; data.fields={NAME: id} must name a field that tells all texts apart"
-        cases = [
-            Rejected("duplicate_id", cut.source_shards[number].names[0], cut.absolute(number, line), detail)
-            for number, line in places
-        ]
-        cut.rejected["duplicate_id"] = named
-        _require_few(work, cut, cases, max_rejected)
-    if unnamed:
-        cut.dropped["repeated text"] = unnamed
-
-
 KEPT = np.dtype([("id", np.uint64), ("version", np.uint64)])
-TEXTS_AT_A_TIME = 1 << 20
 
 
-def find_duplicates(registers: Sequence[Path], num_texts: int, out: Path) -> tuple[int, int, list[tuple[int, int]]]:
+def find_duplicates(registers: Iterable[Path], out: Path) -> tuple[int, list[tuple[int, int]]]:
     """Write `out`: the version kept of each id that occurs twice.
 
-    Returns the number of texts with a repeated given id, the number of repeated texts without an id (their words are
-    their id), and source shard and line of the first hundred with a given id.
+    Returns the number of texts with a repeated id, and source shard and line of the first hundred.
     """
-    num_parts = max(1, -(-num_texts // TEXTS_AT_A_TIME))
-    kept, places = list[np.ndarray](), list[tuple[int, int]]()
-    num_named = num_unnamed = 0
-    for low, high in itertools.pairwise(2**64 * part // num_parts for part in range(num_parts + 1)):
-        rows = _rows_between(registers, low, high - 1)
-        repeated = np.flatnonzero(rows["id"][1:] == rows["id"][:-1]) + 1
-        ids = np.unique(rows["id"][repeated])
-        first = np.empty(len(ids), KEPT)  # versions: rows are sorted
-        first["id"], first["version"] = ids, rows["version"][np.searchsorted(rows["id"], ids)]
-        kept.append(first)
-        named = rows[repeated[rows["named"][repeated]]]
-        num_named += len(named)
-        num_unnamed += len(repeated) - len(named)
-        places = sorted([*places, *zip(named["source_shard"].tolist(), named["line"].tolist(), strict=True)])[:EXAMPLES]
+    rows = np.concatenate([np.empty(0, REGISTRY), *(np.load(path, allow_pickle=False) for path in registers)])
+    rows = rows[np.lexsort([rows[name] for name in ("line", "source_shard", "version", "id")])]
+    repeated = rows[1:][rows["id"][1:] == rows["id"][:-1]]
+    ids = np.unique(repeated["id"])
+    kept = np.empty(len(ids), KEPT)
+    kept["id"], kept["version"] = ids, rows["version"][np.searchsorted(rows["id"], ids)]  # the smallest version
     with writing(out):
-        np.save(out, np.concatenate(kept), allow_pickle=False)
-    return num_named, num_unnamed, places
-
-
-def _rows_between(registers: Iterable[Path], first: int, last: int) -> np.ndarray:
-    """Return the rows of all registers with first <= id <= last, sorted by id, version, source shard and line."""
-    parts = [np.empty(0, REGISTRY)]
-    for path in registers:
-        register = np.load(path, mmap_mode="r", allow_pickle=False)
-        start = np.searchsorted(register["id"], np.uint64(first))
-        parts.append(np.array(register[start : np.searchsorted(register["id"], np.uint64(last), "right")]))
-    return np.sort(np.concatenate(parts), order=("id", "version", "source_shard", "line"))
+        np.save(out, kept, allow_pickle=False)
+    places = sorted(zip(repeated["source_shard"].tolist(), repeated["line"].tolist(), strict=True))
+    return len(repeated), places[:EXAMPLES]
 
 
 # Processes ----------------------------------------------------------------------------------------------------------
 
 
-class LocalPool:
-    """Runs a function over jobs, in `num_workers` processes that end with the block, or in this one alone."""
+def in_processes(function: Callable, jobs: Iterable[tuple], num_jobs: int) -> Iterator[Any]:
+    """Yield a function's results over jobs as they are ready; jobs are drawn one by one, when there is room.
 
-    def __init__(self, num_workers: int = 1) -> None:
-        self._num_workers = num_workers
-        self._executor: ProcessPoolExecutor | None = None
+    Few jobs run in this process, more in others, which end with the last; the results do not depend on their number.
+    Raises RunError if a process was killed; finished jobs are kept.
+    """
+    spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m replug`
+    is_command = Path(sys.argv[0]).name == "replug" or (spec is not None and spec.name.startswith("replug."))
+    cores = len(os.sched_getaffinity(0)) if is_command else 1  # each process would run a user's own program again
+    if (num_workers := num_processes(num_jobs, cores)) == 1:
+        yield from itertools.starmap(function, jobs)
+        return
+    drawn, running = iter(jobs), set[Future]()
+    executor = ProcessPoolExecutor(num_workers, get_context("spawn"), _begin, (os.getpid(),))
+    try:
+        while True:
+            for job in itertools.islice(drawn, num_workers + 1 - len(running)):
+                running.add(executor.submit(function, *job))
+            if not running:
+                return
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
+    except BrokenProcessPool as error:
+        raise RunError(
+            "a preparing process was killed, perhaps for want of memory; finished work is kept: run the same "
+            "command again, on fewer cores if it comes back, such as by `taskset -c 0-3`"
+        ) from error
+    finally:
+        executor.shutdown(cancel_futures=True)
 
-    def __enter__(self) -> "LocalPool":
-        if self._num_workers > 1:
-            self._executor = ProcessPoolExecutor(self._num_workers, get_context("spawn"), _begin, (os.getpid(),))
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
-
-    def run(self, function: Callable, jobs: Iterable[tuple]) -> Iterator[Any]:
-        """Yield results as they are ready; jobs are drawn one by one, when there is room.
-
-        Raises RunError if a process was killed; finished jobs are kept.
-        """
-        if self._executor is None:
-            yield from itertools.starmap(function, jobs)
-            return
-        drawn, running = iter(jobs), set[Future]()
-        try:
-            while True:
-                for job in itertools.islice(drawn, self._num_workers + 1 - len(running)):
-                    running.add(self._executor.submit(function, *job))
-                if not running:
-                    return
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in done)
-        except BrokenProcessPool as error:
-            raise RunError(
-                "a process of data.num_workers was killed, perhaps for want of memory; finished work is kept: "
-                "run the same command again, with fewer data.num_workers if it comes back"
-            ) from error
+def num_processes(num_shards: int, num_cores: int) -> int:
+    """Return the processes that prepare a source: at most one for each core, and for each four shards."""
+    return max(1, min(num_cores, num_shards // SHARDS_PER_PROCESS))
 
 
 def _begin(parent: int) -> None:

@@ -1,14 +1,13 @@
 """`replug prepare`: raw texts, or the user's own rows, to a prepared set with its proof of disjointness.
 
-Raw texts are prepared in two passes, each on any number of workers in bounded memory. `cutting` deals the source texts
-to the splits by keyed hashes of their ids and cuts them into sorted runs. `assembly` merges the runs by ranges of keys
-into the set. Neither depends on the order of files, the number of workers, or interruptions (docs/decisions.md).
+Raw texts are prepared in two passes, each in any number of processes. `cutting` deals the source texts to the splits by
+keyed hashes of their ids and cuts them into sorted runs. `assembly` merges the runs by ranges of keys into the set.
+Neither depends on the order of files, the number of processes, or interruptions (docs/decisions.md).
 The user's own rows are never changed: an overlap there is refused.
 """
 
 import logging
 import shutil
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,8 +18,6 @@ from replug.config.schema import DEV_SHARE, DataConfig
 from replug.data.folder import file_sum, sole_writer
 from replug.data.prepare.assembly import (
     OverlapFilter,
-    Overlaps,
-    ShardReport,
     choose_examples,
     overlaps_of_shard,
     require_disjoint,
@@ -30,26 +27,22 @@ from replug.data.prepare.assembly import (
     write_texts,
 )
 from replug.data.prepare.cutting import Rules, Tokenizers
-from replug.data.prepare.reading import Cut, LocalPool, WorkFolder, cut_source, preparing
+from replug.data.prepare.reading import Cut, WorkFolder, cut_source, in_processes, preparing
 from replug.data.progress import Progress
 from replug.data.records import Example
-from replug.data.row_files import SPLIT_OF_BEIR, rows_sha256
-from replug.data.rows import read_documents, read_examples
+from replug.data.rows import SPLIT_OF_BEIR, read_documents, read_examples, rows_sha256
 from replug.data.sampling import TEXT_SPLITS, Shares, shares_of
 from replug.data.shards import (
     TOKEN_RULES,
     prepared_folder,
-    read_documents_of,
     shard_paths,
     write_documents,
     write_token_rules,
 )
-from replug.data.sources.shards import SourcePlan, plan_texts
+from replug.data.sources.shards import plan_texts
 from replug.data.store import Corpus, PreparedSet, write_store
 from replug.data.tokenizing import TokenIds
 
-MARGIN, WIDER = 2, 4  # pieces kept for each requested one at first, and the factor of each further attempt
-FEW_HELDOUT = 50  # texts: fewer show only large differences
 NAMES = {"documents": "documents", "queries": "queries", "heldout": "held-out texts", "dev": "development texts"}
 SPLIT_OF_KEY = {"train": "queries"}  # a split's name on disk, where it is not the key of `data`
 
@@ -64,7 +57,6 @@ def prepare_raw(
     tokenizers: Tokenizers,
     out: Path,
     inputs: Inputs,
-    pool: LocalPool,
     rows: Mapping[str, str | Path] | None = None,
 ) -> None:
     """Cut `data.source` into a prepared set under `out`, or resume it; `inputs` identify the set.
@@ -75,82 +67,47 @@ def prepare_raw(
     own = None if rows is None else _own_examples(rows)
     plan = plan_texts(config)
     plan.say("data.source")
-    shares = Shares(config.query_share, config.heldout_share, config.corpus_share, DEV_SHARE if config.num_dev else 0)
+    shares = Shares(config.query_share, config.heldout_share, DEV_SHARE if config.num_dev else 0)
     if own is not None:
-        shares = Shares(0.0, 0.0, None)
+        shares = Shares(0.0, 0.0)
     elif plan.text_ids:
         shares = shares_of(plan.text_ids, seed, shares)
-    lengths = config.context_tokens, config.document_tokens or config.context_tokens
-    rules = Rules(plan.fields, shares, seed, *lengths, tokenizers)
-    with preparing(out, inputs) as work:
-        cut, domains, overlaps, shards = _make_splits(work, rules, plan, config, pool, own)
-        counts = _counts(domains, shards)
-        _require_some(str(config.source), cut, counts)
-        paths = [work.documents / f"{report['number']:05d}.arrow" for report in shards]
-        proof = {"disjoint": _proof(work, paths, counts, overlaps, seed, pool)} if domains else {}
-        names = [f"{split}.arrow" for split in domains]
-        names += [name for name in ("rejected.jsonl", f"documents/{TOKEN_RULES}") if (out / name).is_file()]
-        files, documents = {name: file_sum(out / name) for name in names}, Counter[str]()
-        for report in shards:
-            documents.update(report["domains"])
-            files |= {f"documents/{name}": known for name, known in report["files"].items()}
-        pieces = {split: dict(sorted(cut.domains[split].items())) for split in counts}
-        content = {
-            "counts": counts,
-            "domains": {"documents": dict(sorted(documents.items())), **domains},
-            "source": {"texts": cut.texts, "tokens": cut.tokens, "pieces": pieces, "cut_further": cut.cut_further},
-            "dropped": dict(sorted(cut.dropped.items())),
-            "rejected": dict(sorted(cut.rejected.items())),
-            **proof,
-        }
-        unread = {"left_aside": list(plan.left_aside), "unread_fields": plan.unread_fields}
-        work.finish(files, {**content, **{name: names for name, names in unread.items() if names}})
-
-
-Domains = dict[str, dict[str, int]]  # numbers of texts by split and domain
-
-
-def _make_splits(
-    work: WorkFolder,
-    rules: Rules,
-    plan: SourcePlan,
-    config: DataConfig,
-    pool: LocalPool,
-    own: Mapping[str, list[Example]] | None,
-) -> tuple[Cut, Domains, Overlaps, list[ShardReport]]:
-    """Cut the source and write its splits; repeat with more kept pieces if too few are left.
-
-    Returns the cut source, the numbers of texts by split and domain, their overlaps, and the shards of documents.
-    """
     requested = {"documents": config.num_documents}
     if own is None:
         requested |= {"queries": config.num_queries, "heldout": config.num_heldout}
         requested |= {"dev": config.num_dev} if config.num_dev else {}
-    margin = MARGIN
-    while True:
-        cut = Cut(plan.shards, requested, margin)
-        cut_source(work, rules, cut, pool, config.max_rejected_share)
+    lengths = config.context_tokens, config.document_tokens or config.context_tokens
+    rules = Rules(plan.fields, shares, seed, *lengths, tokenizers)
+    with preparing(out, inputs) as work:
+        cut = Cut(plan.shards, requested)
+        cut_source(work, rules, cut)
         if own is None:
             ngram, splits = config.ngram_overlap, [split for split in TEXT_SPLITS if split in requested]
             choose = partial(choose_examples, work, rules, cut)
-            domains, overlaps = write_texts(work, splits, choose, rules.seed, ngram, shared_ngrams(work, cut, ngram))
+            texts = write_texts(work, splits, choose, seed, ngram, shared_ngrams(work, cut, ngram))
         else:
-            domains, overlaps = write_texts(work, own, lambda split, _: own[split], rules.seed)
-        are_enough = not cut.fall_short(_counts(domains))
-        shards = write_shards(work, rules, cut, pool) if are_enough else []  # else thousands may be in vain
-        if are_enough and not cut.fall_short(_counts(domains, shards)):
-            for report in shards:
-                cut.dropped.update(report["dropped"])
-            return cut, domains, overlaps, shards
-        margin *= WIDER  # most kept pieces repeated or overlapped others
-        log.info(f"too few of the kept pieces are left; cutting again and keeping {margin} for each requested piece")
-        work.forget()
-
-
-def _counts(domains: Domains, shards: Sequence[ShardReport] | None = None) -> dict[str, int]:
-    """Return the numbers of texts by split, after the number of documents if shards are given."""
-    texts = {split: sum(count.values()) for split, count in domains.items()}
-    return texts if shards is None else {"documents": sum(report["rows"] for report in shards), **texts}
+            texts = write_texts(work, own, lambda split, _: own[split], seed)
+        shards = write_shards(work, rules, cut)
+        for report in shards:
+            cut.dropped.update(report["dropped"])
+        counts = {"documents": sum(report["rows"] for report in shards), **texts}
+        _require_some(str(config.source), cut, counts)
+        paths = [work.documents / f"{report['number']:05d}.arrow" for report in shards]
+        proof = {"disjoint": _proof(work, paths, counts, seed)} if texts else {}
+        names = [f"{split}.arrow" for split in texts]
+        names += [name for name in ("rejected.jsonl", f"documents/{TOKEN_RULES}") if (out / name).is_file()]
+        files = {name: file_sum(out / name) for name in names}
+        for report in shards:
+            files |= {f"documents/{name}": known for name, known in report["files"].items()}
+        content = {
+            "counts": counts,
+            "source": {"texts": cut.texts},
+            "dropped": dict(sorted(cut.dropped.items())),
+            "rejected": dict(sorted(cut.rejected.items())),
+            **proof,
+            **({"left_aside": list(plan.left_aside)} if plan.left_aside else {}),
+        }
+        work.finish(files, content)
 
 
 def _require_some(source: str, cut: Cut, counts: Mapping[str, int]) -> None:
@@ -165,43 +122,31 @@ def _require_some(source: str, cut: Cut, counts: Mapping[str, int]) -> None:
             "texts, a smaller data.context_tokens, or other shares"
         )
     log.info(f"cut into {summary}")
-    if cut.cut_further:
-        log.info(f"{cut.cut_further} pieces exceeded the LM's limit of tokens and were cut further")
-    if (heldout := counts.get("heldout", FEW_HELDOUT)) < FEW_HELDOUT:
-        log.warning(f"{heldout} held-out texts show a large difference only; expected {FEW_HELDOUT} or more texts")
     for split, wanted in cut.requested.items():
         if wanted is not None and counts[split] < wanted:
-            log.info(f"data.num_{split} is {wanted:,}, and the source gives {counts[split]:,}, all of which are used")
+            log.info(
+                f"data.num_{split} is {wanted:,}, and {counts[split]:,} are left: the source gives no more, or repeats"
+            )
 
 
-def _proof(
-    work: WorkFolder,
-    paths: Sequence[Path],
-    counts: Mapping[str, int],
-    of_texts: Overlaps,
-    seed: int,
-    pool: LocalPool,
-) -> dict[str, object]:
-    """Compare the written documents with the texts; raises UserError if any two splits overlap.
+def _proof(work: WorkFolder, paths: Sequence[Path], counts: Mapping[str, int], seed: int) -> dict[str, object]:
+    """Compare the written documents with the texts; raises UserError if they overlap.
 
-    Returns the proof for the manifest: the counts, and the length of the n-grams that were compared.
+    Returns the proof for the manifest, with the length of the n-grams that were compared.
     """
-    sources, texts = map(list, of_texts)
+    sources, texts = list[str](), list[str]()
     progress = Progress("proving that no text is in two splits", len(paths))
-    for shared, equal in pool.run(overlaps_of_shard, ((path, work.overlap_filter, seed) for path in paths)):
+    jobs = ((path, work.overlap_filter, seed) for path in paths)
+    for shared, equal in in_processes(overlaps_of_shard, jobs, len(paths)):
         sources += shared
         texts += equal
         progress.advance()
     require_disjoint(sorted(sources), sorted(texts))
-    ngram, dev = OverlapFilter(work.overlap_filter).n, counts.get("dev", 0)
-    log.info(
-        f"disjoint: {counts['documents']} documents, {counts['queries']} queries, {counts['heldout']} held-out"
-        + (f", {dev} development texts" if dev else "")
-        + "; 0 shared sources, 0 equal texts"
-        + (f" or {ngram} words in common" if ngram else "")
-    )
-    numbers = {f"num_{split}": counts[split] for split in ("documents", "queries", "heldout")}
-    return {**numbers, "shared_sources": [], "equal_texts": [], "num_dev": dev, "ngram": ngram}
+    ngram = OverlapFilter(work.overlap_filter).n
+    numbers = ", ".join(f"{count} {NAMES[split]}" for split, count in counts.items())
+    compared = f" or {ngram} words in common" if ngram else ""
+    log.info(f"disjoint: {numbers}; 0 shared sources, 0 equal texts{compared}")
+    return {"shared_sources": [], "equal_texts": [], "ngram": ngram}
 
 
 # The user's own rows ------------------------------------------------------------------------------------
@@ -213,7 +158,6 @@ def prepare_rows(
     heldout: str | Path,
     out: Path,
     inputs: Inputs,
-    pool: LocalPool,
     token_ids: TokenIds | None = None,
     dev: str | Path | None = None,
     fields: Mapping[str, str] | None = None,
@@ -223,22 +167,15 @@ def prepare_rows(
         given = {"train": train, "heldout": heldout, **({"dev": dev} if dev else {})}
         examples = _own_examples(given, fields)
         num_documents = import_documents(work.documents, corpus, fields)
-        domains, overlaps = write_texts(work, examples, lambda split, _: examples[split], seed=0)
+        write_texts(work, examples, lambda split, _: examples[split], seed=0)
         shards = [] if names_store(str(corpus)) else shard_paths(work.documents)
         counts = {"documents": num_documents, **{split: len(rows) for split, rows in examples.items()}}
-        proof = _proof(work, shards, {**counts, "documents": num_documents if shards else 0}, overlaps, 0, pool)
+        proof = _proof(work, shards, {**counts, "documents": num_documents if shards else 0}, 0)
         if shards and token_ids is not None:
-            for _ in pool.run(write_ids_of_shard, ((shard, token_ids) for shard in shards)):
+            for _ in in_processes(write_ids_of_shard, ((shard, token_ids) for shard in shards), len(shards)):
                 pass
             write_token_rules(work.documents, token_ids.fingerprint)
-        documents = dict(Counter(doc.domain for path in shards for doc in read_documents_of(path)))
-        content = {
-            "counts": counts,
-            "domains": {"documents": documents, **domains},
-            "dropped": {},
-            "rejected": {},
-            "disjoint": proof,
-        }
+        content = {"counts": counts, "disjoint": proof}
         paths = [*(out / f"{split}.arrow" for split in examples), *sorted(work.documents.iterdir())]
         work.finish({str(path.relative_to(out)): file_sum(path) for path in paths}, content)
         return PreparedSet(out)

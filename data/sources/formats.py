@@ -11,9 +11,8 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -41,11 +40,8 @@ log = logging.getLogger(__name__)
 ROWS_AT_A_TIME = 256
 READ_CHARACTERS = 1 << 20  # of an array
 TABLE_BYTES = 1 << 16  # enough for the first line of a table
-EXCERPT = 40  # characters of a line that is not JSON
 TRAIN = "train"
 TABS, SEPARATORS = "\t", ",;|"  # between the cells of a table; its kind is the separator
-HINT = "sep="  # Excel's, before the header
-SEPARATOR_HINT = re.compile(rf"{HINT}([,;|\t])")
 # MS MARCO's tables, passages or queries and documents, have no header, and their quotes are plain characters.
 UNNAMED = {2: ("id", "text"), 4: ("id", "url", "title", "text")}
 NUMBER_OF_MARCO = re.compile(r"D?\d+")
@@ -74,8 +70,6 @@ def form_of(path: Path) -> str:
     if kind == "jsonl" or head[:1] in ("", "{", "["):
         return "array" if head.startswith("[") else "jsonl"
     first = head.partition("\n")[0]
-    if hint := SEPARATOR_HINT.fullmatch(first.rstrip("\r")):
-        return hint[1]
     if TABS in first:
         return TABS
     separator = max(SEPARATORS, key=first.count)
@@ -94,8 +88,6 @@ def read_shard(source_shard: SourceShard, columns: Collection[str] | None = None
 
 def field_names(source_shard: SourceShard) -> list[str]:
     """Return the names of the fields that the first rows of a source shard have."""
-    if source_shard.kind == "parquet":
-        return _column_names(source_shard.names[0])
     rows = itertools.islice(read_shard(source_shard), ROWS_AT_A_TIME)
     return list(dict.fromkeys(str(name) for _, row in rows if isinstance(row, dict) for name in row))
 
@@ -115,21 +107,7 @@ def count_rows_of(path: Path) -> int:
 # JSON -------------------------------------------------------------------------------------------------------
 
 
-def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON. Raises ValueError for a repeated name, since JSON does not define the value."""
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        raise ValueError(f"an object has two fields named {twice(name for name, _ in pairs)!r}")
-    return row
-
-
-def twice(names: Iterable[str]) -> str | None:
-    """Return the first name that occurs again, or None."""
-    seen: set[str] = set()
-    return next((name for name in names if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
-
-
-DECODER = json.JSONDecoder(object_pairs_hook=_object_of)
+DECODER = json.JSONDecoder()
 
 
 def _object_or_problem(row: Any) -> dict[str, Any] | Problem:
@@ -140,9 +118,6 @@ def _object_or_problem(row: Any) -> dict[str, Any] | Problem:
 
 def _json_problem(error: ValueError | RecursionError) -> Problem:
     """Return the problem of a JSON text; extreme nesting raises RecursionError, extreme numbers other ValueErrors."""
-    if isinstance(error, json.JSONDecodeError):
-        begins = error.doc[:EXCERPT].strip()
-        return "invalid_json", f"not valid JSON: {error.msg} at column {error.colno} of {begins!r}"
     return "invalid_json", f"not valid JSON: {error}"
 
 
@@ -204,46 +179,31 @@ def _skip_space(text: str, place: int) -> int:
 
 
 def _table_rows(source_shard: SourceShard, _: object) -> Read:
-    """Yield the rows of a table by its header. Spreadsheets write `sep=;` before it, and empty cells behind it."""
+    """Yield the rows of a table by its header."""
     name, table = source_shard.names[0], replace(source_shard, start=0, stop=None)
     _, cells = _first_cells(table, has_quotes=False) if table.kind == TABS else (0, [])
     header_line, header = 0, UNNAMED.get(len(cells), ()) if cells and NUMBER_OF_MARCO.fullmatch(cells[0]) else ()
     has_quotes = not header
     if not header:
         header_line, cells = _first_cells(table, has_quotes=True)
-        header = tuple(cell.strip() for cell in cells)
-        if (again := twice(filter(None, header))) is not None:
-            raise UserError(
-                f"{name}:{header_line}: the header has two columns named {again!r}; expected different names"
-            )
-        if header and not header[0] and not source_shard.start:  # as pandas writes its index
-            _warn_once(f"{name}: the first column has no name, so it is taken for row numbers and not read")
+        header = tuple(cell.strip() or f"unnamed {number}" for number, cell in enumerate(cells, start=1))
+        if len(set(header)) < len(header):
+            raise UserError(f"{name}:{header_line}: two columns of the header have one name; expected different names")
     for number, row in _cells(source_shard, has_quotes):
         if not isinstance(row, list):
             yield number, row
+        elif number <= header_line and not source_shard.start:
+            yield number, None
+        elif len(row) != len(header):
+            yield number, ("wrong_columns", f"{len(row)} columns, the header has {len(header)}")
         else:
-            yield number, None if number <= header_line and not source_shard.start else _row_of(header, row)
-
-
-_warn_once = lru_cache(log.warning)  # planning reads a file too, and would repeat the warning
+            yield number, dict(zip(header, row, strict=True))
 
 
 def _first_cells(table: SourceShard, has_quotes: bool) -> tuple[int, list[str]]:
     """Return the first row of a table and its line."""
     rows = ((number, cells) for number, cells in _cells(table, has_quotes) if isinstance(cells, list))
-    return next(((number, cells) for number, cells in rows if not cells[0].startswith(HINT)), (0, []))
-
-
-def _row_of(header: Sequence[str], cells: list[str]) -> dict[str, Any] | Problem:
-    if len(cells) > len(header) and not any(cells[len(header) :]):
-        cells = cells[: len(header)]
-    if len(cells) != len(header):
-        return "wrong_columns", f"{len(cells)} columns, the header has {len(header)}"
-    pairs = list(zip(header, cells, strict=True))
-    if unnamed := [cell for column, cell in pairs[1:] if cell and not column]:  # the first may be pandas' index
-        held = f"a column without a name holds {unnamed[0][:EXCERPT]!r}"
-        return "wrong_columns", f"{held}; expected a name in the header"
-    return {column: cell for column, cell in pairs if column}
+    return next(rows, (0, []))
 
 
 def _cells(source_shard: SourceShard, has_quotes: bool) -> Iterator[tuple[int, list[str] | Problem | Rejected | None]]:
@@ -289,13 +249,9 @@ def _next_cells(reader: Any) -> list[str] | Problem | None:
 
 
 def _parquet_rows(source_shard: SourceShard, columns: Collection[str] | None) -> Read:
-    name, number = source_shard.names[0], 0
-    outermost = None if columns is None else {column.partition(".")[0] for column in columns}
-    read = [column for column in _column_names(name) if outermost is None or column in outermost]
-    if (again := twice(read)) is not None:
-        raise UserError(f"{name} has two columns named {again!r}; expected different names")
+    number = 0
     try:
-        with pq.ParquetFile(name) as file:
+        with pq.ParquetFile(source_shard.names[0]) as file:
             stop = file.num_row_groups if source_shard.stop is None else source_shard.stop
             groups, wanted = range(source_shard.start, stop), None if columns is None else list(columns)
             for batch in file.iter_batches(ROWS_AT_A_TIME, row_groups=list(groups), columns=wanted):
@@ -303,18 +259,7 @@ def _parquet_rows(source_shard: SourceShard, columns: Collection[str] | None) ->
                     number += 1
                     yield number, row
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # the last two: values beyond their type
-        yield number, ("damaged_file", _damage(error))
-
-
-def _column_names(name: str) -> list[str]:
-    try:
-        return list(pq.read_schema(name).names)
-    except (pa.ArrowException, OSError):  # reading the rows reports it
-        return []
-
-
-def _damage(error: Exception) -> str:
-    return f"no whole Parquet file: {str(error).splitlines()[0]}"
+        yield number, ("damaged_file", f"no whole Parquet file: {str(error).splitlines()[0]}")
 
 
 # Datasets of the hub ----------------------------------------------------------------------------------------

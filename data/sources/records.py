@@ -29,7 +29,7 @@ SUFFIXES = {
     "tsv": (".tsv",),
     "parquet": (".parquet",),
     "text": (".txt", ".text", ".tokens", ".raw"),
-    "markup": (".md", ".markdown", ".mdx", ".rst", ".adoc", ".asciidoc"),
+    "markup": (".md", ".markdown", ".mdx", ".rst"),
     "HTML": (".html", ".htm", ".xhtml"),
     "CSV": (".csv",),
 }
@@ -49,7 +49,6 @@ OTHER_FORMATS = {
     b"<html": HTML,
 }
 UNREADABLE = (EOFError, OSError, zlib.error, pa.ArrowInvalid)  # errors of damaged files
-NAME_SHOWN = 40  # characters of a field's name in a message: a table without a header has a text there
 
 
 def readable_name(name: str) -> str:
@@ -110,7 +109,6 @@ class FieldMap:
     id: str = "id"
     domain: str = "domain"
     new_text_at: str | None = None
-    max_characters: int = 16 << 20
 
     @classmethod
     def of(cls, fields: Mapping[str, str], new_text_at: str | None = None) -> "FieldMap":
@@ -124,19 +122,19 @@ Row = tuple[int, dict[str, Any] | Rejected | None]
 Item = tuple[int, SourceText | Rejected | None]  # the text of a row; 0 stands for the whole file
 
 
-def say_unread(source: Path | str, names: Collection[str], read: Sequence[str], more: str = "") -> None:
+def say_unread(source: Path | str, names: Collection[str], read: Sequence[str]) -> None:
     """Warn once about the unread fields of a file or a source, and list the readable ones."""
     if unread := [name for name in names if name not in read]:
         found = names_in(name for name in read if name in names)
         log.warning(
             f"{source}: fields that are not read: {names_in(unread)}; read are {found}, and a row may have "
-            f"{', '.join(read)}{more}"
+            f"{', '.join(read)}"
         )
 
 
 def names_in(row: Iterable[Any]) -> str:
-    """Return the names of a row's fields for a message."""
-    return ", ".join(str(name)[:NAME_SHOWN] for name in row) or "none"
+    """Return the names of a row's fields for a message; a table without a header has texts there."""
+    return ", ".join(str(name)[:40] for name in row) or "none"
 
 
 def nested(row: Mapping[str, Any], path: str) -> Any:
@@ -153,14 +151,9 @@ def nested(row: Mapping[str, Any], path: str) -> Any:
 
 def format_of(path: Path) -> str | None:
     """Return the format of a file by its suffix, of a compressed one by the suffix before; None if unknown."""
-    suffix = unpacked_suffix(path)
-    return next((kind for kind, suffixes in SUFFIXES.items() if suffix in suffixes), None)
-
-
-def unpacked_suffix(path: Path) -> str:
-    """Return a file's suffix in lower case, of a compressed one the suffix before."""
     suffix = path.suffix.lower()
-    return Path(path.stem).suffix.lower() if suffix in COMPRESSED else suffix
+    suffix = Path(path.stem).suffix.lower() if suffix in COMPRESSED else suffix
+    return next((kind for kind, suffixes in SUFFIXES.items() if suffix in suffixes), None)
 
 
 def packing_of(path: Path) -> str | None:

@@ -11,14 +11,12 @@ hidden files and folders of tools (`node_modules`).
 A hash of the names and contents of its files identifies a source.
 """
 
-import codecs
 import hashlib
 import itertools
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,10 +25,10 @@ import pyarrow.parquet as pq
 
 from replug.config.errors import UserError
 from replug.config.paths import is_here
-from replug.config.schema import Config, DataConfig
+from replug.config.schema import DataConfig
 from replug.data.files import file_sha256
-from replug.data.folder import MANIFEST
 from replug.data.sources.formats import (
+    READERS,
     ROWS_AT_A_TIME,
     TABS,
     field_names,
@@ -41,33 +39,25 @@ from replug.data.sources.formats import (
 )
 from replug.data.sources.records import (
     FieldMap,
-    Rejected,
     SourceShard,
-    SourceText,
     first_bytes,
     format_of,
     names_in,
     nested,
     other_format,
     packing_of,
-    say_unread,
 )
-from replug.data.sources.texts import PROSE, has_rows, is_built_in, read_items, require_html, text_id
+from replug.data.sources.texts import PROSE, is_built_in, require_html, text_id
 
 log = logging.getLogger(__name__)
-decoder = codecs.getincrementaldecoder("utf-8")
 
 SOURCE_SHARD_BYTES, LEAST_SHARD_BYTES = 16 << 20, 1 << 18
 TREE_SHARDS = 8  # of a folder of texts, if they are not too small; progress is logged after each
 TOOLS_FOLDERS = ("node_modules", "__pycache__")
-HEAD_BYTES = 4096  # enough to tell binary files from texts
-PDF = b"%PDF-"
 LEAST_FILES = 10  # of a tree of texts
 SHOWN = 5  # names of files in a message; the manifest has all
-LINKED = " (a link)"
 ROWS, DATA = ("jsonl", "tsv", "parquet"), ("json", "CSV")  # data may hold rows, and is never one text
 EXPECTED = "a file of rows, a folder or a dataset's name"
-FILES_AT_ONCE = 4  # hashed in parallel: one stream does not use a disk's whole bandwidth
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,40 +76,14 @@ class SourcePlan:
             return []
         return [text_id(name, shard.root) for shard in self.shards for name in shard.names]
 
-    @property
-    def unread_fields(self) -> list[str]:
-        """Return the names of fields, outermost ones, that no key names."""
-        return [name for name in dict.fromkeys(self.field_names) if name not in self._read]
-
-    @property
-    def _read(self) -> list[str]:
-        return [name.partition(".")[0] for name in (self.fields.text, self.fields.id, self.fields.domain)]
-
     def say(self, key: str) -> None:
-        """Log unread files and fields, once for a source, and how to read them."""
+        """Warn of unread files."""
         files = len({name for shard in self.shards for name in shard.names})
-        is_tree = self.shards[0].kind == "text"
-        if is_tree and files > 1:
-            log.info(f"{key}: each of {files:,} files is a text")
         if aside := self.left_aside:
-            read = f"{files:,} {'texts' if is_tree else 'files of rows'}"
+            read = f"{files:,} {'texts' if self.shards[0].kind == 'text' else 'files of rows'}"
             names = ", ".join([*aside[:SHOWN], *(["..."] if len(aside) > SHOWN else [])])
             shown = f"{names} ({len(aside):,} in all: {_by_suffix(aside)})"
             log.warning(f"{key}: left aside beside {read}: {shown}. A pattern such as 'DIR/**/*.py' reads others")
-        more = " (data.fields)"
-        if self.fields.id not in self.field_names and "." not in self.fields.id:
-            more += f". No field is '{self.fields.id}': a text is named by a hash of its words"
-        say_unread(key, self.field_names, self._read, more)
-
-
-def look_at_texts(config: Config) -> None:
-    """Raise UserError if local raw texts cannot give a set that is not made yet; called before heavy imports."""
-    data = config.data
-    made = Path(data.out or f"{config.run_dir}/data").expanduser() / MANIFEST
-    if data.source is None or data.prepared or made.is_file() or is_built_in(data.source):
-        return
-    if files_of(data.source) is not None:
-        plan_texts(data)
 
 
 def plan_texts(data: DataConfig) -> SourcePlan:
@@ -129,25 +93,22 @@ def plan_texts(data: DataConfig) -> SourcePlan:
     """
     plan = plan_source(str(data.source), FieldMap.of(data.fields, data.new_text_at))
     if data.train is None and plan.text_ids and (count := len(plan.text_ids)) < LEAST_FILES:
-        texts = f"{count} text{'s' * (count != 1)}"
         raise UserError(
-            f"data.source: {data.source} holds {texts}, and each is of one split alone (corpus, training, "
+            f"data.source: {data.source} holds {count} texts, and each is of one split alone (corpus, training, "
             f"development, held-out); expected at least {LEAST_FILES} files, better hundreds: divide long ones, such "
             "as into chapters, or give rows or questions of your own as data.train and data.heldout"
         )
     names = plan.field_names
     if names and plan.fields.text.partition(".")[0] not in names:
-        are_questions = {"question", "query"} & set(names)
-        wanted = "give questions as data.train and data.heldout" if are_questions else "data.fields={NAME: text}"
         raise UserError(
             f"data.source: {data.source} has rows of {names_in(names)} and no '{plan.fields.text}'; expected texts: "
-            f"{wanted}"
+            "data.fields={NAME: text}, or give questions as data.train and data.heldout"
         )
     return plan
 
 
 def _by_suffix(names: Iterable[str]) -> str:
-    suffixes = Counter(Path(name.removesuffix(LINKED)).suffix or "without a suffix" for name in names)
+    suffixes = Counter(Path(name).suffix or "without a suffix" for name in names)
     return ", ".join(f"{count:,} {suffix}" for suffix, count in suffixes.most_common(SHOWN))
 
 
@@ -166,7 +127,7 @@ def plan_source(source: str, fields: FieldMap) -> SourcePlan:
     if not shards:
         holds = f"no texts, but {_by_suffix(left_aside)}: extract their text first" if left_aside else "no files"
         raise UserError(f"data.source: {source} holds {holds}")
-    names = field_names(shards[0]) if has_rows(shards[0]) else ()
+    names = field_names(shards[0]) if shards[0].kind in READERS else ()
     return SourcePlan(shards, fields, tuple(left_aside), tuple(names))
 
 
@@ -175,25 +136,14 @@ def of_split(source: str, split: str) -> str:
     return named_split(source, split) if not is_built_in(source) and files_of(source) is None else source
 
 
-def read_source_shard(source_shard: SourceShard, fields: FieldMap) -> Iterator[tuple[int, SourceText | Rejected]]:
-    """Yield texts and rejections of a source shard with their lines; 0 stands for the whole file."""
-    for line, item in read_items(source_shard, fields):
-        if item is not None:
-            yield line, item
-
-
 def source_fingerprint(source: str, fields: FieldMap) -> str | None:
-    """Hash the names and contents of the files to read; None for a built-in source or a dataset of the hub.
-
-    Several files are hashed at a time.
-    """
+    """Hash the names and contents of the files to read; None for a built-in source or a dataset of the hub."""
     if (paths := files_of(source)) is None:
         return None
     paths, _ = _read_of(source, paths, fields)
     digest = hashlib.sha256()
-    with ThreadPoolExecutor(FILES_AT_ONCE) as readers:
-        for path, sha256 in zip(paths, readers.map(file_sha256, paths), strict=True):
-            digest.update(os.fsencode(path.name) + f" {sha256}\n".encode())
+    for path in paths:
+        digest.update(os.fsencode(path.name) + f" {file_sha256(path)}\n".encode())
     return digest.hexdigest()
 
 
@@ -215,16 +165,22 @@ def _plan_files(source: str, paths: list[Path], fields: FieldMap) -> tuple[Itera
             f"data.source: {data[0]} has no rows with '{fields.text}' (found: {found}); expected one on each line or "
             "in each object of an array: data.fields={NAME: text} names another field"
         )
-    root, kept = Path(_root(source)), set(read)
+    before, kept = source.partition("*")[0], set(read)
+    # The base of relative names: for a pattern, the folder before its `*`.
+    root = Path(before).expanduser() if before == source or before.endswith("/") else Path(before).expanduser().parent
     is_file = Path(source).expanduser().is_file()
-    left_aside = [] if is_file else [str(path.relative_to(root)) for path in paths if path not in kept] + _links(source)
+    left_aside = [] if is_file else [str(path.relative_to(root)) for path in paths if path not in kept]
+    linked = (path for path in root.rglob("*") if path.is_symlink() and path.is_dir() and not _is_hidden(path, root))
+    left_aside += [f"{path.relative_to(root)}/" for path in linked]
     if are_rows:
         shard_bytes = None if fields.new_text_at else SOURCE_SHARD_BYTES
         return (shard for path in read for shard in _plan_rows(path, shard_bytes)), left_aside
     if is_file:
         return [SourceShard("text", (str(read[0]),))], left_aside
-    size = _num_bytes(read) // TREE_SHARDS
-    return _plan_tree(read, str(root), min(SOURCE_SHARD_BYTES, max(LEAST_SHARD_BYTES, size))), left_aside
+    part_bytes = min(SOURCE_SHARD_BYTES, max(LEAST_SHARD_BYTES, _num_bytes(read) // TREE_SHARDS))
+    parts = _parts([path.stat().st_size for path in read], part_bytes)
+    names = [str(path) for path in read]
+    return [SourceShard("text", tuple(names[first:end]), root=str(root)) for first, end in parts], left_aside
 
 
 def _read_of(source: str, paths: list[Path], fields: FieldMap) -> tuple[list[Path], bool]:
@@ -235,20 +191,7 @@ def _read_of(source: str, paths: list[Path], fields: FieldMap) -> tuple[list[Pat
     prose = sorted(path for path in set(paths) - set(rows) if format_of(path) in PROSE)
     if rows and _num_bytes(rows) >= _num_bytes(prose):
         return rows, True
-    return prose or [path for path in paths if format_of(path) not in DATA and not _is_binary(path)], False
-
-
-def _is_binary(path: Path) -> bool:
-    """Return whether a file that is not packed begins with bytes that no text in UTF-8 has."""
-    with path.open("rb") as file:
-        head = file.read(HEAD_BYTES)
-    if head.startswith(PDF):  # its beginning may be ASCII
-        return True
-    try:
-        decoder().decode(head)  # the last character may be incomplete
-    except UnicodeDecodeError:
-        return format_of(path) is None and packing_of(path) is None
-    return b"\0" in head
+    return prose or [path for path in paths if format_of(path) not in DATA and not other_format(path)], False
 
 
 def _holds_rows(path: Path, fields: FieldMap) -> bool:
@@ -278,55 +221,29 @@ def _plan_rows(path: Path, shard_bytes: int | None) -> Iterable[SourceShard]:
     if shard_bytes is None or whole.kind not in ("parquet", "jsonl", TABS) or packing_of(path):
         return [whole]
     if whole.kind == "parquet":
-        return _row_groups(whole, shard_bytes)
+        try:
+            metadata = pq.read_metadata(path)
+        except (pa.ArrowException, OSError):  # reading the source shard reports it
+            return [whole]
+        sizes = [metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups)]
+        return [replace(whole, start=first, stop=end) for first, end in _parts(sizes, shard_bytes)]
     size = path.stat().st_size
     starts = range(0, max(size, 1), shard_bytes)
     return [replace(whole, start=start, stop=min(start + shard_bytes, size)) for start in starts]
 
 
-def _row_groups(whole: SourceShard, shard_bytes: int) -> Iterator[SourceShard]:
-    """Yield source shards of some of a Parquet file's row groups."""
-    try:
-        metadata = pq.read_metadata(whole.names[0])
-    except (pa.ArrowException, OSError):  # reading the source shard reports it
-        yield whole
-        return
-    first, size = 0, 0
-    for group in range(metadata.num_row_groups):
-        size += metadata.row_group(group).total_byte_size
-        if size >= shard_bytes or group == metadata.num_row_groups - 1:
-            yield replace(whole, start=first, stop=group + 1)
-            first, size = group + 1, 0
-
-
-def _plan_tree(paths: Iterable[Path], root: str, shard_bytes: int) -> Iterator[SourceShard]:
-    """Yield source shards of some files each, in the order of the files."""
-    names: list[str] = []
-    size = 0
-    for path in paths:
-        names.append(str(path))
-        size += path.stat().st_size
-        if size >= shard_bytes:
-            yield SourceShard("text", tuple(names), root=root)
-            names, size = [], 0
-    if names:
-        yield SourceShard("text", tuple(names), root=root)
+def _parts(sizes: Sequence[int], part_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of parts in a row, of about `part_bytes` each."""
+    first = size = 0
+    for end, own in enumerate(sizes, start=1):
+        size += own
+        if size >= part_bytes or end == len(sizes):
+            yield first, end
+            first, size = end, 0
 
 
 def _num_bytes(paths: Iterable[Path]) -> int:
     return sum(path.stat().st_size for path in paths)
-
-
-def _links(source: str) -> list[str]:
-    """Return the links to folders in a folder, which are not followed. Raises UserError for a broken link to a file."""
-    folder = Path(source).expanduser()
-    links = [
-        path for path in folder.rglob("*") if path.is_symlink() and not path.is_file() and not _is_hidden(path, folder)
-    ]
-    for path in links:
-        if not path.exists() and format_of(path):
-            raise UserError(f"data.source: {path} is a link to nothing: is the download complete?")
-    return [f"{path.relative_to(folder)}{LINKED}" for path in links]
 
 
 def _is_hidden(path: Path, folder: Path) -> bool:
@@ -345,15 +262,12 @@ def files_of(source: str) -> list[Path] | None:
             raise UserError(f"data.source: no file matches {source}")
         return matching
     if path.is_dir():
-        return sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file, path))
+        found = [file for file in path.rglob("*") if not _is_hidden(file, path)]
+        if broken := [file for file in found if not file.exists() and format_of(file)]:
+            raise UserError(f"data.source: {broken[0]} is a link to nothing: is the download complete?")
+        return sorted(file for file in found if file.is_file())
     if path.is_file():
         return [path]
     if not is_here("data.source", source, EXPECTED) and format_of(path):
         raise UserError(f"data.source: {source} does not exist; expected {EXPECTED}")
     return None
-
-
-def _root(source: str) -> str:
-    """Return the base folder of relative file names: for a pattern, the folder before its `*`."""
-    path = Path(source.partition("*")[0]).expanduser()
-    return str(path.parent if "*" in source and not source.partition("*")[0].endswith("/") else path)

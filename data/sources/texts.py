@@ -3,14 +3,13 @@
 A file of a tree of texts holds one text, or many with `data.new_text_at`. The id of a text is its path below the tree's
 root, its domain the first folder of that path. Memory holds at most one text of a file.
 
-Markup is read as Markdown: without comments and front matter, from AsciiDoc and HTML. HTML goes through the
-extractor process of `replug ask` (extra `web`), since pages here are as hostile.
+Markdown is read without comments and front matter. HTML goes through the extractor process of `replug ask` (extra
+`web`), since pages here are as hostile, and becomes Markdown.
 """
 
-import bisect
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +28,16 @@ from replug.data.sources.records import (
     names_in,
     nested,
     open_file,
-    other_format,
     read_lines,
     readable_name,
-    unpacked_suffix,
 )
 from replug.data.words import content_hash
 
 MainTexts = Callable[[bytes], str | None]  # None if a page has no main text or times out
 PACKAGE = "package:"
 PROSE = ("text", "markup", "HTML")
+MAX_CHARACTERS = 16 << 20  # of a text
 BYTES_OF_A_CHARACTER = 4  # at most, in UTF-8
-MAX_NAME_CHARACTERS = 4096  # of an id or a domain, which are kept for every piece of a text
 
 
 def read_items(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
@@ -49,7 +46,7 @@ def read_items(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
     Unreadable rows and files give `Rejected`, and lines that are not rows None, so that all are counted.
     """
     name = source_shard.names[0]
-    if has_rows(source_shard):
+    if source_shard.kind in READERS:
         rows = read_shard(source_shard, (fields.text, fields.id, fields.domain))
         if fields.new_text_at:
             yield from _joined_texts(rows, fields, name, fields.new_text_at)
@@ -61,11 +58,6 @@ def read_items(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
     else:
         texts = stand_in_texts() if name == "stand_in" else read_package_texts(name.removeprefix(PACKAGE))
         yield from enumerate(texts, start=1)
-
-
-def has_rows(source_shard: SourceShard) -> bool:
-    """Return whether a source shard is read row by row."""
-    return source_shard.kind in READERS
 
 
 def is_built_in(source: str) -> bool:
@@ -86,17 +78,13 @@ def _text_of_row(row: dict[str, Any], fields: FieldMap, name: str, line: int) ->
         return rejected("text_missing", detail)
     if not isinstance(text, str):
         return rejected("text_not_a_string", f"field '{fields.text}' must be a string, found {type(text).__name__}")
-    if identifier == "":
-        return rejected("id_empty", f"field '{fields.id}' (data.fields) is empty")
-    named = ((identifier, fields.id, "id_not_a_string"), (domain, fields.domain, "domain_not_a_string"))
-    for value, field, reason in named:
+    for value, field in ((identifier, fields.id), (domain, fields.domain)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, str | int)):
-            return rejected(reason, f"field '{field}' must be a string or an integer, found {type(value).__name__}")
-        if isinstance(value, str) and len(value) > MAX_NAME_CHARACTERS:
-            return rejected("too_long", f"field '{field}' has {len(value)} characters, more than {MAX_NAME_CHARACTERS}")
+            found = type(value).__name__
+            return rejected("not_a_string", f"field '{field}' must be a string or an integer, found {found}")
     domain = "all" if domain in (None, "") else str(domain)
-    made = _unnamed(text, domain) if identifier is None else SourceText(str(identifier), text, domain)
-    return _checked(made, fields, name, line)
+    made = _unnamed(text, domain) if identifier in (None, "") else SourceText(str(identifier), text, domain)
+    return _checked(made, name, line)
 
 
 def _unnamed(text: str, domain: str) -> SourceText:
@@ -104,13 +92,11 @@ def _unnamed(text: str, domain: str) -> SourceText:
     return SourceText(content_hash(text.encode(errors="replace").decode()).hex(), text, domain, named=False)
 
 
-def _checked(text: SourceText, fields: FieldMap, name: str, line: int) -> SourceText | Rejected:
+def _checked(text: SourceText, name: str, line: int) -> SourceText | Rejected:
     if not text.text.strip():
         return Rejected("text_empty", name, line, "the text is empty")
-    if len(text.text) > fields.max_characters:
+    if len(text.text) > MAX_CHARACTERS:
         return _too_long(name, line, len(text.text))
-    if "\0" in text.text:
-        return Rejected("nul_character", name, line, "holds a NUL character: is it a text?")
     try:
         f"{text.id}{text.domain}{text.text}".encode()
     except UnicodeEncodeError:
@@ -131,10 +117,10 @@ def _joined_texts(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at:
 
     def joined() -> Iterator[Item]:
         """Yield the text so far, unless all lines are blank: they then belong to the next text."""
-        if length > fields.max_characters:
+        if length > MAX_CHARACTERS:
             yield first, _too_long(name, first, length)
         elif any(line.strip() for line in lines):
-            yield first, _checked(_unnamed("".join(lines), "all"), fields, name, first)
+            yield first, _checked(_unnamed("".join(lines), "all"), name, first)
 
     for number, row in rows:
         if not isinstance(row, dict):
@@ -151,7 +137,7 @@ def _joined_texts(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at:
         first = number if length == 0 else first
         lines.append(line if line.endswith("\n") else f"{line}\n")
         length += len(lines[-1])
-        if length > fields.max_characters:
+        if length > MAX_CHARACTERS:
             lines.clear()
     yield from joined()
 
@@ -160,23 +146,21 @@ def _joined_texts(rows: Iterator[Row], fields: FieldMap, name: str, new_text_at:
 
 
 def _read_files(source_shard: SourceShard, fields: FieldMap) -> Iterator[Item]:
-    with ExitStack() as stack:
-        has_pages = any(format_of(Path(name)) == "HTML" for name in source_shard.names)
-        pages = stack.enter_context(main_texts()) if has_pages else None
+    has_pages = any(format_of(Path(name)) == "HTML" for name in source_shard.names)
+    with main_texts() if has_pages else nullcontext() as pages:
         for name in source_shard.names:
             is_page = format_of(Path(name)) == "HTML"
             if fields.new_text_at and not is_page:
-                limits = FieldMap(max_characters=fields.max_characters)
                 lines = read_lines(SourceShard("text", (name,)))
                 rows: Iterator[Row] = ((at, {"text": of} if isinstance(of, str) else of) for at, of in lines)
-                yield from _joined_texts(rows, limits, name, fields.new_text_at)
+                yield from _joined_texts(rows, FieldMap(), name, fields.new_text_at)
             else:
-                yield 0, _whole(name, source_shard.root, fields, pages if is_page else None)
+                yield 0, _whole(name, source_shard.root, pages if is_page else None)
 
 
-def _whole(name: str, root: str, fields: FieldMap, pages: MainTexts | None = None) -> SourceText | Rejected:
+def _whole(name: str, root: str, pages: MainTexts | None = None) -> SourceText | Rejected:
     """Return the text of a file, read as a page if `pages` is given."""
-    most = BYTES_OF_A_CHARACTER * (fields.max_characters + 1)  # a byte order mark among them
+    most = BYTES_OF_A_CHARACTER * (MAX_CHARACTERS + 1)  # a byte order mark among them
     try:
         with open_file(Path(name)) as file:
             content = file.read(most + 1)
@@ -184,8 +168,7 @@ def _whole(name: str, root: str, fields: FieldMap, pages: MainTexts | None = Non
             return Rejected("too_long", name, 0, f"over {most} bytes, more than a text may have")
         text = content.decode().removeprefix("\ufeff") if pages is None else pages(content)
     except UnicodeDecodeError as error:
-        at = other_format(Path(name)) or f"at byte {error.start}"
-        return Rejected("not_utf8", name, 0, f"{at}; convert the file, or leave it out of the source")
+        return Rejected("not_utf8", name, 0, f"not UTF-8 at byte {error.start}; convert the file, or leave it out")
     except UNREADABLE as error:
         return Rejected("unreadable_file", name, 0, getattr(error, "strerror", None) or str(error))
     if text is None:
@@ -196,8 +179,8 @@ def _whole(name: str, root: str, fields: FieldMap, pages: MainTexts | None = Non
     domain = label.partition("/")[0] if "/" in label else "all"
     if kind in PROSE:
         text = text.replace("\r\n", "\n").replace("\f", "\n")  # the ends of lines, and of a PDF's pages
-        text = text if kind == "HTML" else plain_markup(text, unpacked_suffix(Path(name)))
-    return _checked(SourceText(label, text, domain, is_prose=kind in PROSE), fields, name, 0)
+        text = markdown_of(text) if kind == "markup" else text
+    return _checked(SourceText(label, text, domain, is_prose=kind in PROSE), name, 0)
 
 
 def text_id(name: str, root: str) -> str:
@@ -210,75 +193,14 @@ def text_id(name: str, root: str) -> str:
 FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---\s*\n", re.DOTALL)
 FRONT_TITLE = re.compile(r"^title:[ \t]*[\"']?(.*?)[\"']?[ \t]*$", re.MULTILINE)
 
-PLAIN = (".txt", ".text")
-ASCIIDOC = (".adoc", ".asciidoc")  # suffixes
-# Marks of AsciiDoc alone, for texts without its suffix: attributes of blocks, directives, tables, own links.
-ASCIIDOC_MARK = re.compile(
-    r"^(?:\[(?:source|listing|verse|quote|horizontal|NOTE|TIP|IMPORTANT|WARNING|CAUTION|(?:cols|options)=)[^\]\n]*\]|\[\[[\w-]+\]\]|"
-    r"(?:include|ifdef|ifndef|ifeval|endif)::\S*\[.*\]|\|===)[ \t]*$|\blinkgit:[\w-]+\[\d\]",
-    re.MULTILINE,
-)
-ASCIIDOC_HEADING = re.compile(r"(={1,6})[ \t]+(\S.*?)(?:[ \t]+=+)?[ \t]*\Z")
-ASCIIDOC_UNDERLINES, NEARLY = "=-~^+", 2  # marks by level, and the largest difference in length to the title
-ASCIIDOC_BLOCK = re.compile(r"(?:([-.+/=*_])\1{3,}|--|`{3,}.*)[ \t]*\Z")
-VERBATIM = "-.+`/"  # blocks of code, output, passed-through text and comments; the others hold prose
-ASCIIDOC_UNREAD = re.compile(
-    r"\[\[?[^\[\]]*\]?\][ \t]*\Z|:!?[\w-]+!?:(?:[ \t].*)?\Z|//|\+[ \t]*\Z|\|===[ \t]*\Z|\w+::\S*\[.*\][ \t]*\Z"
-)
-ASCIIDOC_LINK = re.compile(
-    r"(?:link|xref|mailto|linkgit):([^\s\[\]]{1,500})\[([^\]\n]{0,500})\]|<<[^,<>\n]{1,200},([^<>\n]{1,500})>>"
-)
 
-
-def plain_markup(text: str, suffix: str) -> str:
-    """Return a text as Markdown without comments and front matter; its title becomes the first heading.
-
-    AsciiDoc is recognised by the file's suffix or, in a `.txt` such as Git's manuals, by its own marks.
-    """
-    if suffix in ASCIIDOC or (suffix in PLAIN and ASCIIDOC_MARK.search(text)):
-        return asciidoc_as_markdown(text)
-    if suffix in PLAIN:
-        return text
+def markdown_of(text: str) -> str:
+    """Return Markdown without comments and front matter; its title becomes the first heading."""
     text = _without_comments(text)
     if (front := FRONT_MATTER.match(text)) is None:
         return text
     title = FRONT_TITLE.search(front[1])
     return (f"# {title[1]}\n\n" if title and title[1] else "") + text[front.end() :]
-
-
-def asciidoc_as_markdown(text: str) -> str:
-    """Return AsciiDoc with Markdown's headings and blocks of code, without attributes, directives and comments."""
-    lines, kept, place = text.split("\n"), list[str](), 0
-    places: dict[str, list[int]] = {}  # of each line that may end a block
-    for number, line in enumerate(lines):
-        if ASCIIDOC_BLOCK.match(line):
-            places.setdefault(line.rstrip(), []).append(number)
-    while place < len(lines):
-        line = lines[place].rstrip()
-        following = lines[place + 1].rstrip() if place + 1 < len(lines) else ""
-        place += 1
-        if heading := ASCIIDOC_HEADING.match(line):
-            kept.append(f"{'#' * len(heading[1])} {heading[2]}")
-        elif level := _underlined_level(line, following):
-            kept.append(f"{'#' * level} {line}")
-            place += 1
-        elif ASCIIDOC_BLOCK.match(line):
-            closing = places.get("```" if line.startswith("```") else line, [])
-            end = bisect.bisect_left(closing, place)
-            if line == "--" or line[0] not in VERBATIM or end == len(closing):
-                continue  # encloses prose, or is never closed
-            kept += ["```", *lines[place : closing[end]], "```"] if line[0] != "/" else []
-            place = closing[end] + 1
-        elif not ASCIIDOC_UNREAD.match(line):
-            kept.append(ASCIIDOC_LINK.sub(lambda link: link[2] or link[3] or link[1] or "", line))
-    return "\n".join(kept)
-
-
-def _underlined_level(title: str, underline: str) -> int:
-    """Return the level of an underlined title, or 0 for another line: the lengths of title and underline are close."""
-    is_line = len(underline) > 1 and underline[0] in ASCIIDOC_UNDERLINES and set(underline) == {underline[0]}
-    is_title = is_line and title[:1].isalnum() and abs(len(title) - len(underline)) <= NEARLY
-    return ASCIIDOC_UNDERLINES.index(underline[0]) + 1 if is_title else 0
 
 
 def _without_comments(text: str) -> str:

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from replug.config.errors import UserError
-from replug.data.row_files import read_rows
-from replug.data.rows import one_line
+from replug.data.rows import one_line, read_rows
 
 if TYPE_CHECKING:  # seconds to import
     from replug.models.prompt import PromptTemplate

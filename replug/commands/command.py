@@ -50,7 +50,4 @@ def load_for_run(
     config = load_config(path, overrides or [], needs_lm, needs_retriever)
     check_paths(config, corpus_only)
     check_names(config)
-    from replug.data.sources.shards import look_at_texts  # pyarrow is behind it
-
-    look_at_texts(config)
     return config

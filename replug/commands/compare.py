@@ -88,7 +88,7 @@ def compare(
 
 def _documents(questions: str, documents: str | None) -> dict[str, Any]:
     """Return the keys for the documents: rows are used as they are, texts are cut."""
-    from replug.data.row_files import FILES_OF_ROWS, beir_folder
+    from replug.data.rows import FILES_OF_ROWS, beir_folder
     from replug.data.sources.records import format_of
     from replug.data.sources.shards import files_of
 
@@ -98,5 +98,5 @@ def _documents(questions: str, documents: str | None) -> dict[str, Any]:
     formats = {format_of(path) for path in files_of(documents) or ()} if beir_folder(documents) is None else set()
     if not formats - {*FILES_OF_ROWS, None}:
         return {"data.corpus": documents}
-    cut = {"data.tokenizer": "retriever", "data.document_tokens": 128, "data.max_rejected_share": 0.1}
+    cut = {"data.tokenizer": "retriever", "data.document_tokens": 128}
     return {"data.source": documents, **cut, "data.query_share": 0, "data.heldout_share": 0}

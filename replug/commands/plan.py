@@ -11,7 +11,6 @@ from replug.commands.command import LM, ConfigFile, Overrides, Retriever, Source
 from replug.config.errors import UserError
 from replug.config.load import load_config, load_evaluation_config, names_evaluation
 from replug.config.paths import SHIPPED
-from replug.data.sources.shards import look_at_texts
 from replug.planning.estimate import plan_training
 from replug.planning.evaluations import plan_evaluation
 
@@ -51,9 +50,7 @@ def plan(
             raise UserError(
                 "--examples is given, but the configuration is one of training; expected it with an evaluation"
             )
-        loaded = load_config(config, keys)
-        look_at_texts(loaded)
-        planned = plan_training(loaded, gpus, nodes, documents, price)
+        planned = plan_training(load_config(config, keys), gpus, nodes, documents, price)
     if as_json:
         print(json.dumps(planned, indent=2))
         return

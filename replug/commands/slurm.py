@@ -32,9 +32,13 @@ from replug.commands.command import LM, ConfigFile, Overrides, Retriever, Source
 from replug.config.errors import RunError, UserError
 from replug.config.load import config_to_yaml, load_config
 from replug.config.paths import check_paths
-from replug.config.schema import Config
+from replug.config.schema import Config, DataConfig
 from replug.data.files import replace_file, write_json, writing
 from replug.data.folder import sole_writer
+from replug.data.prepare.reading import num_processes
+from replug.data.sources.records import FieldMap
+from replug.data.sources.shards import SOURCE_SHARD_BYTES, source_bytes
+from replug.data.sources.texts import is_built_in
 from replug.planning.accelerators import find_accelerator
 from replug.planning.memory import host_bytes, run_sizes
 from replug.planning.stages import known_documents
@@ -102,7 +106,8 @@ def run_slurm(path: Path, overrides: Sequence[str], job: str, given: Mapping[str
     options = {**template_options(), **given}
     layout = _layout(config, job, options)
     if not MEMORY & given.keys():
-        given = {**given, "mem": f"{_memory_gib(layout, job, _num_nodes(options))}G"}
+        cpus = _number("cpus-per-task", options["cpus-per-task"])
+        given = {**given, "mem": f"{_memory_gib(layout, job, _num_nodes(options), cpus)}G"}
     script = render(job, given, folder, Path.cwd(), sys.executable, key)
     if job == "train":  # a run resumes with its first configuration
         if run.is_finished:
@@ -190,17 +195,24 @@ def _layout(config: Config, job: str, options: Mapping[str, str]) -> Layout:
     return replace(layout, notes=(f"for GPUs of {gpu.memory_gb:g} GB" if gpu else UNKNOWN_GPU, *layout.notes))
 
 
-def _memory_gib(layout: Layout, job: str, num_nodes: int) -> int:
+def _memory_gib(layout: Layout, job: str, num_nodes: int, cpus: int) -> int:
     """Return the GiB of host memory for a node: its processes, their data outside GPUs, and data workers."""
     config = layout.config
-    workers = 0 if config.data.prepared else config.data.num_workers
-    needed = PROCESS_GIB + WORKER_GIB * workers
+    needed = PROCESS_GIB + WORKER_GIB * _num_workers(config.data, cpus)
     if job == "prepare":
         return needed
     # The node's processors are not known here; LMs in float32 take the most.
     held = host_bytes(config, known_documents(config) or 0, False, num_nodes, layout.index)
     processes = 1 + math.ceil(len(layout.actors) / num_nodes)
     return max(needed, PROCESS_GIB * processes + math.ceil(held / 2**30))
+
+
+def _num_workers(data: DataConfig, cpus: int) -> int:
+    """Return the preparing processes of a job; a dataset of the hub may have any number of shards."""
+    if data.prepared or not data.source or is_built_in(data.source):
+        return 0
+    num_bytes = source_bytes(data.source, FieldMap.of(data.fields))
+    return cpus if num_bytes is None else num_processes(num_bytes // SOURCE_SHARD_BYTES, cpus)
 
 
 def _num_nodes(options: Mapping[str, str]) -> int:

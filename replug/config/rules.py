@@ -311,8 +311,6 @@ def _data_problems(data: DataConfig) -> Iterator[str]:
             f"data.query_share + data.heldout_share{and_dev} is {total:g}; expected less than "
             "1, so that source documents are left for the corpus"
         )
-    if (total := total + (data.corpus_share or 0)) > 1 + 1e-9:
-        yield f"data.query_share + data.heldout_share{and_dev} + data.corpus_share is {total:g}; expected at most 1"
     if data.dev and not data.train:
         yield "data.dev is set without data.train; expected both, or data.num_dev with data.source"
     try:

@@ -52,7 +52,6 @@ class DataConfig:
     out: str | None = key(None, "Folder of the prepared set. Default: RUN_DIR/data.")
     prepared: str | None = key(None, "Folder that `replug prepare` wrote; replaces the keys above.")
     new_text_at: str | None = key(None, "Pattern of a text's first line, if texts span several rows or lines.")
-    max_rejected_share: float = key(0.01, "Largest share of raw rows that may be unreadable, from 0 to 1.", SHARE)
     tokenizer: str = key("lm", "Tokenizer that counts example tokens: lm, retriever, or a path.")
     document_tokens: int | None = key(None, "Tokens per corpus document. Default: data.context_tokens.", ABOVE_0)
     context_tokens: int = key(128, "Tokens per context, and per continuation (paper: 128).", ABOVE_0)
@@ -62,9 +61,7 @@ class DataConfig:
     num_dev: int = key(0, "Number of development examples to keep. 0: none.", FROM_0)
     query_share: float = key(0.2, "Share of the source documents that become training examples.", SHARE)
     heldout_share: float = key(0.1, "Share of the source documents that become held-out examples.", SHARE)
-    corpus_share: float | None = key(None, "Share of the source that becomes the corpus. Default: the rest.", SHARE)
     ngram_overlap: int | None = key(None, "Drop texts that share this many words in a row with another split.", ABOVE_0)
-    num_workers: int = key(1, "Number of preparing processes, on the machine of the command.", ABOVE_0)
 
 
 @dataclass

@@ -26,8 +26,7 @@ from typing import Any
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import QuestionsConfig
 from replug.data.answers import normalize_answer
-from replug.data.row_files import read_rows
-from replug.data.rows import texts_of
+from replug.data.rows import read_rows, texts_of
 from replug.data.store import CorpusStore
 from replug.data.words import hash64
 from replug.evals.loop import Item

@@ -254,7 +254,7 @@ def read_spans(config: EvaluationConfig, corpus: Corpus | None) -> list[ScoredSp
     else:
         out = EvaluationFolder(Path(config.out).expanduser())
         data = corpus if isinstance(corpus, PreparedSet) else prepared_set(config.run_config(), out.data)
-        log.info(f"measuring {data.describe_heldout()}")
+        log.info(f"measuring {len(data.heldout):,} held-out texts of {data.folder}")
         rows = draw_evenly(len(data.heldout), config.texts.max_examples, config.seed)
         spans = [scored_span(example) for example in data.heldout.examples(rows)]
     if alone := sum(not span.query.strip() for span in spans):
@@ -312,7 +312,8 @@ def _spans_of_texts(config: EvaluationConfig) -> list[ScoredSpan]:
 
 
 def _texts(config: EvaluationConfig) -> Iterator[SourceText]:
-    from replug.data.sources.shards import of_split, plan_source, read_source_shard
+    from replug.data.sources.shards import of_split, plan_source
+    from replug.data.sources.texts import read_items
 
     data = config.data
     fields = FieldMap.of(data.fields, data.new_text_at)
@@ -320,12 +321,14 @@ def _texts(config: EvaluationConfig) -> Iterator[SourceText]:
         plan = plan_source(of_split(str(config.texts.path), SPLIT), fields)
     except UserError as error:
         raise UserError(str(error).replace("data.source", "texts.path")) from error
+    plan.say("texts.path")
     # The other field names are for the corpus.
     named = {old: new for old, new in data.fields.items() if old.partition(".")[0] in plan.field_names}
     fields = FieldMap.of(named, data.new_text_at)
-    replace(plan, fields=fields).say("texts.path")
     for source_shard in plan.shards:
-        for _, item in read_source_shard(source_shard, fields):
+        for _, item in read_items(source_shard, fields):
+            if item is None:
+                continue
             if isinstance(item, Rejected):
                 raise UserError(f"texts.path: {item}; every text must be readable")
             yield item

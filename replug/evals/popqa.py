@@ -34,8 +34,7 @@ from replug.answering.prompts import BETWEEN_BLOCKS, STOP
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.data.answers import contains_answer, has_answer
-from replug.data.row_files import list_in, read_rows
-from replug.data.rows import one_line
+from replug.data.rows import list_in, one_line, read_rows
 from replug.evals.evidence import Evidence
 from replug.evals.loop import Metric, Outcome, Row
 from replug.evals.questions import (

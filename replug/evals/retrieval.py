@@ -22,7 +22,7 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
 from replug.config.rules import evaluation_methods
 from replug.data.answers import has_answer
-from replug.data.row_files import TEST, Grades, beir_folder, qrels_file, read_qrels, write_run
+from replug.data.rows import TEST, Grades, beir_folder, qrels_file, read_qrels, write_run
 from replug.data.store import Corpus, CorpusStore, StoredCorpus
 from replug.evals.evidence import Evidence
 from replug.evals.folder import EvaluationFolder

@@ -10,7 +10,6 @@ from replug.config.errors import UserError
 from replug.config.paths import check_paths
 from replug.config.schema import Config, DataConfig
 from replug.data.prepare.cutting import Tokenizers
-from replug.data.prepare.reading import LocalPool
 from replug.data.prepare.sets import Inputs, import_corpus, prepare_raw, prepare_rows, row_inputs
 from replug.data.shards import OWN_CORPUS, prepared_folder
 from replug.data.sources.records import FieldMap
@@ -28,7 +27,7 @@ ROW_KEYS = ("corpus", "train", "heldout")
 DEV_KEYS = ("num_dev",)  # of sets that have development texts
 RAW_KEYS = (
     *("source", "fields", "tokenizer", "document_tokens", "context_tokens"),
-    *("num_documents", "num_queries", "num_heldout", "query_share", "heldout_share", "corpus_share"),
+    *("num_documents", "num_queries", "num_heldout", "query_share", "heldout_share"),
     *("new_text_at", "ngram_overlap"),
 )
 
@@ -46,15 +45,13 @@ def prepared_set(config: Config, default_out: Path) -> PreparedSet:
     if data.source:
         _prepare_source(config, out, _row_sources(config) if data.train else None)
         return PreparedSet(out)
-    with LocalPool(data.num_workers) as pool:
-        rows, token_ids = _row_sources(config), _token_ids(config)
-        return prepare_rows(**rows, out=out, inputs=inputs, pool=pool, token_ids=token_ids, fields=data.fields)
+    rows, token_ids = _row_sources(config), _token_ids(config)
+    return prepare_rows(**rows, out=out, inputs=inputs, token_ids=token_ids, fields=data.fields)
 
 
 def _prepare_source(config: Config, out: Path, rows: dict[str, str] | None) -> None:
     """Cut `data.source` into a prepared set; `rows` are the user's own examples."""
-    with LocalPool(config.data.num_workers) as pool:
-        prepare_raw(config.data, config.seed, _tokenizers(config), out, data_inputs(config), pool, rows)
+    prepare_raw(config.data, config.seed, _tokenizers(config), out, data_inputs(config), rows)
 
 
 def data_folder(config: Config, default_out: Path) -> Path:

@@ -16,8 +16,9 @@ from replug.config.errors import UserError
 from replug.config.paths import OURS
 from replug.config.rules import is_live
 from replug.config.schema import Config
+from replug.data.prepare.reading import num_processes
 from replug.data.sources.records import FieldMap
-from replug.data.sources.shards import source_bytes
+from replug.data.sources.shards import SOURCE_SHARD_BYTES, source_bytes
 from replug.index_workers.kinds import EXACT
 from replug.planning.accelerators import Devices, parse_devices
 from replug.planning.memory import disk_bytes, host_bytes, run_sizes, searched_width, trained_weights
@@ -149,7 +150,8 @@ class Speeds:
         """Return the seconds of a stage; None where the LM's speed is not known."""
         config, counts, devices = self._config, self._counts, self._devices
         if stage.name == PREPARING:
-            return (stage.num_bytes / CUT_BYTES + counts.documents / KEPT_DOCUMENTS) / config.data.num_workers
+            processes = num_processes(stage.num_bytes // SOURCE_SHARD_BYTES, allowed_cores())
+            return (stage.num_bytes / CUT_BYTES + counts.documents / KEPT_DOCUMENTS) / processes
         if stage.pairs and self._pair is None:
             return None
         pair = (self._pair or 0.0) / devices["score"]

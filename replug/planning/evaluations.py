@@ -15,7 +15,7 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import GENREAD, GOLD, LONG_CONTEXT, NONE, REPLUG, WITHOUT_RETRIEVER, Method
 from replug.config.rules import evaluation_methods, has_rerank_lm, lm_problems, tokens_read
-from replug.data.row_files import count_rows
+from replug.data.rows import count_rows
 from replug.data.shards import prepared_folder
 from replug.index_workers.build_plan import newest_encoder
 from replug.planning.accelerators import Devices, parse_devices, resolve_dtype

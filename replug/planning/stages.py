@@ -14,10 +14,9 @@ from replug.config.refresh_policy import RefreshPolicy, refresh_policy
 from replug.config.rules import BY_LM, CONTEXT, DOCUMENT, FIT, OWN_LABELS, RULE, is_live
 from replug.config.schema import DEV_SHARE, Config, DataConfig, LMConfig, RetrieverConfig
 from replug.data.folder import MANIFEST
-from replug.data.row_files import SPLIT_OF_BEIR, count_rows, row_files
-from replug.data.rows import count_documents
+from replug.data.rows import SPLIT_OF_BEIR, count_documents, count_rows, row_files
 from replug.data.sources.records import FieldMap
-from replug.data.sources.shards import source_bytes
+from replug.data.sources.shards import plan_texts, source_bytes
 from replug.data.vector_stores import open_source
 from replug.models.batching import padded_length
 from replug.models.ensemble import can_fit
@@ -209,9 +208,11 @@ def count_texts(config: Config, num_documents: int | None = None) -> tuple[Count
     if data.corpus:
         return _count_rows(data, num_documents)
     num_bytes = source_bytes(data.source, FieldMap.of(data.fields)) if data.source else None
+    if num_bytes is not None:
+        plan_texts(data)  # raises UserError for a source that gives no set
     tokens = math.inf if num_bytes is None else num_bytes / BYTES_PER_TOKEN
     dev = DEV_SHARE if data.num_dev else 0.0
-    corpus = 1 - data.query_share - data.heldout_share - dev if data.corpus_share is None else data.corpus_share
+    corpus = 1 - data.query_share - data.heldout_share - dev
     rows = {split: getattr(data, key) for split, key in ROW_SPLITS.items() if data.train and getattr(data, key)}
     corpus = 1.0 if rows else corpus  # the whole source
     document, example = data.document_tokens or data.context_tokens, 2 * data.context_tokens

@@ -27,12 +27,12 @@ OWN = ["retriever.path=package:minilm", "lm.path=package:smollm2"]
 def test_a_plan_of_own_files_counts_the_lms_calls_and_takes_this_machine(tmp_path, capsys) -> None:
     for number in range(40):
         (tmp_path / f"{number}.md").write_text("Some words. " * 400)
-    asked = [*OWN, "data.questions=null", f"data.source={tmp_path}", "data.query_share=0.1", "data.corpus_share=0.6"]
+    asked = [*OWN, "data.questions=null", f"data.source={tmp_path}", "data.query_share=0.1"]
     found = planned(capsys, ROOT / "configs/own_data.yaml", asked)
-    assert found["texts"] == {"documents": 225, "queries": 37, "heldout": 37, "dev": 37}
+    assert found["texts"] == {"documents": 262, "queries": 37, "heldout": 37, "dev": 37}
     pairs = [0, 0, 37 * 13 + 37 * 14, 0, 0, 37 * 21]  # of 37 development texts no temperature is fitted
     assert [stage["pairs"] for stage in found["stages"]] == pairs and found["lm_calls"] == sum(pairs)
-    assert found["stages"][0]["seconds"] == pytest.approx(40 * 400 * 12 / CUT_BYTES + 225 / KEPT_DOCUMENTS)
+    assert found["stages"][0]["seconds"] == pytest.approx(40 * 400 * 12 / CUT_BYTES + 262 / KEPT_DOCUMENTS)
     assert found["devices"] == "this machine" and found["wall_hours"] > 0 and found["disk_gb"]["total"] > 0.1
     on_gpu = planned(capsys, ROOT / "configs/own_data.yaml", asked, gpus="1xA100", price=2.0)
     assert on_gpu["dollars"] == pytest.approx(2 * on_gpu["wall_hours"])

@@ -26,7 +26,6 @@ def keys(source: Path, out: Path, *more: str) -> list[str]:
         "data.tokenizer=retriever",
         "retriever.path=stand_in",
         "data.context_tokens=16",
-        "data.max_rejected_share=1.0",
     ]
     return [own, f"data.source={source}", f"data.out={out}", *names, *more]
 
@@ -46,9 +45,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(source: Path, replug: CommandLine, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A set made by two processes, and what was printed."""
+    """A set, and what was printed."""
     out = tmp_path_factory.mktemp("made") / "set"
-    ended = replug("prepare", *keys(source, out, "data.num_workers=2"))
+    ended = replug("prepare", *keys(source, out))
     assert ended.status == 0, ended.printed
     return out, ended.printed
 
@@ -92,7 +91,7 @@ def test_a_full_disk_is_named_with_the_file_and_the_rerun_ends_with_the_same_byt
     monkeypatch.setattr("replug.data.sources.shards.SOURCE_SHARD_BYTES", 30_000)
     monkeypatch.setattr("replug.data.prepare.assembly.PIECES_PER_SHARD", 500)
     source = write_source(tmp_path / "raw.jsonl", 300)
-    prepare(tmp_path / "quiet", source, max_rejected_share=1.0)
+    prepare(tmp_path / "quiet", source)
     expected = contents(tmp_path / "quiet")
     with small_disk(tmp_path / "disk", megabytes=16) as disk:
         (disk.folder / "set").mkdir()
@@ -100,7 +99,7 @@ def test_a_full_disk_is_named_with_the_file_and_the_rerun_ends_with_the_same_byt
         for kilobytes in [0, 4, *range(8, 1200, 60)]:
             disk.leave(kilobytes << 10)
             try:
-                prepare(disk.folder / "set", source, max_rejected_share=1.0)
+                prepare(disk.folder / "set", source)
                 break
             except RunError as error:
                 assert "cannot be written: " in str(error), error
@@ -108,7 +107,7 @@ def test_a_full_disk_is_named_with_the_file_and_the_rerun_ends_with_the_same_byt
         assert len(failures) > 2
         disk.free()
         if not (disk.folder / "set/manifest.json").exists():
-            prepare(disk.folder / "set", source, max_rejected_share=1.0)
+            prepare(disk.folder / "set", source)
         assert contents(disk.folder / "set") == expected
 
 

@@ -17,7 +17,6 @@ from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.paths import check_names, check_paths
 from replug.config.schema import Config
-from replug.data.prepare.reading import LocalPool
 from replug.data.prepare.sets import prepare_rows
 from replug.data.store import PreparedSet
 from replug.models.encoder import Encoder
@@ -202,8 +201,7 @@ def write_three(tmp_path: Path, changes: dict[str, dict]) -> list[Path]:
 
 
 def import_rows(paths: list[Path], out: Path) -> PreparedSet:
-    with LocalPool() as pool:
-        return prepare_rows(*paths, out, {}, pool)
+    return prepare_rows(*paths, out, {})
 
 
 def test_a_set_made_from_a_raw_file_that_has_changed_since_is_refused(debug_config, tmp_path) -> None:

@@ -8,8 +8,20 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.data.records import Example
-from replug.data.row_files import DEV, TRAIN, count_rows, read_qrels, read_rows, read_run, rows_sha256, write_run
-from replug.data.rows import count_documents, example_rows, read_documents, read_examples
+from replug.data.rows import (
+    DEV,
+    TRAIN,
+    count_documents,
+    count_rows,
+    example_rows,
+    read_documents,
+    read_examples,
+    read_qrels,
+    read_rows,
+    read_run,
+    rows_sha256,
+    write_run,
+)
 from replug.data.sources import formats, shards
 from replug.data.words import content_hash
 from replug.evals.questions import read_questions
@@ -138,18 +150,11 @@ def test_passages_of_rows_are_documents_and_candidates_by_the_same_ids(name, tmp
         assert (row["query"], row["context"], row["continuation"]) == ("what flows?", "Question:", " what flows?")
 
 
-def test_lists_in_cells_are_read_as_json_and_as_python_write_them(tmp_path):
-    cells = {
-        r'''"[""a\/b"", ""\ud83d\ude00""]"''': ["a/b", "\U0001f600"],
-        '''"['it''s', ""x""]"''': ["its", "x"],
-        "['Rhine' 'the Rhine']": ["Rhine", "the Rhine"],  # numpy's, which Python reads as one text
-        "\"['Rhine'\n 'the Rhine']\"": ["Rhine", "the Rhine"],
-        "['Rhine'  ... 'the Rhine']": "['Rhine'  ... 'the Rhine']",
-        "[x]": "[x]",
-    }
+def test_lists_in_cells_are_read_as_json_and_others_are_refused(tmp_path):
+    cells = {r'''"[""a\/b"", ""\ud83d\ude00""]"''': ["a/b", "\U0001f600"], "['x' 'y']": "['x' 'y']"}
     (tmp_path / "a.csv").write_text("question,answers\n" + "".join(f"q,{cell}\n" for cell in cells))
     assert [row["answers"] for _, row in read_rows(tmp_path / "a.csv")] == list(cells.values())
-    with pytest.raises(UserError, match=r"field 'answers' must be a list of texts.*'Rhine'  \.\.\. "):
+    with pytest.raises(UserError, match=r"a\.csv:3: field 'answers' must be a list of texts"):
         read_examples(tmp_path / "a.csv")
 
 
@@ -168,20 +173,16 @@ def test_a_row_with_a_context_and_no_answer_is_not_taken_for_a_query(tmp_path):
 
 
 SPREADSHEETS = {
-    "a hint for Excel": "sep=;\r\nid;text\r\n1;The Rhine.\r\n",
     "bars": "id|text\n1|The Rhine.\n",
     "empty columns behind": "id,text,,\n1,The Rhine.,,\n",
-    "empty cells behind": "id,text\n1,The Rhine.,,\n",
-    "the index of pandas": ",id,text\n0,1,The Rhine.\n",
     "blanks in the header": "id, text\n1,The Rhine.\n",
 }
 
 
 @pytest.mark.parametrize("name", SPREADSHEETS)
-def test_tables_are_read_as_spreadsheets_write_them(name, tmp_path, caplog):
+def test_tables_are_read_as_spreadsheets_write_them(name, tmp_path):
     (tmp_path / "a.csv").write_text(SPREADSHEETS[name], newline="")
     assert [row for _, row in read_rows(tmp_path / "a.csv")] == [{"id": "1", "text": "The Rhine."}]
-    assert ("a.csv: the first column has no name" in caplog.text) == (name == "the index of pandas")
 
 
 # Judgements and runs ----------------------------------------------------------------------------------------------
@@ -286,8 +287,5 @@ def test_a_title_alone_is_a_text_and_few_documents_may_be_empty(tmp_path, caplog
     path = tmp_path / "corpus.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert [document.text for document in read_documents(path)] == ["words", "words", "Detection of rhinovirus"]
-    assert "1 documents have neither text nor title and are left out, first" in caplog.text
+    assert "1 of 4 documents have neither text nor title and are left out, first" in caplog.text
     assert "corpus.jsonl:4 (id 7915)" in caplog.text
-    path.write_text("".join(json.dumps(row | {"text": ""}) + "\n" for row in rows))
-    with pytest.raises(UserError, match=r"corpus.jsonl:1 \(id 0\): field 'text' is empty, as in 3 of 4 documents"):
-        list(read_documents(path))

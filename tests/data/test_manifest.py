@@ -8,7 +8,6 @@ import pytest
 
 from replug.config.errors import UserError
 from replug.data.folder import CHECKSUMS, file_sum
-from replug.data.prepare.reading import LocalPool
 from replug.data.prepare.sets import prepare_rows
 from replug.data.store import PreparedSet, verify_prepared
 from replug.data.tokenizing import TokenIds, word_tokenizer
@@ -33,8 +32,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("made") / "set"
     paths = [rows / f"{name}.jsonl" for name in ("corpus", "queries", "heldout")]
-    with LocalPool() as pool:
-        prepare_rows(*paths, out, {}, pool, TokenIds(word_tokenizer(r"\S+"), 16, 10))
+    prepare_rows(*paths, out, {}, TokenIds(word_tokenizer(r"\S+"), 16, 10))
     return out
 
 

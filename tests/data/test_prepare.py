@@ -9,7 +9,6 @@ import pytest
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.data.files import file_sha256
-from replug.data.prepare.reading import LocalPool
 from replug.data.prepare.sets import prepare_rows
 from replug.data.sampling import QuerySampler, split_of
 from replug.data.store import PreparedSet
@@ -95,8 +94,7 @@ def prepare_own(tmp_path: Path, rows: dict[str, list[dict]]) -> PreparedSet:
     for name, lines in rows.items():
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     paths = [tmp_path / f"{name}.jsonl" for name in rows]
-    with LocalPool() as pool:
-        return prepare_rows(*paths, tmp_path / "set", {path.name: file_sha256(path) for path in paths}, pool)
+    return prepare_rows(*paths, tmp_path / "set", {path.name: file_sha256(path) for path in paths})
 
 
 def test_the_users_rows_come_back_as_they_were_with_titles_before_the_text(tmp_path):
@@ -190,13 +188,13 @@ def own_rows(folder: Path, dev_source: str) -> dict[str, Path]:
 
 
 def test_own_development_rows_are_imported_and_an_overlap_is_refused(tmp_path):
-    made = prepare_rows(**own_rows(tmp_path, "s3"), out=tmp_path / "set", inputs={}, pool=LocalPool(1))
+    made = prepare_rows(**own_rows(tmp_path, "s3"), out=tmp_path / "set", inputs={})
     assert [example.id for example in made.require_dev().examples()] == ["v"]
     assert json.loads((tmp_path / "set/manifest.json").read_text())["counts"]["dev"] == 1
     with pytest.raises(UserError, match=r"development text v and .* both come from source s1"):
-        prepare_rows(**own_rows(tmp_path, "s1"), out=tmp_path / "leak", inputs={}, pool=LocalPool(1))
+        prepare_rows(**own_rows(tmp_path, "s1"), out=tmp_path / "leak", inputs={})
     with pytest.raises(UserError, match=r"document d and .* both come from source s0"):
-        prepare_rows(**own_rows(tmp_path, "s0"), out=tmp_path / "leak", inputs={}, pool=LocalPool(1))
+        prepare_rows(**own_rows(tmp_path, "s0"), out=tmp_path / "leak", inputs={})
 
 
 def test_a_whole_source_becomes_documents_beside_the_users_own_questions(tmp_path):

@@ -13,7 +13,7 @@ from replug.data.prepare.prose import Prose, _scan, points_elsewhere
 from replug.data.sampling import Shares, shares_of, split_of
 from replug.data.sources.records import FieldMap, Rejected
 from replug.data.sources.shards import plan_source
-from replug.data.sources.texts import plain_markup, read_items
+from replug.data.sources.texts import markdown_of, read_items
 from tests.support.preparing import prepare, write_files
 
 GUIDE = """# Guide
@@ -122,7 +122,7 @@ def test_lists_of_links_and_tables_of_contents_only_point_elsewhere(text: str, e
 
 def test_front_matter_and_comments_are_left_out_and_its_title_is_a_heading():
     page = "---\nlayout: x\ntitle: 'Bees'\n---\n<!-- licence -->\nText.\n"
-    assert plain_markup(page, ".md") == "# Bees\n\nText.\n"
+    assert markdown_of(page) == "# Bees\n\nText.\n"
 
 
 # Folders -----------------------------------------------------------------------------------------------------
@@ -148,79 +148,6 @@ def test_html_without_the_extra_is_refused_with_the_line_that_installs_it(tmp_pa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trafilatura" else find(name))
     with pytest.raises(UserError, match=r"HTML files, and reading them needs trafilatura: pip install 'replug.web."):
         plan_source(str(write_files(tmp_path, {"a.html": b"<html></html>"})), FieldMap())
-
-
-MANUAL = """= git-help(1)
-:toc: left
-// a comment
-
-[[getting]]
-Getting help
-------------
-
-The following command shows the manual page; see link:git-config.html[the configuration].
-
-[source,bash]
-----------------
-# not a heading
-$ git help clone
-
-make install
-----------------
-
-[NOTE]
-====
-Prose of an example. See linkgit:git-add[1] and <<getting,above>>.
-====
-
-////
-A comment of
-several lines
-////
-
-== Options ==
-
--v::
-  Say more.
-+
-....
-$ git help -v
-....
-ifdef::backend[]
-=== Details
-"""
-MANUAL_AS_MARKDOWN = """# git-help(1)
-
-## Getting help
-
-The following command shows the manual page; see the configuration.
-
-```
-# not a heading
-$ git help clone
-
-make install
-```
-
-Prose of an example. See 1 and above.
-
-
-## Options
-
--v::
-  Say more.
-```
-$ git help -v
-```
-### Details
-"""
-
-
-def test_asciidoc_is_read_by_its_suffix_or_its_own_marks():
-    for suffix in (".adoc", ".txt"):
-        assert plain_markup(MANUAL, suffix) == MANUAL_AS_MARKDOWN
-    assert plain_markup("Getting help\n------------\n\nText.\n", ".txt") == "Getting help\n------------\n\nText.\n"
-    assert plain_markup("a\n----\n```x\n", ".adoc") == "a\n"  # blocks that nothing closes
 
 
 HEADINGS = {
@@ -264,7 +191,7 @@ def test_html_is_read_as_its_main_text_code_in_a_line_opens_no_block_and_a_page_
 @pytest.mark.parametrize("number", [10, 300])
 def test_each_split_has_its_part_of_few_files(number: int):
     names = [f"{i}.md" for i in range(number)]
-    shares = shares_of(names, 0, Shares(0.2, 0.1, None, 0.1))
+    shares = shares_of(names, 0, Shares(0.2, 0.1, 0.1))
     found = [split_of(name, 0, shares) for name in names]
     counts = {split: found.count(split) for split in ("queries", "heldout", "dev", "documents")}
     tenth = number // 10
@@ -310,7 +237,7 @@ def test_empty_files_are_passed_over_and_names_of_other_encodings_are_read(tmp_p
     files = pages(12) | {f"part{n}/empty.md": b"" for n in range(9)}
     source = write_files(tmp_path / "docs", files)
     (source / os.fsdecode(b"caf\xe9.md")).write_bytes(pages(1)["page0.md"].replace(b"W0", b"Cafe"))
-    made = prepare(tmp_path / "set", source, num_documents=None, max_rejected_share=0.0)
+    made = prepare(tmp_path / "set", source, num_documents=None)
     assert made.manifest["rejected"] == {"empty_file": 9}
     assert "part0/empty.md: the file is empty (empty_file)" in caplog.text
     sources = {text.source for store in (made.queries, made.heldout) for text in store.examples(range(len(store)))}

@@ -22,25 +22,10 @@ BY_LANGUAGE = {
         "wann Die Brücke über den Fluss wurde am für den Verkehr geöffnet und ist eine von mehreren",
         "4. Mai 1891",
     ),
-    "es": (
-        "La ciudad es una de las más antiguas del valle y tiene 42.500 habitantes.",
-        "cuántos La ciudad es una de las más antiguas del valle y tiene habitantes",
-        "42.500",
-    ),
     "fr": (
         "La cathédrale est dessinée par Pierre de Montreuil et les tours sont inachevées.",
         "qui ou quoi La cathédrale est dessinée par et les tours sont inachevées",
         "Pierre de Montreuil",
-    ),
-    "it": (
-        "Il ponte della città è stato costruito nel 1345 per unire le due rive.",
-        "quando Il ponte della città è stato costruito nel per unire le due rive",
-        "1345",
-    ),
-    "pt": (
-        "O rio não passa pela capital do estado e tem 780 quilômetros.",
-        "quantos O rio não passa pela capital do estado e tem quilômetros",
-        "780",
     ),
     "ru": (
         "Эта библиотека была открыта для всех жителей города в 1862 году.",
@@ -52,27 +37,17 @@ BY_LANGUAGE = {
         "متى فتحت المكتبة أبوابها لجميع سكان المدينة في عام بعد بناء طويل",
         "1862",
     ),
-    "hi": (
-        "यह पुल नदी के दोनों किनारों को जोड़ता है और 1893 में बना था।",
-        "यह पुल नदी के दोनों किनारों को जोड़ता है और कब में बना था",
-        "1893",
-    ),
     "th": (
         "หอสมุดแห่งนี้เปิดให้ประชาชนทั่วไปเข้าใช้ครั้งแรกใน พ.ศ. 2448 และตั้งอยู่ริมแม่น้ำสายใหญ่ของเมือง",
-        "หอสมุดแห่งนี้เปิดให้ประชาชนทั่วไปเข้าใช้ครั้งแรกใน พ.ศ. เมื่อไร และตั้งอยู่ริมแม่น้ำสายใหญ่ของเมือง",
+        "หอสมุดแห่งนี้เปิดให้ประชาชนทั่วไปเข้าใช้ครั้งแรกใน พ.ศ. และตั้งอยู่ริมแม่น้ำสายใหญ่ของเมือง",
         "2448",
     ),
     "ja": (
         "この図書館は1905年4月に市の中心に開かれ、今も使われている。",
-        "この図書館は いつ に市の中心に開かれ、今も使われている",
+        "この図書館は に市の中心に開かれ、今も使われている",
         "1905年4月",
     ),
-    "zh": ("他的第一部小说《边城》描写了河边小镇的生活。", "他的第一部小说《 谁或什么 》描写了河边小镇的生活", "边城"),
-    "ko": (
-        "이 도서관은 도시의 중심에 있으며 책이 모두 8500 권 정도 있다고 한다.",
-        "이 도서관은 도시의 중심에 있으며 책이 모두 얼마 권 정도 있다고 한다",
-        "8500",
-    ),
+    "zh": ("他的第一部小说《边城》描写了河边小镇的生活。", "他的第一部小说 描写了河边小镇的生活", "边城"),
 }
 
 

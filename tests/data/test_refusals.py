@@ -4,16 +4,17 @@ import gzip
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
+import replug.data.prepare.reading
 import replug.data.sources.records
 import replug.data.sources.shards
+import replug.data.sources.texts
 from replug.config.errors import UserError
 from replug.data.rows import read_documents, read_examples
 from replug.data.sources.records import FieldMap, Rejected, SourceText
-from replug.data.sources.shards import plan_source, read_source_shard
+from replug.data.sources.shards import plan_source
+from replug.data.sources.texts import read_items
 from replug.data.store import PreparedSet
 from tests.support.preparing import contents, parquet, prepare, rows_of, write_files, write_jsonl
 
@@ -21,12 +22,11 @@ GOOD = rows_of(60)
 LINES = [json.dumps(row).encode() for row in GOOD]
 ARRAY = json.dumps(GOOD[:2]).encode()
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
-TWICE = pa.table([pa.array(["1"]), pa.array(["2"]), pa.array(["one"])], names=["id", "id", "text"])
 
 
 def read_source(source: Path, **fields: object) -> list[SourceText | Rejected]:
     keys = FieldMap(**fields)
-    return [item for shard in plan_source(str(source), keys).shards for _, item in read_source_shard(shard, keys)]
+    return [item for shard in plan_source(str(source), keys).shards for _, item in read_items(shard, keys) if item]
 
 
 def question(*rows: dict) -> bytes:
@@ -38,16 +38,11 @@ def question(*rows: dict) -> bytes:
 
 CORPUS = {
     "an array cut short": ("a.json", b'[{"id": 1, "text": "x"}, {"id": 2', r"a\.json, row 2: not valid JSON"),
-    "an array of texts": ("a.json", b'["x"]', r"a\.json, row 1: .* found str"),
-    "a field twice in an array": ("a.json", b'[{"a": 1, "a": 2}]', r"row 1: .* two fields named 'a'"),
-    "half a pair": ("a.jsonl", b'{"id": 1, "text": "x \\ud83d"}\n', r"a\.jsonl:1: field 'text' holds half a surrogate"),
     "CSV with a row too short": ("a.csv", b"id,text\n1,x\n\n2\n", r"a\.csv:4: 1 columns, the header has 2"),
     "CSV with an open quote": ("a.csv", b'id,text\n1,"x\n', r"a\.csv:2: not valid CSV"),
     "CSV in latin-1": ("a.csv", b"id,text\n1,caf\xe9\n", r"a\.csv:2: not UTF-8"),
-    "CSV with a column twice": ("a.csv", b"id,id\n1,2\n", r"a\.csv:1: .* two columns named 'id'"),
-    "a column without a name": ("a.csv", b"id,text,\n1,x,Rhine.\n", r"a\.csv:2: .* holds 'Rhine\.'"),
+    "CSV with a column twice": ("a.csv", b"id,id\n1,2\n", r"a\.csv:1: two columns"),
     "TSV without a text": ("a.tsv", b"id\tpassage\n1\tx\n", r"a\.tsv:2 \(id 1\): field 'text' .* id, passage"),
-    "TSV without rows": ("a.tsv", b"id\ttext\n", "holds no documents"),
     "half a Parquet file": (
         "a.parquet",
         parquet(GOOD)[:-9],
@@ -60,12 +55,9 @@ CORPUS = {
     "a missing file": ("gone.jsonl", None, r"gone\.jsonl does not exist"),
 }
 EXAMPLES = {
-    "null": (question({"answers": None}), "field 'answers' is null"),
     "MS MARCO's": (question({"answers": ["No Answer Present."]}), "field 'answers' is 'No Answer Present.'"),
     "SQuAD's": (question({"answers": {"text": [], "answer_start": []}}), "field 'answers' must be a list of texts"),
     "no answers": (question({"answers": []}), r"rows\.jsonl:1: field 'answers' must be a list of texts"),
-    "none behind one": (question({"answer": "Rhine"}, {}), r"rows\.jsonl:2: .* no answer, but that of .*:1 has one"),
-    "one behind none": (question({}, {"answer": "Rhine"}), r"rows\.jsonl:2: .* an answer, but that of .* none"),
     "a context without an answer": (question({"context": "A passage."}), "'continuation' .* question, context"),
 }
 SOURCES = {
@@ -75,7 +67,6 @@ SOURCES = {
     ),
     "a pointer": ({"README.md": b"a", "a.parquet": LFS}, r"a\.parquet is, .* Git LFS, .*git lfs pull"),
     "UTF-16": ({"a.tsv": "id\ttext\n".encode("utf-16")}, r"a\.tsv is, .* UTF-16; expected JSON Lines"),
-    "a column of Parquet twice": ({"a.parquet": parquet(TWICE)}, r"a\.parquet has two columns named 'id'"),
 }
 
 
@@ -113,20 +104,6 @@ def test_a_line_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert [(item.reason, item.line) for item in read_source(path) if isinstance(item, Rejected)] == [("too_long", 2)]
 
 
-@pytest.mark.parametrize(
-    "ids",
-    [
-        pa.array([2**61] * 3, pa.timestamp("us")),
-        pa.array([[[1]], None, []], pa.list_(pa.list_(pa.int8()))),
-        pa.array([b"\xff\xfe"] * 3, pa.binary()),
-    ],
-    ids=lambda array: str(array.type),
-)
-def test_ids_of_any_type_are_taken_or_rejected_and_never_a_traceback(ids: pa.Array, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"id": ids, "text": ["one", "two", "three"]}), tmp_path / "a.parquet")
-    assert read_source(tmp_path / "a.parquet")
-
-
 # One line of raw texts ----------------------------------------------------------------------------------------
 
 
@@ -137,7 +114,9 @@ def listed(out: Path) -> list[tuple[str, str, int | None]]:
 
 
 def prepare_all(tmp_path: Path, source: object, **keys: object) -> PreparedSet:
-    return prepare(tmp_path / "set", source, max_rejected_share=1.0, **keys)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replug.data.prepare.reading, "MAX_REJECTED", 1.0)
+        return prepare(tmp_path / "set", source, **keys)
 
 
 def with_bad(*bad: bytes) -> bytes:
@@ -152,18 +131,15 @@ def as_json(**fields: object) -> bytes:
 BAD_LINES = {
     "broken JSON": (b'{"text": "a" "b"}', "invalid_json"),
     "brackets thousands deep": (b"[" * 100_000, "invalid_json"),
-    "a field twice": (b'{"id": "bad", "text": "some words", "text": "others"}', "invalid_json"),
     "a list": (b'["some", "words"]', "not_an_object"),
     "latin-1": ('{"id": "bad", "text": "caf\xe9"}'.encode("latin-1"), "not_utf8"),
     "half a surrogate pair in the text": (b'{"id": "bad", "text": "words \\ud83d"}', "half_surrogate"),
     "no text": (b'{"id": "bad"}', "text_missing"),
     "empty text": (as_json(text=""), "text_empty"),
     "a number as text": (as_json(text=7), "text_not_a_string"),
-    "a NUL character": (as_json(text="a\0b"), "nul_character"),
     "a text that is too long": (as_json(text="word " * (4 << 20)), "too_long"),
-    "a list as id": (as_json(id=["a"]), "id_not_a_string"),
-    "an empty id": (as_json(id=""), "id_empty"),
-    "a list as domain": (as_json(domain=["a"]), "domain_not_a_string"),
+    "a list as id": (as_json(id=["a"]), "not_a_string"),
+    "a list as domain": (as_json(domain=["a"]), "not_a_string"),
 }
 
 
@@ -179,8 +155,6 @@ def test_a_bad_line_is_rejected_with_its_place_and_the_others_are_taken(what, tm
 FINE = {
     "a byte order mark": b"\xef\xbb\xbf" + with_bad(),
     "line ends of Windows": with_bad().replace(b"\n", b"\r\n"),
-    "blank lines": with_bad(b"", b"  ", b"\t").replace(b"\n", b"\n\n"),
-    "no line end at the end": with_bad().rstrip(),
     "an integer as id": with_bad(as_json(id=0), as_json(id=-5, text="other words"), as_json(id=7**99, text="words")),
     "null as id and domain": with_bad(as_json(id=None, domain=None)),
     "a whole surrogate pair": with_bad(b'{"id": "fine", "text": "a \\ud83d\\ude42"}'),
@@ -272,12 +246,12 @@ def test_a_bad_file_in_a_tree_of_texts_is_named_and_the_others_are_taken(what, t
 
 
 def test_a_source_with_too_many_bad_rows_stops_and_names_the_first_of_each_kind(tmp_path):
-    (tmp_path / "raw.jsonl").write_bytes(with_bad(b"{", b"[]", b"{", b'{"a": 1}', b'"x"'))
-    with pytest.raises(UserError, match=r"5 of 65 rows .* more than data.max_rejected_share=0.01 allows") as error:
+    (tmp_path / "raw.jsonl").write_bytes(with_bad(b"{", b"[]", b"{", b'{"a": 1}', *4 * [b'"x"']))
+    with pytest.raises(UserError, match=r"8 of 68 rows .* more than a tenth") as error:
         prepare(tmp_path / "set", tmp_path / "raw.jsonl")
     for place in ("raw.jsonl:11: not valid JSON", "raw.jsonl:12: expected a JSON object", "raw.jsonl:14: field 'text'"):
         assert place in str(error.value)
-    assert len(listed(tmp_path / "set")) == 5
+    assert len(listed(tmp_path / "set")) == 8
 
 
 @pytest.mark.parametrize("name", ["raw.jsonl", "raw.tsv", "raw.parquet"])
@@ -287,10 +261,13 @@ def test_an_empty_file_is_no_traceback(name, tmp_path):
         prepare_all(tmp_path, tmp_path / name)
 
 
-def test_a_text_of_many_lines_that_is_too_long_is_one_rejection_and_the_next_is_taken(tmp_path: Path) -> None:
+def test_a_text_of_many_lines_that_is_too_long_is_one_rejection_and_the_next_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replug.data.sources.texts, "MAX_CHARACTERS", 1000)
     for name, form in (("a.jsonl", lambda line: json.dumps({"text": line}) + "\n"), ("a.txt", str)):
         lines = [" = One\n", *["word " * 9 + "\n"] * 100, " = Two\n", "\n", "words\n"]
         (tmp_path / name).write_text("".join(map(form, lines)))
-        [long, second] = read_source(tmp_path / name, new_text_at="^ = ", max_characters=1000)
+        [long, second] = read_source(tmp_path / name, new_text_at="^ = ")
         assert isinstance(long, Rejected) and (long.reason, long.line) == ("too_long", 1)
         assert isinstance(second, SourceText) and second.text == " = Two\n\nwords\n"

@@ -14,14 +14,15 @@ from huggingface_hub.errors import HTTPError
 from replug.config.errors import RunError, UserError
 from replug.data.sources import formats, shards
 from replug.data.sources.records import FieldMap
-from replug.data.sources.shards import plan_source, read_source_shard, source_fingerprint
+from replug.data.sources.shards import plan_source, source_fingerprint
+from replug.data.sources.texts import read_items
 from tests.support.preparing import contents, parquet, prepare, rows_of, write_files, write_jsonl
 
 
 def read(source: object, fields: FieldMap | None = None) -> list:
     fields = fields or FieldMap()
     source_shards = plan_source(str(source), fields).shards
-    return [item for source_shard in source_shards for _, item in read_source_shard(source_shard, fields)]
+    return [item for source_shard in source_shards for _, item in read_items(source_shard, fields) if item]
 
 
 # Forms of sources ---------------------------------------------------------------------------------------
@@ -124,7 +125,7 @@ def test_a_hub_that_breaks_off_is_named_with_the_row(hub, monkeypatch):
 
     monkeypatch.setattr(formats, "_open_hub", lambda name: BreaksOff())
     with pytest.raises(RunError, match=r"corpus broke off after row 1 of shard 0 \(the connection was lost\)"):
-        list(read_source_shard(source_shard, FieldMap()))
+        list(read_items(source_shard, FieldMap()))
 
 
 # What is read of a folder, and what is named ------------------------------------------------------------
@@ -191,7 +192,7 @@ def test_links_to_files_are_read_those_to_folders_named_and_those_to_nothing_ref
     (tmp_path / "snapshot/train.jsonl").symlink_to("../blobs/1")
     (tmp_path / "snapshot/more").symlink_to("../other")
     plan = plan_source(str(tmp_path / "snapshot"), FieldMap())
-    assert plan.left_aside == ("more (a link)",) and len(read(tmp_path / "snapshot")) == len(ROWS)
+    assert plan.left_aside == ("more/",) and len(read(tmp_path / "snapshot")) == len(ROWS)
     (tmp_path / "snapshot/train2.jsonl").symlink_to("../blobs/2")
     with pytest.raises(UserError, match=r"train2\.jsonl is a link to nothing: is the download complete"):
         read(tmp_path / "snapshot")

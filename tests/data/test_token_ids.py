@@ -21,14 +21,10 @@ TEXTS = {
     "words": repeated("word lake 1234, river! "),
     "blanks": " " * LETTERS,
     "words behind blanks": " " * (LETTERS // 2) + repeated("a lake "),
-    "one word": "a" * LETTERS,
-    "signs": "=" * LETTERS,
     "digits": "".join(RNG.choices("0123456789", k=LETTERS)),
     "letters and digits without a blank": "".join(RNG.choices("abcdefABCDEF0123+/", k=LETTERS)),
     "Chinese": "".join(RNG.choices("中文字的是在了不和有", k=LETTERS)),
-    "Thai": repeated("สวัสดีครับ"),
     "emoji of several code points": "".join(RNG.choices(["🙂", "👩🏽\u200d🚀", "🇩🇪"], k=LETTERS // 4)),
-    "combining marks": repeated("e\u0301\u0301"),
     "words of 150 letters": repeated("x" * 150 + " "),
     "short": "a lake",
     "empty": "",
@@ -55,21 +51,11 @@ def digits_from_the_end() -> Tokenizer:
     return tokenizer
 
 
-def most_likely() -> Tokenizer:
-    """Return a tokenizer such as T5's, which takes the most likely tokens of the whole text."""
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.NFKC()
-    trainer = trainers.UnigramTrainer(vocab_size=150, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return tokenizer
-
-
 TOKENIZERS = {
     "MiniLM": lambda: Tokenizer.from_file(f"{real_encoder()}/tokenizer.json"),
     "SmolLM2": lambda: Tokenizer.from_file(f"{real_lm()}/tokenizer.json"),
     "without words": without_words,
     "digits from the end": digits_from_the_end,
-    "most likely": most_likely,
 }
 
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import replug.data.prepare.assembly
+import replug.data.prepare.reading
 import replug.data.sources.shards
 from replug.config.load import load_config
 from replug.config.schema import DataConfig
 from replug.data.prepare.cutting import Tokenizers
-from replug.data.prepare.reading import LocalPool
 from replug.data.prepare.sets import prepare_raw
 from replug.data.sampling import Shares, split_of
 from replug.data.store import PreparedSet
@@ -23,7 +23,7 @@ from replug.models.preparing import prepared_set
 from tests.support.packages import ROOT
 
 WORDS = word_tokenizer(r"\s*\S+|\s+")
-SHARES = Shares(0.2, 0.1, None)  # the schema's
+SHARES = Shares(0.2, 0.1)  # the schema's
 
 
 def debug_set(folder: Path, *overrides: str) -> PreparedSet:
@@ -35,7 +35,6 @@ def debug_set(folder: Path, *overrides: str) -> PreparedSet:
 def prepare(
     out: Path,
     source: object,
-    pool: LocalPool | None = None,
     seed: int = 0,
     tokenizer: str = WORDS,
     token_ids: TokenIds | None = None,
@@ -43,7 +42,7 @@ def prepare(
 ) -> PreparedSet:
     """Prepare a set by words, four to an example. `keys` are those of the schema's `data`."""
     config = DataConfig(**{"source": str(source), "context_tokens": 4} | keys)
-    prepare_raw(config, seed, Tokenizers(tokenizer, token_ids), out, {"seed": seed}, pool or LocalPool(1))
+    prepare_raw(config, seed, Tokenizers(tokenizer, token_ids), out, {"seed": seed})
     return PreparedSet(out)
 
 
@@ -84,7 +83,7 @@ def parquet(content: list[dict] | pa.Table, **options: object) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def ids_on(split: str | None, count: int, shares: Shares = SHARES) -> list[str]:
+def ids_on(split: str, count: int, shares: Shares = SHARES) -> list[str]:
     """Ids of source texts that fall to a split with seed 0."""
     names = (name for name in map(str, range(100_000)) if split_of(name, 0, shares) == split)
     return [name for _, name in zip(range(count), names, strict=False)]
@@ -101,5 +100,5 @@ def prepare_apart(out: str, source: str, num_workers: int, sizes: Sequence[int],
     """In a process and a process group of its own, with small source shards and shards."""
     os.setpgrp()
     replug.data.sources.shards.SOURCE_SHARD_BYTES, replug.data.prepare.assembly.PIECES_PER_SHARD = sizes
-    with LocalPool(num_workers) as pool:
-        prepare(Path(out), source, pool, **keys)
+    replug.data.prepare.reading.num_processes = lambda *_: num_workers
+    prepare(Path(out), source, **keys)

@@ -30,7 +30,7 @@ def test_a_run_ends_with_everything_a_user_is_promised(quiet_run):
         assert (quiet_run / name).is_file()
     assert [row["step"] for row in metrics(quiet_run)] == list(range(STEPS))
     [of_index, of_retriever] = sorted(quiet_run.rglob("model.safetensors"))
-    assert of_index.is_relative_to(quiet_run / "index") and of_index.samefile(of_retriever), "held once"
+    assert of_index.is_relative_to(quiet_run / "index") and of_index.read_bytes() == of_retriever.read_bytes()
     assert not list(quiet_run.rglob("*.ckpt"))
     losses = [row["train/loss"] for row in metrics(quiet_run)]
     assert sum(losses[-6:]) < sum(losses[:6]), "the debug run learns"
@@ -185,9 +185,8 @@ ON_LABELS = (
 
 
 def sum_of_bytes(folder: Path) -> int:
-    """Return the bytes of all files, of hard links once."""
-    sizes = {(status.st_dev, status.st_ino): status.st_size for status in map(os.lstat, folder.rglob("*"))}
-    return sum(sizes.values())
+    """Return the bytes of all files."""
+    return sum(path.lstat().st_size for path in folder.rglob("*"))
 
 
 @pytest.mark.slow
@@ -207,4 +206,4 @@ def test_a_shipped_recipe_tunes_a_real_retriever_to_a_real_lm(finish, tmp_path, 
     for name in ("word_embeddings.weight", "layer.0.output.dense.weight"):
         [key] = [key for key in weights if key.endswith(name)]
         assert not tuned[key].equal(weights[key])
-    assert sum_of_bytes(run) < 100e6, "weights lie there once"
+    assert sum_of_bytes(run) < 200e6, "two encoders: the tuned one, and the index's"
