@@ -65,13 +65,6 @@ class WebConfig:
 
 
 @dataclass
-class PaperConfig:
-    table: str | None = key(None, "Table of the paper that holds these figures.")
-    values: dict[str, float] = key({}, "Figures of the paper by method, shown beside the results.")
-    groups: dict[str, dict[str, float]] = key({}, "Figures by group and method, such as {STEM: {none: 0.578}}.")
-
-
-@dataclass
 class EvaluationConfig:
     """Configuration of `replug evaluate`."""
 
@@ -84,13 +77,11 @@ class EvaluationConfig:
     retrievers: dict[str, str] = key({}, "Further retrievers by name: an encoder, a run or an index folder.")
     k: int = key(10, "Number of documents for methods without @K (paper: 10).", ABOVE_0)
     exclude_own_source: bool = key(False, "Exclude documents that have the same source as the example.")
-    num_resamples: int = key(10000, "Number of resamples of the paired bootstrap.", ABOVE_0)
     seed: int = key(0, "Random seed of random documents, demonstrations, spans and bootstrap.", FROM_0)
     texts: TextsConfig = section(TextsConfig)
     questions: QuestionsConfig = section(QuestionsConfig)
     web: WebConfig = section(WebConfig)
     ensemble: EnsembleConfig = section(EnsembleConfig)
-    paper: PaperConfig = section(PaperConfig)
     data: DataConfig = section(DataConfig)
     retriever: RetrieverConfig = section(RetrieverConfig, path="")
     lm: LMConfig = section(LMConfig)

@@ -17,7 +17,7 @@ from replug.config.methods import GENREAD, LONG_CONTEXT, RANDOM, Method
 from replug.data.files import replace_file
 from replug.data.store import CorpusStore
 from replug.models.black_box_lm import AsyncLM, Mixture, mapped
-from replug.models.ensemble import POSTERIOR_WEIGHTS, REPLUG_WEIGHTS, Weighting, document_weights, prior_log_weights
+from replug.models.ensemble import POSTERIOR_WEIGHTS, REPLUG_WEIGHTS, Weighting, prior_log_weights
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
 from replug.models.generation import Generated, GenerationOptions
 
@@ -153,16 +153,6 @@ class EvidenceBook:
         if not method.takes_from_corpus or method.source == RANDOM or not self._retrieves[row]:
             return np.empty(0)
         return self._found[method.found_by].similarities[row]
-
-    def num_effective(self, method: Method, row: int, final: Sequence[float] | None) -> float:
-        """Return exp(entropy) of the final weights if known, else of the initial ones; k for k equal weights."""
-        if not self._retrieves[row]:
-            return 1.0
-        found = self._found[method.found_by].similarities[row, : method.num_read]
-        first = document_weights(found if method.is_weighted else np.zeros(len(found)), self.temperature(method))
-        weights = first if final is None else np.array(final)
-        weights = weights[weights > 0]
-        return float(np.exp(-(weights * np.log(weights)).sum()))
 
     def written(self, method: Method, row: int) -> WrittenDocument | None:
         """Return the document that the LM wrote for a `genread` method; None for other methods and blank queries."""

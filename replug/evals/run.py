@@ -24,7 +24,7 @@ from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import check_evaluation
 from replug.evals.leakage import Overlaps, overlap_line, overlaps_with
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, OutcomeFile, PromptedLM, Row, Task, run_task, write_examples
-from replug.evals.results import add_effective_documents, add_temperatures, compare, paper_of_dataset
+from replug.evals.results import add_temperatures, compare
 from replug.evals.search import find_all, needs_building, reranked, write_documents
 from replug.evals.tables import result_blocks, to_markdown
 from replug.models import build
@@ -168,13 +168,10 @@ def write_results(
     """
     ids = [row["id"] for row in rows]
     in_corpus = overlaps.of(ids) if overlaps else None
-    paper = paper_of_dataset(config)
-    results = compare(task, rows, book.methods, paper, config.num_resamples, config.seed, in_corpus)
+    results = compare(task, rows, book.methods, config.seed, in_corpus)
     add_temperatures(results, book, len(rows))
-    if task.asks_lm:
-        add_effective_documents(results, book, rows)
     write_examples(folder.examples, rows, book, task)
-    blocks = result_blocks(results, config.evaluation, paper)
+    blocks = result_blocks(results, config.evaluation)
     if overlaps:
         blocks.append(overlap_line(overlaps, ids))
     blocks += task.findings(rows, results, folder)

@@ -67,9 +67,9 @@ def gain_bits(without: Sequence[float], with_documents: Sequence[float]) -> np.n
 def mean_gains(
     by_text: Sequence[Sequence[float] | np.ndarray],
     names: Sequence[Sequence[str]],
-    num_resamples: int = 10_000,
     seed: int = 0,
     clusters: Clusters | None = None,
+    num_resamples: int = 10_000,
 ) -> Bins:
     """Return the mean gain of tokens by bin; `by_text` has the gain and `names` the bin of every token of every text.
 
@@ -219,7 +219,7 @@ class TokenGain(LanguageModelling):
             without, with_documents = (row["methods"][name]["detail"] for name in (before, after))
             tokens.append(without["token_texts"])
             by_text.append(gain_bits(without["token_logprobs"], with_documents["token_logprobs"]))
-        resampling = self._config.num_resamples, self._config.seed, clusters_of(rows)
+        resampling = self._config.seed, clusters_of(rows)
         bins = mean_gains(by_text, [rarities(words_of_tokens(own), counts_of_words) for own in tokens], *resampling)
         of |= bin_entries("gain_bits", bins)
         blocks = bin_table(RARITY, bins)

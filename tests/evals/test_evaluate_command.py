@@ -171,7 +171,7 @@ def test_two_models_are_compared_by_questions_on_a_folder_of_texts(replug, tmp_p
     worse.save_pretrained(str(tmp_path / "worse"))
     given = ("--on", write_jsonl(tmp_path / "asked.jsonl", asked), "--documents", tmp_path / "texts")
     written = ("--exit-status", "--json", tmp_path / "judged.json")
-    ended = replug("compare", "stand_in", tmp_path / "worse", *given, *written, "num_resamples=200")
+    ended = replug("compare", "stand_in", tmp_path / "worse", *given, *written)
     assert ended.status == 4 and "cut into 60 documents" in ended.errors, ended.printed
     assert ended.output.splitlines()[-1].startswith("VERDICT: HARMED, MRR@20 -0.")
     judged = json.loads((tmp_path / "judged.json").read_text())
@@ -217,7 +217,6 @@ def config(tmp_path, monkeypatch) -> list[str]:
         evaluation: language_modelling
         methods: [none, long_context, random, bm25]
         k: 2
-        num_resamples: 200
         texts: {scored_tokens: 20, context_tokens: 10, query_tokens: 5}
         lm: {path: stand_in}
     """

@@ -68,7 +68,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def paths(name: str, folder: Path) -> list[str]:
-    keys = [f"data.corpus={folder / 'corpus.jsonl'}", "num_resamples=200"]
+    keys = [f"data.corpus={folder / 'corpus.jsonl'}"]
     if name.startswith(("table1", "figure", "in_context")):
         keys += [f"texts.path={shared('wikitext2_test.txt.gz')}", f"lm.path={folder / 'lm'}"]
     else:

@@ -64,7 +64,7 @@ def data(tmp_path: Path) -> Data:
 @pytest.fixture
 def config() -> Config:
     config = Config(run_dir="x")
-    config.lm.path, config.evaluate.k, config.evaluate.num_resamples = "stand_in", 3, 200
+    config.lm.path, config.evaluate.k = "stand_in", 3
     return config
 
 

@@ -37,7 +37,7 @@ from tests.support.runs import heldout_bits, what_must_be_equal
 ROWS = example_rows()
 SMALL = {
     **{"retrieve.k": 4, "train.max_steps": 4, "train.batch_size": 4, "refresh.every_steps": 2, "train.lr": 1e-3},
-    **{"evaluate.k": 3, "evaluate.max_examples": 6, "evaluate.num_resamples": 100, "data.questions": None},
+    **{"evaluate.k": 3, "evaluate.max_examples": 6, "data.questions": None},
 }
 
 
