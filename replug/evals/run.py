@@ -25,7 +25,7 @@ from replug.evals.kinds import check_evaluation
 from replug.evals.leakage import Overlaps, overlap_line, overlaps_with
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, OutcomeFile, PromptedLM, Row, Task, run_task, write_examples
 from replug.evals.results import add_temperatures, compare
-from replug.evals.search import find_all, needs_building, reranked, write_documents
+from replug.evals.search import find_all, needs_building, write_documents
 from replug.evals.tables import result_blocks, to_markdown
 from replug.models import build
 from replug.models.build import cache_path, lm_source, posterior_weighting, prompt_template
@@ -79,8 +79,6 @@ def _measure(config: EvaluationConfig, folder: EvaluationFolder, kind: type[Task
         with opened_lms(config, run_config.lm, source, reranker, folder) as lms:
             temperatures = settled_temperatures(config, corpus, methods, lms, folder)
             retrieved = with_temperatures(retrieved, temperatures)
-            if lms and corpus:
-                retrieved |= reranked(lms, methods, corpus.corpus, retrieved, task.queries, task.cut)
             written: list[WrittenDocument] = []
             if lms and any(method.source == GENREAD for method in methods):
                 written = write_documents(lms, task.asked)

@@ -3,12 +3,11 @@
 Documents of an excluded source, usually the text's own, are left out: neighbours of a text would give away its words.
 
 GenRead: the LM writes a document for a question, and reads it like a retrieved one (Yu et al. 2023). The prompt and the
-cut of the document follow the official code of PopQA (Mallen et al. 2023). Reranking orders documents by the
-probability of the whole query after each (Ram et al. 2023 use the last 16 tokens of a context).
+cut of the document follow the official code of PopQA (Mallen et al. 2023).
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -24,7 +23,7 @@ from replug.config.schema import RetrieveConfig, RetrieverConfig
 from replug.data.folder import sole_writer
 from replug.data.progress import Progress
 from replug.data.rows import one_line
-from replug.data.store import Corpus, CorpusStore
+from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments, WrittenDocument, random_documents
 from replug.evals.loop import PromptedLM, in_order
 from replug.evals.questions import first_line
@@ -207,7 +206,7 @@ def query_folder(config: EvaluationConfig, source: str) -> str:
     return str(query_encoder_folder(root) or store.encoder_folder(store.published()[-1]))
 
 
-# Passes of the LM over the questions before it answers them --------------------------------------------------------
+# Documents that the LM writes ---------------------------------------------------------------------------------------
 
 WRITING = GenerationOptions(150)  # tokens of a document
 TEMPLATE = "Generate a background document from Wikipedia to answer the given question. {}"
@@ -243,35 +242,3 @@ def write_documents(lm: PromptedLM, questions: Sequence[str]) -> list[WrittenDoc
         written[question] = document
         progress.advance()
     return [written[question] for question in questions]
-
-
-def reranked(
-    lm: PromptedLM,
-    methods: Sequence[Method],
-    corpus: CorpusStore,
-    retrieved: Mapping[str, RetrievedDocuments],
-    queries: Sequence[str],
-    cut: Callable[[str], str] = str,
-) -> dict[str, RetrievedDocuments]:
-    """Return the documents of each reranked method: its source's first k, by descending probability of the query.
-
-    The order stays for a blank query, which gets no documents. `cut` shortens documents before the LM reads them.
-    """
-
-    def begin(rows: np.ndarray, query: str) -> Callable[[], np.ndarray]:
-        if not query.strip():
-            return lambda: np.zeros(len(rows))
-        prefixes = [lm.template.prefix(cut(document), "", query) for document in corpus.texts(rows)]
-        future = lm.lm.submit(prefixes, [query] * len(prefixes))
-        return lambda: np.array([score.sum_logprob for score in future.result()])
-
-    ordered = {}
-    for method in (method for method in methods if method.is_reranked):
-        rows = retrieved[method.source].doc_rows[:, : method.k]
-        progress = Progress(f"reranking: {method.name}", len(queries))
-        best_first = []
-        for row, scores in enumerate(in_order(map(begin, rows, queries), lm.num_in_flight)):
-            best_first.append(rows[row][np.argsort(-scores, kind="stable")])
-            progress.advance()
-        ordered[method.name] = RetrievedDocuments(np.stack(best_first), np.zeros(rows.shape))
-    return ordered

@@ -1,8 +1,8 @@
 """Token gain: the benefit of documents for language modelling, token by token (REPLUG, arXiv text, section 7.3).
 
 A token's gain is log2 p with documents minus log2 p without, in bits: above 0 the documents helped. Tokens are binned
-by the frequency of their word in the corpus, and with `texts.entities` by the popularity of the name that contains
-them: the paper shows one text, in which the tokens of a rare name gain most from one document.
+by the frequency of their word in the corpus, and with PopQA's table as `questions.path` by the popularity of the name
+that contains them: the paper shows one text, in which the tokens of a rare name gain most from one document.
 
 To judge whether a bin gains more than the others, read the difference between its mean gain and that of all other
 tokens; overlapping intervals do not answer it.
@@ -192,9 +192,9 @@ def read_popularity(path: str) -> dict[str, float]:
 class TokenGain(LanguageModelling):
     """Language modelling with token texts in the outcomes, for gains by token."""
 
-    reads = (*LanguageModelling.reads, "texts.entities")
+    reads = (*LanguageModelling.reads, "questions.path")
     _config: EvaluationConfig
-    _popularity: Mapping[str, float]  # of entities; empty without texts.entities
+    _popularity: Mapping[str, float]  # of entities; empty without questions.path
 
     @classmethod
     def problems(cls, config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
@@ -206,7 +206,7 @@ class TokenGain(LanguageModelling):
     def of(cls, config: EvaluationConfig, corpus: Corpus | None, source: LMSource | None) -> Self:
         task = super().of(config, corpus, source)
         task._tokens_of, task._config = token_texts(config.lm), config
-        task._popularity = read_popularity(config.texts.entities) if config.texts.entities else {}
+        task._popularity = read_popularity(config.questions.path) if config.questions.path else {}
         return task
 
     def findings(self, rows: Sequence[Row], results: Results, folder: object) -> Blocks:

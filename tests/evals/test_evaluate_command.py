@@ -215,7 +215,7 @@ def config(tmp_path, monkeypatch) -> list[str]:
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
     yaml = """
         evaluation: language_modelling
-        methods: [none, long_context, random, bm25]
+        methods: [none, random, bm25]
         k: 2
         texts: {scored_tokens: 20, context_tokens: 10, query_tokens: 5}
         lm: {path: stand_in}
@@ -245,7 +245,7 @@ def test_whole_texts_are_measured_by_source_and_with_and_without_what_the_corpus
     assert results["bm25"]["bpb/not in the corpus"]["n"] == 4
     table = (tmp_path / "out/table.md").read_text()
     assert table.startswith("language_modelling, n = 9 of 3 sources\n")
-    assert "Intervals: 95%, each by itself, over 3 sources. Verdicts: p < 0.05 after Holm's correction for 6" in table
+    assert "Intervals: 95%, each by itself, over 3 sources. Verdicts: p < 0.05 after Holm's correction for 3" in table
     assert "In the corpus: 5 of 9 examples (55.6%): 3 by source, 0 by an equal text, 2 by 13 words in a row." in table
     assert "| not in the corpus | 4 |" in table
 
@@ -261,7 +261,7 @@ def test_documents_of_a_texts_own_source_are_left_out_and_said(tmp_path, config)
 def test_tokens_gain_by_the_rarity_of_their_word_and_the_popularity_of_their_name(tmp_path, config):
     row = {"subj": "a7", "prop": "occupation", "obj": "poet", "possible_answers": ["poet"], "s_pop": 50}
     (tmp_path / "popqa.jsonl").write_text(json.dumps(row) + "\n")
-    own = ["evaluation=token_gain", "methods=[none,bm25]", f"texts.entities={tmp_path / 'popqa.jsonl'}"]
+    own = ["evaluation=token_gain", "methods=[none,bm25]", f"questions.path={tmp_path / 'popqa.jsonl'}"]
     gains = run.evaluate(load_evaluation_config(tmp_path / "evaluation.yaml", [*config, *own]))["token_gain"]["bm25"]
     of_words = [of["n"] for name, of in gains.items() if name.startswith("gain_bits/") and not name.endswith(" - rest")]
     assert sum(of_words) == 180

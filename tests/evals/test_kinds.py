@@ -57,7 +57,6 @@ def test_every_kind_has_a_configuration_under_its_name_that_lacks_models_questio
         ),
         (["texts.path=null"], "texts.path is missing"),
         ([*HELDOUT, "texts.scored_tokens=64"], "texts.scored_tokens is set, but held-out texts are measured as they"),
-        ([*HELDOUT, "methods=[none,long_context]"], "methods: long_context needs whole texts"),
         (
             ["evaluation=mmlu", "questions.path=x", "methods=[bm25/posterior]", "data.corpus=x", "ensemble.read=0"],
             "bm25/posterior; an answer of mmlu is one letter, .* expected ensemble.read above 0",
@@ -73,7 +72,6 @@ def test_every_kind_has_a_configuration_under_its_name_that_lacks_models_questio
         ),
         ([*INTERNET, "rerank_lm.path=a", "rerank_lm.url=b"], "rerank_lm.path and rerank_lm.url are both set"),
         (["questions.path=x"], "questions.path is set, but evaluation=language_modelling does not read it"),
-        (["texts.entities=x"], "texts.entities is set"),
         (["ensemble.temperature=0"], "ensemble.temperature is 0"),
         (["web.engine=brave"], "web.engine is set"),
         (["rerank_lm.path=x"], "rerank_lm.path is set"),
