@@ -99,7 +99,7 @@ def _prompts_of_questions(config: EvaluationConfig, methods: Sequence[Method], n
     if any(method.source == GENREAD for method in methods):
         yield Prompts(num, query, new_tokens=WRITTEN_TOKENS, calls=num)
     letters: dict[tuple[str, int, int], Prompts] = {}
-    reads = tokens_read(config.ensemble, config.lm) and (config.lm.url or config.evaluation == "mmlu")
+    reads = tokens_read(config.ensemble, config.lm) and config.lm.url
     for method in methods:
         count, documents = (1, method.k) if method.is_concatenated or not method.k else (method.k, 1)
         prefix = query + documents * (WRITTEN_TOKENS if method.source == GENREAD else _document_tokens(config))

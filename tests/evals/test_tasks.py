@@ -63,7 +63,6 @@ def test_averages_over_questions_and_over_subjects_have_their_own_names():
     assert values["accuracy/STEM"] == 1 and values["accuracy/other"] == pytest.approx(3 / 5)
     assert values["accuracy_macro/STEM with anatomy"] == (0.75 + 1) / 2, "as Chung et al. count it"
     assert values["accuracy_macro/other without anatomy"] == 0
-    assert values["right_probability"] == pytest.approx((5 * 0.7 + 3 * 0.1) / 8)
 
 
 def test_an_open_question_is_asked_with_its_methods_documents_and_demonstrations():
