@@ -28,10 +28,7 @@ KINDS = {
     "token_gain": "TokenGain",
 }
 # Sections and keys that every kind reads; `Task.reads` names the others of a kind.
-SHARED = (
-    *("evaluation", "out", "methods", "k", "seed"),
-    *("data", "retriever", "lm", "index", "ray"),
-)
+SHARED = ("evaluation", "out", "methods", "k", "seed", "data", "retriever", "lm", "index", "ray")
 ASK_QUESTIONS = ("open_qa", "popqa")  # for whole answers
 
 
@@ -61,7 +58,9 @@ def checked_evaluation(config: str | Path | EvaluationConfig, overrides: Sequenc
 
 def _problems(config: EvaluationConfig, kind: type[Task], methods: Sequence[Method]) -> Iterator[str]:
     """Yield the problems of a configuration that are common to all kinds."""
-    yield from _method_problems(config, kind, methods)
+    for method in methods:
+        if (method.source == GENREAD or method.votes) and "questions.shots" not in kind.reads:
+            yield f"methods: {method.name} answers questions, and evaluation={config.evaluation} asks the LM none"
     if "questions.query" in kind.reads and not config.questions.path:
         yield f"questions.path is missing; evaluation={config.evaluation} expects the questions"
     if kind.asks_lm:
@@ -77,13 +76,3 @@ def _problems(config: EvaluationConfig, kind: type[Task], methods: Sequence[Meth
         key = "chat" if lm.chat else "prompt"
         if (lm.chat or lm.prompt is not None) and config.evaluation == INTERNET_QA:
             yield f"{section}.{key} is set, but evaluation={INTERNET_QA} uses fixed prompts. Remove {section}.{key}"
-
-
-def _method_problems(config: EvaluationConfig, kind: type[Task], methods: Sequence[Method]) -> Iterator[str]:
-    """Yield problems of methods that need questions in a kind without them."""
-    name, asks_questions = config.evaluation, "questions.shots" in kind.reads
-    for method in methods:
-        if method.source == GENREAD and not asks_questions:
-            yield f"methods: genread writes a document for a question; evaluation={name} asks the LM no questions"
-        if method.votes and not asks_questions:
-            yield f"methods: {method.name}; votes need answers, and evaluation={name} asks the LM for none"
