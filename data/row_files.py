@@ -12,7 +12,7 @@ import json
 import logging
 import math
 from ast import literal_eval
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from io import StringIO
 from itertools import pairwise
@@ -22,7 +22,7 @@ from tokenize import TokenError, generate_tokens
 from typing import Any
 
 from replug.config.errors import UserError
-from replug.data.files import file_sha256, replace_file
+from replug.data.files import file_sha256
 from replug.data.sources import shards
 from replug.data.sources.formats import SEPARATORS, TABS, count_rows_of, form_of, plan_hub, read_shard
 from replug.data.sources.records import Rejected, SourceShard, format_of, nested, read_lines
@@ -201,24 +201,6 @@ def read_run(path: Path) -> dict[str, list[str]]:
         except ValueError:
             raise UserError(f"{path}:{number}: {score.removeprefix('-')!r} is not a number") from None
     return {query: sorted(scores, key=lambda doc: -scores[doc]) for query, scores in by_query.items()}
-
-
-def write_run(path: Path, rankings: Iterable[tuple[str, Sequence[str]]], tag: str) -> None:
-    """Write each query's documents, best first, in TREC's form.
-
-    trec_eval and `ir-measures` order by score alone, so scores fall by one from rank to rank: no two are equal.
-    """
-    lines = (
-        f"{_word(query)} Q0 {_word(document)} {rank} {len(documents) - rank + 1} {tag}\n"
-        for query, documents in rankings
-        for rank, document in enumerate(documents, start=1)
-    )
-    replace_file(path, "".join(lines).encode())
-
-
-def _word(identifier: str) -> str:
-    """Return an id without blanks, which separate the columns."""
-    return "_".join(identifier.split())
 
 
 def _cells(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:

@@ -71,7 +71,6 @@ class EvaluationConfig:
     )
     retrievers: dict[str, str] = key({}, "Further retrievers by name: an encoder, a run or an index folder.")
     k: int = key(10, "Number of documents for methods without @K (paper: 10).", ABOVE_0)
-    exclude_own_source: bool = key(False, "Exclude documents that have the same source as the example.")
     seed: int = key(0, "Random seed of random documents, demonstrations, spans and bootstrap.", FROM_0)
     texts: TextsConfig = section(TextsConfig)
     questions: QuestionsConfig = section(QuestionsConfig)

@@ -3,8 +3,6 @@
 import hashlib
 import io
 import json
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from replug.config.errors import UserError
 from replug.config.methods import GENREAD, RANDOM, Method
 from replug.data.files import replace_file
 from replug.data.store import CorpusStore
@@ -20,9 +17,6 @@ from replug.models.black_box_lm import AsyncLM, Mixture, mapped
 from replug.models.ensemble import POSTERIOR_WEIGHTS, REPLUG_WEIGHTS, Weighting, prior_log_weights
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
 from replug.models.generation import Generated, GenerationOptions
-
-# The errors of reading a damaged npz file.
-DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +38,10 @@ class RetrievedDocuments:
 
     @classmethod
     def load(cls, path: Path) -> "RetrievedDocuments":
-        """Load a saved file, which has a checksum of each array. Raises UserError for a damaged file."""
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                saved = json.loads(str(arrays["temperature"])) if "temperature" in arrays else {"value": 1.0}
-                return cls(arrays["doc_rows"], arrays["similarities"], EnsembleTemperature(**saved))
-        except DAMAGED as error:
-            raise UserError(f"{path} is damaged ({error}); remove it to search for the documents again") from error
+        """Load a saved file, which has a checksum of each array."""
+        with np.load(path, allow_pickle=False) as arrays:
+            temperature = EnsembleTemperature(**json.loads(str(arrays["temperature"])))
+            return cls(arrays["doc_rows"], arrays["similarities"], temperature)
 
     def of(self, examples: Sequence[int]) -> "RetrievedDocuments":
         """Return the documents of these examples."""

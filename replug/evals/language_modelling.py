@@ -33,7 +33,7 @@ from tokenizers import Tokenizer
 
 from replug.config.errors import RunError, UserError
 from replug.config.evaluation_schema import EvaluationConfig, TextsConfig
-from replug.config.methods import POSTERIOR, REPLUG, WITHOUT_RETRIEVER, Method
+from replug.config.methods import POSTERIOR, Method
 from replug.config.rules import evaluation_methods, require_room
 from replug.config.schema import LMConfig
 from replug.data.records import Example
@@ -59,9 +59,8 @@ BETA = 0.1  # the paper's, unless training used another
 HALF_BETA = 0.5  # for the noisier scores of half a text; 0.1 gains nothing (docs/experiments.md)
 BEST_DOCUMENT, Q_WEIGHTED, HALF_WEIGHTED = "best_document", "q_weighted", "half_weighted"
 ORACLES = {name: f"bits_{name}" for name in (BEST_DOCUMENT, Q_WEIGHTED, HALF_WEIGHTED)}  # name -> number in outcomes
-MOVING = f"/{POSTERIOR}"  # the suffix of methods with weights that follow the text
 SAMPLED = 500  # texts, and documents, for counting tokens before anything is embedded
-LEAST_GAIN = 1e-4  # bits per byte: shares of less headroom are noise
+LEAST_GAIN = 1e-4  # bits per byte: less headroom is noise
 
 
 BITS_PER_BYTE = Metric("bits", "bytes")
@@ -79,7 +78,7 @@ class LanguageModelling(Task):
     }
 
     reads: ClassVar[tuple[str, ...]] = (
-        *("ensemble", "retrievers", "exclude_own_source"),
+        *("ensemble", "retrievers"),
         *(f"texts.{field.name}" for field in fields(TextsConfig)),
     )
 
@@ -118,9 +117,6 @@ class LanguageModelling(Task):
         task.cut = document_cutter(config)
         require_room_for(config, spans, corpus, task.cut)
         task.queries, task.predicted = [span.query for span in spans], [span.continuation for span in spans]
-        if config.exclude_own_source:
-            task.sources = [span.source for span in spans]
-            require_sources([span.id for span in spans], task.sources)
         return task
 
     def open(self, lms: PromptedLM | None, book: EvidenceBook) -> None:
@@ -227,15 +223,6 @@ def require_room_for(
         together = max(method.k if method.is_concatenated else 0 for method in methods)
         document = max(*counts, int(together * np.mean(counts)))
     require_room(lm, limit, max(len(before) + len(after) for before, after in pairs), document)
-
-
-def require_sources(ids: Sequence[str], sources: Sequence[str | None]) -> None:
-    """Raise UserError for an example without a source: its own documents would be unknown."""
-    if unknown := [identifier for identifier, source in zip(ids, sources, strict=True) if not source]:
-        raise UserError(
-            f"exclude_own_source is set, but {len(unknown)} of {len(ids)} texts name no source, {unknown[0]} for one; "
-            "expected a source for each: the field `source` of held-out rows"
-        )
 
 
 def read_spans(config: EvaluationConfig, corpus: Corpus | None) -> list[Example]:
@@ -377,34 +364,16 @@ def oracle_bits(token_logprobs: np.ndarray, beta: float = BETA) -> dict[str, flo
 
 
 def headroom_lines(results: Results) -> list[str]:
-    """Return the headroom of each ensemble, and the part of REPLUG's headroom that other retrievers reach.
-
-    A method with a single text has no headroom. A retriever is compared with `replug` in the same kind of ensemble,
-    `lsr@3/even` with `replug@3/even`; weights that follow the text with the fixed weights of the same documents,
-    `lsr@3/posterior` with `lsr@3`.
-    """
-    rooms = {}
+    """Return the headroom of each ensemble with fixed weights; a method with a single text has none."""
+    lines = []
     for method, of in results.items():
         names = ("bpb", f"bpb_{Q_WEIGHTED}", f"bpb_{BEST_DOCUMENT}", f"bpb_{HALF_WEIGHTED}")
-        if all(name in of for name in names) and not method.endswith(MOVING):
+        if all(name in of for name in names) and not method.endswith(f"/{POSTERIOR}"):
             ensemble, q_weighted, best, half = (of[name]["value"] for name in names)
-            if abs(ensemble - best) > LEAST_GAIN or abs(ensemble - q_weighted) > LEAST_GAIN:
-                rooms[method] = ensemble, q_weighted, best, half
-    lines = [
-        f"Headroom of {method}: {ensemble:.4f} bits per byte; {q_weighted:.4f} weighted by the LM's own scores, "
-        f"{best:.4f} by the best document alone. The predictable part: {half:.4f}, each half of a text weighted by the "
-        "scores of the other half."
-        for method, (ensemble, q_weighted, best, half) in rooms.items()
-    ]
-    for method, of in results.items():
-        source = method.partition("@")[0].partition("/")[0]
-        base = REPLUG + method.removeprefix(source)
-        if method.endswith(MOVING):
-            base = method.removesuffix(MOVING)
-        elif source in (REPLUG, *WITHOUT_RETRIEVER) or method not in rooms:
-            continue
-        if base in rooms and (room := rooms[base][0] - rooms[base][1]) > LEAST_GAIN:
-            gained = rooms[base][0] - of["bpb"]["value"]
-            share = f"gets {gained / room:.0%} of the gain of weights by the LM's own scores over {base}"
-            lines.append(f"{method} {share if gained >= 0 else f'is {-gained:.4f} bits per byte worse than {base}'}.")
+            if max(abs(ensemble - best), abs(ensemble - q_weighted)) > LEAST_GAIN:
+                lines.append(
+                    f"Headroom of {method}: {ensemble:.4f} bits per byte; {q_weighted:.4f} weighted by the LM's own "
+                    f"scores, {best:.4f} by the best document alone. The predictable part: {half:.4f}, each half of a "
+                    "text weighted by the scores of the other half."
+                )
     return lines

@@ -1,6 +1,6 @@
 """Search: each source of documents searches once for the examples of an evaluation, and a file keeps the result.
 
-Documents of an excluded source, usually the text's own, are left out: neighbours of a text would give away its words.
+A question that is a document too (ArguAna) does not find itself.
 
 GenRead: the LM writes a document for a question, and reads it like a retrieved one (Yu et al. 2023). The prompt and the
 cut of the document follow the official code of PopQA (Mallen et al. 2023).
@@ -38,6 +38,7 @@ from replug.index_workers.version_store import VersionStore
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder, require_finite_vectors
 from replug.models.encoder_side import require_known
+from replug.models.ensemble_temperature import PAPER, temperature_in
 from replug.models.generation import GenerationOptions
 from replug.models.hardware import available_cores
 from replug.models.packaged import resolve_encoder_path
@@ -48,20 +49,14 @@ Find = Callable[[int], RetrievedDocuments]  # the k best documents of every exam
 Embed = Callable[[Encoder], np.ndarray]  # vectors [B, D] of the queries, given the encoder of the documents
 
 
-def find_others(find: Find, corpus: Corpus, own: Sequence[str | None], k: int, at_least: int) -> RetrievedDocuments:
-    """Find the k best documents outside each example's own source.
-
-    Returns fewer if the corpus has no more. Raises UserError for fewer than `at_least`.
-    """
+def find_others(find: Find, corpus: Corpus, own: Sequence[str | None], k: int) -> RetrievedDocuments:
+    """Find the k best documents outside each example's own source, or fewer if the corpus has no more."""
 
     def search(queries: np.ndarray, wanted: int) -> tuple[np.ndarray, np.ndarray]:
         found = find(min(wanted, len(corpus.corpus)))
         return found.doc_rows, found.similarities
 
-    try:
-        return RetrievedDocuments(*search_excluding(search, corpus.corpus.sources, np.empty(0), k, own, at_least))
-    except ValueError as error:
-        raise UserError(f"exclude_own_source: {error}; expected a smaller k") from error
+    return RetrievedDocuments(*search_excluding(search, corpus.corpus.sources, np.empty(0), k, own, 1))
 
 
 def find_all(
@@ -87,9 +82,9 @@ def find_all(
         path = out / texts / f"{source}.npz"
         if not path.exists():
             find = partial(_find, config, corpus, queries, source, out)
-            at_least = needed if config.exclude_own_source else 1
-            found_now = find_others(find, corpus, own, k, at_least) if any(own) else find(k)
-            found_now.save(path)
+            of_source = find_others(find, corpus, own, k) if any(own) else find(k)
+            saved = None if source in WITHOUT_RETRIEVER else temperature_in(query_folder(config, source))
+            replace(of_source, temperature=saved or PAPER).save(path)
         found[source] = RetrievedDocuments.load(path)
     return found
 
@@ -166,18 +161,12 @@ def _find_in_index(config: EvaluationConfig, corpus: Corpus, source: str, embed:
     directory = Path(_retriever_path(config, source)).expanduser()
     index = LocalIndex(index_folder(directory), available_cores())
     plan, retriever = index.plan, config.retriever
-    asked: dict[str, tuple[object, object]] = {
-        "index.dims": (config.index.dims, plan.dim),
-    }
+    pairs: dict[str, tuple[object, object]] = {"index.dims": (config.index.dims, plan.dim)}
     if source == REPLUG:
-        asked |= {
-            "retriever.similarity": (retriever.similarity, plan.similarity),
-            "retriever.query_prompt": (retriever.query_prompt, plan.query_prompt),
-            "retriever.document_prompt": (retriever.document_prompt, plan.document_prompt),
-            "retriever.query_path": (retriever.query_path, None),
-        }
-    for key, (value, own) in asked.items():
-        given = value.value if isinstance(value, Similarity) else value
+        pairs["retriever.query_path"] = (retriever.query_path, None)
+        for name in ("similarity", "query_prompt", "document_prompt"):
+            pairs[f"retriever.{name}"] = (getattr(retriever, name), getattr(plan, name))
+    for key, (given, own) in pairs.items():
         if given not in (None, own):
             raise UserError(
                 f"{key} is {given}, but the index in {directory} was made with {own}; leave the key out, or name the "

@@ -124,7 +124,7 @@ def test_each_retrievers_ensemble_has_its_own_temperature_and_its_headroom(confi
         assert lsr[oracle] == replug[oracle] < replug["bpb"], "with the same documents"
     assert lsr["bpb_half_weighted"] == replug["bpb_half_weighted"] > replug["bpb_q_weighted"]
     text = to_markdown(run_blocks(results))
-    assert text.count("- Headroom of ") == 2 and "- lsr gets " in text and "- lsr/posterior gets " in text
+    assert text.count("- Headroom of ") == 2
 
 
 def test_other_documents_another_lm_or_another_prompt_are_measured_anew(config, data, tmp_path):
