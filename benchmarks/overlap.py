@@ -21,7 +21,6 @@ from benchmarks.machine import describe_machine
 
 COMMON = {
     "evaluate.max_examples": 1,
-    "evaluate.num_resamples": 10,
     "checkpoint.every_steps": 1000,
     "loss.beta": 0.5,
 }

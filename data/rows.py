@@ -16,7 +16,7 @@ import json
 import logging
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from replug.config.errors import UserError
-from replug.data.files import file_sha256, replace_file
+from replug.data.files import file_sha256
 from replug.data.records import Document, Example
 from replug.data.sources import shards
 from replug.data.sources.formats import SEPARATORS, TABS, count_rows_of, form_of, plan_hub, read_shard
@@ -453,19 +453,6 @@ def read_run(path: Path) -> dict[str, list[str]]:
         except ValueError:
             raise UserError(f"{path}:{number}: {score.removeprefix('-')!r} is not a number") from None
     return {query: sorted(scores, key=lambda doc: -scores[doc]) for query, scores in by_query.items()}
-
-
-def write_run(path: Path, rankings: Iterable[tuple[str, Sequence[str]]], tag: str) -> None:
-    """Write each query's documents, best first, in TREC's form.
-
-    trec_eval and `ir-measures` order by score alone, so scores fall by one from rank to rank: no two are equal.
-    """
-    lines = (  # blanks separate the columns
-        f"{'_'.join(query.split())} Q0 {'_'.join(document.split())} {rank} {len(documents) - rank + 1} {tag}\n"
-        for query, documents in rankings
-        for rank, document in enumerate(documents, start=1)
-    )
-    replace_file(path, "".join(lines).encode())
 
 
 def _cells(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from replug.config.choices import TrainedSide
-from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import POSTERIOR, Method, parse_methods
 from replug.config.rules import FIT
 from replug.config.schema import Config
@@ -32,7 +31,7 @@ from replug.evals.evidence import EvidenceBook, RetrievedDocuments
 from replug.evals.language_modelling import LanguageModelling, items_of, token_texts
 from replug.evals.loop import Item, PromptedLM, Row, Task, outcomes_of, run_task, write_examples
 from replug.evals.questions import OpenQuestion
-from replug.evals.results import Results, add_effective_documents, add_temperatures, compare
+from replug.evals.results import Results, add_temperatures, compare
 from replug.evals.retrieval import FIRST_MEASURES, RECALL_DEPTH, Retrieval, gold_rows
 from replug.index_workers.build import build_version
 from replug.index_workers.build_plan import IndexState
@@ -115,10 +114,8 @@ def _predict(
         "beta": str(config.loss.beta),
     }
     rows = _outcomes(task, book, folder, measured, "bits per byte")
-    num, seed, paper = config.evaluate.num_resamples, config.seed, PaperConfig()
-    results = compare(task, rows, methods, paper, num, seed, question=QUESTION)
+    results = compare(task, rows, methods, config.seed, question=QUESTION)
     add_temperatures(results, book, len(examples))
-    add_effective_documents(results, book, rows)
     write_json(folder / PICTURE, document_weights_picture(config, workers, examples, book, rows, list(found)[-1]))
     return results
 
@@ -193,8 +190,7 @@ def _rank(
     k = min(of.doc_rows.shape[1] for of in found.values())
     book = EvidenceBook(_methods([*found], k), data.corpus, found, [True] * len(rows))
     outcomes = _outcomes(task, book, folder, _identity(data, rows, book), what)
-    num, seed = config.evaluate.num_resamples, config.seed
-    return compare(task, outcomes, book.methods, PaperConfig(), num, seed, question=question)
+    return compare(task, outcomes, book.methods, config.seed, question=question)
 
 
 def _gold_rows(data: PreparedSet, examples: Sequence[Example] | Sequence[Item]) -> list[dict[int, int]]:

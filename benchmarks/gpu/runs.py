@@ -22,7 +22,6 @@ SHORT = {
     "checkpoint.every_steps": 4,
     "evaluate.k": 4,
     "evaluate.max_examples": 8,
-    "evaluate.num_resamples": 200,
     "data.num_documents": 400,
     "data.num_queries": 100,
     "data.num_heldout": 20,

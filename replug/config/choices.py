@@ -2,7 +2,6 @@
 
 from enum import StrEnum
 
-Detokenize = StrEnum("Detokenize", ["none", "wikitext"])
 Direction = StrEnum("Direction", ["kl_lm_retriever", "kl_retriever_lm"])
 DType = StrEnum("DType", ["auto", "float32", "bfloat16", "float16"])
 EnsembleWeights = StrEnum("EnsembleWeights", ["posterior", "similarity", "vote"])

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from replug.config.choices import Detokenize, EnsembleWeights
+from replug.config.choices import EnsembleWeights
 from replug.config.keys import ABOVE_0, FROM_0, key, resumable, section
 from replug.config.schema import (
     Config,
@@ -28,18 +28,13 @@ class TextsConfig:
     document_tokens: int | None = key(None, "Tokens read of a document (authors' code: 128). Default: all.", ABOVE_0)
     join: bool = key(False, "Concatenate all texts before cutting spans (authors' code: Wikitext).")
     tokenizer: str | None = key(None, "Tokenizer that counts the tokens, as lm.path. Default: the evaluated LM's.")
-    detokenize: Detokenize = key(
-        Detokenize.none,
-        "wikitext: restore usual spacing, and count words in the original. none: leave texts unchanged.",
-    )
-    entities: str | None = key(None, "token_gain: PopQA's table, for gains by the popularity of the entities in texts.")
 
 
 @dataclass
 class QuestionsConfig:
     path: str | None = key(
         None,
-        "mmlu: folder; popqa, internet_qa: published files; else rows (question, answers, gold), or a BEIR folder.",
+        "mmlu: folder; popqa, token_gain, internet_qa: published files; else rows, or a BEIR folder.",
     )
     qrels: str | None = key(None, "retrieval: graded judgements. Default: qrels/test.tsv of a BEIR folder, else gold.")
     dataset: str | None = key(None, "internet_qa: set of questions.path: nq, hotpotqa, fever, strategyqa, situatedqa.")
@@ -65,13 +60,6 @@ class WebConfig:
 
 
 @dataclass
-class PaperConfig:
-    table: str | None = key(None, "Table of the paper that holds these figures.")
-    values: dict[str, float] = key({}, "Figures of the paper by method, shown beside the results.")
-    groups: dict[str, dict[str, float]] = key({}, "Figures by group and method, such as {STEM: {none: 0.578}}.")
-
-
-@dataclass
 class EvaluationConfig:
     """Configuration of `replug evaluate`."""
 
@@ -83,14 +71,11 @@ class EvaluationConfig:
     )
     retrievers: dict[str, str] = key({}, "Further retrievers by name: an encoder, a run or an index folder.")
     k: int = key(10, "Number of documents for methods without @K (paper: 10).", ABOVE_0)
-    exclude_own_source: bool = key(False, "Exclude documents that have the same source as the example.")
-    num_resamples: int = key(10000, "Number of resamples of the paired bootstrap.", ABOVE_0)
     seed: int = key(0, "Random seed of random documents, demonstrations, spans and bootstrap.", FROM_0)
     texts: TextsConfig = section(TextsConfig)
     questions: QuestionsConfig = section(QuestionsConfig)
     web: WebConfig = section(WebConfig)
     ensemble: EnsembleConfig = section(EnsembleConfig)
-    paper: PaperConfig = section(PaperConfig)
     data: DataConfig = section(DataConfig)
     retriever: RetrieverConfig = section(RetrieverConfig, path="")
     lm: LMConfig = section(LMConfig)

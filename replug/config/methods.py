@@ -1,7 +1,6 @@
 """Parse the names of an evaluation's methods.
 
 none                no document
-long_context        no document, but as much preceding text as the LM holds (only with `texts.path`)
 random, bm25        documents of equal weight
 genread             one document that the LM writes for the question (Yu et al. 2023)
 NAME                the ensemble of k documents of a retriever: `replug` (retriever.path) or a key of `retrievers`
@@ -12,9 +11,8 @@ SOURCE@3/even       three documents of equal weight
 SOURCE@3/softmax    three documents weighted by the softmax of their similarities or BM25 scores
 SOURCE@3/posterior  as SOURCE@3, with weights that follow the text (models/ensemble.py)
 SOURCE@3/vote       three documents; the answers from each vote (models/generation.py)
-SOURCE@16/rerank    the document of sixteen that makes the query most likely for the LM
 
-`bm25@1` is in-context RALM (Ram et al. 2023), `bm25@16/rerank` its reranking by an LM.
+`bm25@1` is in-context RALM (Ram et al. 2023).
 
 `evaluation=internet_qa` (Lazaridou et al. 2022) has its own methods:
 
@@ -31,23 +29,21 @@ from dataclasses import dataclass
 from replug.config.errors import UserError
 
 NONE, RANDOM, BM25, GENREAD, REPLUG = "none", "random", "bm25", "genread", "replug"
-LONG_CONTEXT = "long_context"
 GOLD, RERANKERS = "gold", ("direct", "rag", "noisy_channel", "poe")  # answering/answerer.py
 WEB_ENGINES = ("brave", "searxng")  # of `web.engine`, beside local
 INTERNET_QA = "internet_qa"  # an evaluation with its own methods
 SYNONYMS = {"untuned": REPLUG, "tuned": "lsr"}  # unless a retriever has that name
-WITHOUT_RETRIEVER = (NONE, RANDOM, BM25, GENREAD, LONG_CONTEXT)
-WAYS = CONCAT, EVEN, SOFTMAX, POSTERIOR, VOTE, RERANK = "concat", "even", "softmax", "posterior", "vote", "rerank"
+WITHOUT_RETRIEVER = (NONE, RANDOM, BM25, GENREAD)
+WAYS = CONCAT, EVEN, SOFTMAX, POSTERIOR, VOTE = "concat", "even", "softmax", "posterior", "vote"
 METHOD = re.compile(rf"(?P<source>[A-Za-z0-9_.-]+)(@(?P<k>[0-9]+))?(/(?P<way>{'|'.join(WAYS)}))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """`source` is none, long_context, random, bm25, genread or a retriever's name; `k` documents, 0 for none.
+    """`source` is none, random, bm25, genread or a retriever's name; `k` documents, 0 for none.
 
-    `weighting` is even, softmax, posterior or vote if the name ends so, else None. A reranked method reads one of its
-    documents. A method of `evaluation=internet_qa` reads passages of a search engine: its source is none, gold or a
-    reranker.
+    `weighting` is even, softmax, posterior or vote if the name ends so, else None. A method of
+    `evaluation=internet_qa` reads passages of a search engine: its source is none, gold or a reranker.
     """
 
     name: str
@@ -55,18 +51,17 @@ class Method:
     k: int
     is_concatenated: bool
     weighting: str | None = None
-    is_reranked: bool = False
     reads_passages: bool = False
 
     @property
     def takes_from_corpus(self) -> bool:
         """Return whether the method reads documents of a corpus."""
-        return not self.reads_passages and self.source not in (NONE, LONG_CONTEXT, GENREAD)
+        return not self.reads_passages and self.source not in (NONE, GENREAD)
 
     @property
     def is_weighted(self) -> bool:
         """Return whether similarities weigh the documents; otherwise all have the same weight at first."""
-        if self.is_concatenated or self.is_reranked or self.reads_passages:
+        if self.is_concatenated or self.reads_passages:
             return False
         return self.weighting == SOFTMAX or (self.weighting != EVEN and self.source not in WITHOUT_RETRIEVER)
 
@@ -82,23 +77,13 @@ class Method:
 
     @property
     def num_mixed(self) -> int:
-        """Return the number of documents mixed side by side or ranked by the LM; 1 if the LM only answers."""
+        """Return the number of documents mixed side by side; 1 if the LM only answers."""
         return 1 if self.is_concatenated or self.votes else self.k
 
     @property
     def series(self) -> str:
         """Return the name without a number: methods of a series differ by their number of documents alone."""
         return "/".join([self.source, *self.name.split("/")[1:]])
-
-    @property
-    def num_read(self) -> int:
-        """Return the number of documents that the LM reads."""
-        return 1 if self.is_reranked else self.k
-
-    @property
-    def found_by(self) -> str:
-        """Return the name of the ranking that the method reads."""
-        return self.name if self.is_reranked else self.source
 
 
 def parse_methods(names: list[str], k: int, retrievers: Mapping[str, str]) -> list[Method]:
@@ -135,7 +120,7 @@ def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
             f"methods: {name} is unknown; expected one of {', '.join(known)}. Name other retrievers "
             "with retrievers.NAME=PATH"
         )
-    if source in (NONE, LONG_CONTEXT) and (match["k"] or way):
+    if source == NONE and (match["k"] or way):
         raise UserError(f"methods: {name}; `{source}` reads no documents; expected no @K and no /{way or CONCAT}")
     if source == GENREAD and (match["k"] not in (None, "1") or way):
         raise UserError(f"methods: {name}; the LM writes one document; expected `genread`")
@@ -144,8 +129,7 @@ def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
     if source == RANDOM and way == SOFTMAX:
         raise UserError(f"methods: {name}; random documents have no similarity for /softmax; expected random")
     weighting = way if way in (EVEN, SOFTMAX, POSTERIOR, VOTE) else None
-    read = {NONE: 0, LONG_CONTEXT: 0, GENREAD: 1}.get(source, number)
-    return Method(name, source, read, way == CONCAT, weighting, way == RERANK)
+    return Method(name, source, {NONE: 0, GENREAD: 1}.get(source, number), way == CONCAT, weighting)
 
 
 def meaningful_comparisons(methods: Sequence[Method]) -> list[tuple[str, str]]:
@@ -169,8 +153,8 @@ def meaningful_comparisons(methods: Sequence[Method]) -> list[tuple[str, str]]:
 
 def _differ_in_one(other: Method, method: Method) -> bool:
     """Return whether methods with equal numbers of documents (or none) share their source or their reading."""
-    readings = {(one.is_concatenated, one.weighting, one.is_reranked) for one in (other, method)}
-    read = {one.num_read for one in (other, method)} - {0}
+    readings = {(one.is_concatenated, one.weighting) for one in (other, method)}
+    read = {one.k for one in (other, method)} - {0}
     return len(read) <= 1 and (len(readings) == 1 or other.source == method.source)
 
 

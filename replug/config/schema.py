@@ -213,7 +213,6 @@ class CheckpointConfig:
 class EvaluateConfig:
     k: int = key(10, "Number of documents in the ensemble (paper: 10).", ABOVE_0)
     max_examples: int | None = key(200, "Number of held-out examples to evaluate. null: all.", ABOVE_0)
-    num_resamples: int = resumable(10000, "Number of resamples of the paired bootstrap.", ABOVE_0)
     heldout: bool = key(True, "Evaluate the held-out split after training. false needs train.labels, and no LM.")
 
 

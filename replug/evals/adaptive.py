@@ -5,8 +5,7 @@ pair of methods, one without retrieval and one with it, each relation has a thre
 questions (`evals.thresholds`); the policy is measured on held-out questions.
 
 The page has the paper's table 1 and figure 1, and compares the policy with never retrieving, always retrieving and an
-oracle. `report.json` holds every number of the page by LM, and the thresholds, fitted to all questions. The paper's
-numbers come from `paper` in the evaluations' configurations.
+oracle. `report.json` holds every number of the page by LM, and the thresholds, fitted to all questions.
 """
 
 import logging
@@ -21,7 +20,6 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import PaperConfig
 from replug.config.load import load_stored_evaluation_config
 from replug.config.methods import GENREAD, NONE
 from replug.data.files import replace_file, write_json
@@ -66,7 +64,6 @@ class AnsweredQuestions:
 
     name: str
     identity: str
-    paper: PaperConfig
     relations: Sequence[str]
     methods: Mapping[str, Numbers]
 
@@ -97,7 +94,7 @@ def read_answered(folders: Sequence[EvaluationFolder]) -> list[AnsweredQuestions
     if len(set(names)) < len(names):
         names = row_names([folder.path for folder in folders])
     answered = []
-    for folder, config, name in zip(folders, configs, names, strict=True):
+    for folder, name in zip(folders, names, strict=True):
         rows = [*{row["id"]: row for row in reversed(OutcomeFile(folder.outcomes).rows)}.values()][::-1]
         methods = rows[0]["methods"]
         if len(rows) < 2:
@@ -108,7 +105,7 @@ def read_answered(folders: Sequence[EvaluationFolder]) -> list[AnsweredQuestions
             )
         numbers = {method: _numbers(rows, method) for method in methods}
         identity = str((folder.folder.inputs or {})[LM])
-        answered.append(AnsweredQuestions(name, identity, config.paper, [row["group"] for row in rows], numbers))
+        answered.append(AnsweredQuestions(name, identity, [row["group"] for row in rows], numbers))
     return answered
 
 
@@ -229,15 +226,6 @@ def write_report(lms: Sequence[AnsweredQuestions], out: Path) -> dict[str, Block
                 figure(svg, CAPTION),
                 *_pair_blocks(of),
             ]
-    papers: dict[tuple[str, str, str], None] = {}  # the figures of all configurations, without duplicates
-    for paper in (answered.paper for answered in lms):
-        for group, values in {"accuracy": paper.values, **paper.groups}.items():
-            papers |= {(paper.table or "", f"{group}: {name}", f"{value:g}"): None for name, value in values.items()}
-    if papers:
-        sections["The paper"] = [
-            "Mallen et al. asked much larger LMs all 14,282 questions, with passages from Wikipedia.",
-            Table(["table", "figure", "value"], list(papers)),
-        ]
     write_json(out / "report.json", measured)
     replace_file(out / "report.html", html_page("When to retrieve", sections).encode())
     return sections

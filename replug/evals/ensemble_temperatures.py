@@ -5,18 +5,17 @@ by language modelling on the development texts of the prepared set, never on the
 
     bits(T) = - sum over texts and tokens t of log2 sum over d of softmax_d(similarity_d / T) p(y_t | d, x, y_<t)
 
-A grid over log T, from nearly the first document alone to nearly even weights, finds the valley, and a golden section
-searches between the neighbours of the best grid point (Kiefer 1953). The grid's unit is the spread of a text's
-similarities, about 0.01 for a tuned encoder with cosines and 10 for an encoder with inner products.
+A grid over log T, from nearly the first document alone to nearly even weights, finds the valley, and halving its step
+round the best point finds the minimum. The grid's unit is the spread of a text's similarities, about 0.01 for a tuned
+encoder with cosines and 10 for an encoder with inner products.
 
 `ask` and `serve` use the temperature too. So it stays 1 with fewer than MIN_TEXTS texts, and if the best grid point is
 an end of the grid, where similarities do not inform the weights.
 """
 
 import logging
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,75 +24,62 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
 from replug.config.rules import FIT
-from replug.data.folder import read_mark, write_mark
 from replug.data.progress import Progress
 from replug.data.records import Example
 from replug.data.store import Corpus, CorpusStore, PreparedSet
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
-from replug.evals.folder import EvaluationFolder
 from replug.evals.intervals import bits_of
 from replug.evals.language_modelling import LanguageModelling
 from replug.evals.loop import PromptedLM, outcome_rows
-from replug.evals.search import find_all, query_folder
+from replug.evals.search import find_all
 from replug.models.ensemble import MIN_TEXTS, can_fit, mix, prior_log_weights
-from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, temperature_in
+from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
 
 log = logging.getLogger(__name__)
 
-Temperatures = Mapping[str, EnsembleTemperature]  # by source
-AGAIN = "remove it to determine the temperatures again"
-GOLDEN = (math.sqrt(5) - 1) / 2
 LOWEST, HIGHEST, STEP = -5.0, 10.0, 0.5  # of the grid: log2 of the temperature over the similarities' spread
 TOLERANCE = 1e-4  # in log2 of the temperature
 DIGITS = 4  # of a fitted temperature: rounding hides differences in the last bits of scores
 
 
-def settled_temperatures(
+def with_temperatures(
     config: EvaluationConfig,
     corpus: Corpus | None,
     methods: Sequence[Method],
     lm: PromptedLM | None,
-    folder: EvaluationFolder,
-) -> Temperatures:
-    """Return the temperature of every source with a weighted method, and keep the temperatures in a file.
+    folder: Path,
+    found: Mapping[str, RetrievedDocuments],
+) -> Mapping[str, RetrievedDocuments]:
+    """Return the retrieved documents of each source with the temperature that is given or fitted, else as saved.
 
-    Raises UserError if they are to be fitted without development texts.
+    A fit searches the development texts into `folder`; the cache of the LM makes it the same in a resumed evaluation.
+    Raises UserError if there are no development texts.
     """
-    if folder.temperatures.is_file():
-        return _read(folder.temperatures)
+    given = config.ensemble.temperature
+    if given is None:
+        return found
+    if given != FIT:
+        return {source: replace(of, temperature=EnsembleTemperature(float(given))) for source, of in found.items()}
     largest: dict[str, Method] = {}  # source -> its weighted method with the most documents
     for method in methods:
-        if method.is_weighted and method.takes_from_corpus:
+        if method.is_weighted:
             largest[method.source] = max(largest.get(method.source, method), method, key=lambda one: one.k)
-    given = config.ensemble.temperature
-    if given == FIT and largest:
-        assert lm is not None, "fitting needs an LM"
-        if not isinstance(corpus, PreparedSet):
-            raise UserError(
-                "ensemble.temperature is fit, and documents alone have no development texts; expected a prepared set "
-                "with some (data.num_dev, data.dev), or a number"
-            )
-        examples = corpus.require_dev().examples()
-        queries = [example.query for example in examples]
-        own = [example.source for example in examples] if config.exclude_own_source else []
-        searched = find_all(config, corpus, queries, [*largest.values()], folder.found, own=own, texts="development")
-        found = {
-            source: fit_ensemble(lm, examples, corpus.corpus, searched[source], method)
-            for source, method in largest.items()
-        }
-    elif given is None:
-        found = {source: temperature_in(query_folder(config, source)) or PAPER for source in largest}
-    else:
-        found = {source: EnsembleTemperature(float(given)) for source in largest}
-    write_mark(folder.temperatures, {source: asdict(one) for source, one in found.items()})
-    return found
-
-
-def with_temperatures(
-    found: Mapping[str, RetrievedDocuments], temperatures: Temperatures
-) -> dict[str, RetrievedDocuments]:
-    """Return the retrieved documents of each source with the temperature of its ensemble."""
-    return {source: replace(of, temperature=temperatures.get(source, PAPER)) for source, of in found.items()}
+    if not largest:
+        return found
+    assert lm is not None, "fitting needs an LM"
+    if not isinstance(corpus, PreparedSet):
+        raise UserError(
+            "ensemble.temperature is fit, and documents alone have no development texts; expected a prepared set "
+            "with some (data.num_dev, data.dev), or a number"
+        )
+    examples = corpus.require_dev().examples()
+    queries = [example.query for example in examples]
+    searched = find_all(config, corpus, queries, [*largest.values()], folder, texts="development")
+    fitted = {
+        source: replace(found[source], temperature=fit_ensemble(lm, examples, corpus.corpus, searched[source], method))
+        for source, method in largest.items()
+    }
+    return {**found, **fitted}
 
 
 def fit_ensemble(
@@ -119,11 +105,6 @@ def fit_ensemble(
         f"({fitted:.4f} bits per byte, {at_1:.4f} at 1)"
     )
     return EnsembleTemperature(temperature, lm.lm.identity, method.k, len(examples))
-
-
-def _read(path: Path) -> dict[str, EnsembleTemperature]:
-    content = read_mark(path, AGAIN)
-    return {source: EnsembleTemperature(**of) for source, of in content.items() if isinstance(of, dict)}
 
 
 # Fitting --------------------------------------------------------------------------------------------------------------
@@ -163,21 +144,8 @@ def fit_temperature(texts: Sequence[DocumentScores]) -> tuple[float, str]:
     if best in (0, len(grid) - 1):
         which = "the first document alone" if best == 0 else "even weights"
         return 1.0, f"{which} would predict the development texts best"
-    low, high = grid[best - 1], grid[best + 1]
-    return float(f"{spread * 2.0 ** golden_section(bits, low, high, TOLERANCE):.{DIGITS}g}"), ""
-
-
-def golden_section(function: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
-    """Return the minimum point of a unimodal function between `low` and `high`, to within the tolerance."""
-    left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-    at_left, at_right = function(left), function(right)
-    while high - low > tolerance:
-        if at_left <= at_right:
-            high, right, at_right = right, left, at_left
-            left = high - GOLDEN * (high - low)
-            at_left = function(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + GOLDEN * (high - low)
-            at_right = function(right)
-    return (low + high) / 2
+    point, step = grid[best], STEP
+    while step > TOLERANCE:
+        step /= 2
+        point = min((point - step, point, point + step), key=bits)
+    return float(f"{spread * 2.0**point:.{DIGITS}g}"), ""

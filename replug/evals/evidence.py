@@ -3,8 +3,6 @@
 import hashlib
 import io
 import json
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
@@ -12,17 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from replug.config.errors import UserError
-from replug.config.methods import GENREAD, LONG_CONTEXT, RANDOM, Method
+from replug.config.methods import GENREAD, RANDOM, Method
 from replug.data.files import replace_file
 from replug.data.store import CorpusStore
 from replug.models.black_box_lm import AsyncLM, Mixture, mapped
-from replug.models.ensemble import POSTERIOR_WEIGHTS, REPLUG_WEIGHTS, Weighting, document_weights, prior_log_weights
+from replug.models.ensemble import POSTERIOR_WEIGHTS, REPLUG_WEIGHTS, Weighting, prior_log_weights
 from replug.models.ensemble_temperature import PAPER, EnsembleTemperature
 from replug.models.generation import Generated, GenerationOptions
-
-# The errors of reading a damaged npz file.
-DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, TypeError, EOFError, OSError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +38,10 @@ class RetrievedDocuments:
 
     @classmethod
     def load(cls, path: Path) -> "RetrievedDocuments":
-        """Load a saved file, which has a checksum of each array. Raises UserError for a damaged file."""
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                saved = json.loads(str(arrays["temperature"])) if "temperature" in arrays else {"value": 1.0}
-                return cls(arrays["doc_rows"], arrays["similarities"], EnsembleTemperature(**saved))
-        except DAMAGED as error:
-            raise UserError(f"{path} is damaged ({error}); remove it to search for the documents again") from error
+        """Load a saved file, which has a checksum of each array."""
+        with np.load(path, allow_pickle=False) as arrays:
+            temperature = EnsembleTemperature(**json.loads(str(arrays["temperature"])))
+            return cls(arrays["doc_rows"], arrays["similarities"], temperature)
 
     def of(self, examples: Sequence[int]) -> "RetrievedDocuments":
         """Return the documents of these examples."""
@@ -79,7 +70,6 @@ class Evidence:
 
     The text None means the LM without documents. `doc_rows` are the corpus rows of all documents: more than texts if
     they are concatenated into one, nearest last, so that an overlong text should be cut at its beginning.
-    `has_long_context`: the preceding text fills the LM's context.
     `weighting` is the rule that updates the weights. `votes`: the texts give separate answers, which vote.
     """
 
@@ -87,7 +77,6 @@ class Evidence:
     log_prior: np.ndarray
     doc_rows: tuple[int, ...] = ()
     is_concatenated: bool = False
-    has_long_context: bool = False
     weighting: Weighting = REPLUG_WEIGHTS
     votes: bool = False
 
@@ -113,8 +102,7 @@ NOTHING = Evidence((None,), np.zeros(1))
 class EvidenceBook:
     """The evidence of every method for every example.
 
-    `found` maps a source, or the name of a reranked method (`Method.found_by`), to rows and similarities of all
-    examples.
+    `found` maps a source to rows and similarities of all examples.
 
     `retrieves[row]` is False for an example with a blank query. `written` are the documents of `genread`, one for each
     example, if a method needs them. `posterior` is the weighting of methods with weights that follow the text. `cut`
@@ -145,24 +133,14 @@ class EvidenceBook:
             return self._written[row].text
         if not method.takes_from_corpus:
             return None
-        [text] = self._corpus.texts(self._found[method.found_by].doc_rows[row, :1])
+        [text] = self._corpus.texts(self._found[method.source].doc_rows[row, :1])
         return self._cut(text)
 
     def similarities(self, method: Method, row: int) -> np.ndarray:
         """Return the similarities [K] of all retrieved documents, nearest first; empty without a retriever."""
         if not method.takes_from_corpus or method.source == RANDOM or not self._retrieves[row]:
             return np.empty(0)
-        return self._found[method.found_by].similarities[row]
-
-    def num_effective(self, method: Method, row: int, final: Sequence[float] | None) -> float:
-        """Return exp(entropy) of the final weights if known, else of the initial ones; k for k equal weights."""
-        if not self._retrieves[row]:
-            return 1.0
-        found = self._found[method.found_by].similarities[row, : method.num_read]
-        first = document_weights(found if method.is_weighted else np.zeros(len(found)), self.temperature(method))
-        weights = first if final is None else np.array(final)
-        weights = weights[weights > 0]
-        return float(np.exp(-(weights * np.log(weights)).sum()))
+        return self._found[method.source].similarities[row]
 
     def written(self, method: Method, row: int) -> WrittenDocument | None:
         """Return the document that the LM wrote for a `genread` method; None for other methods and blank queries."""
@@ -179,9 +157,9 @@ class EvidenceBook:
             if method.source == GENREAD:
                 digest.update(repr(self._written).encode())
             elif method.takes_from_corpus:
-                found = self._found[method.found_by]
+                found = self._found[method.source]
                 for values in (found.doc_rows, found.similarities):
-                    digest.update(values[:, : method.num_read].tobytes())
+                    digest.update(values[:, : method.k].tobytes())
             if (temperature := self.temperature(method)) != 1:
                 digest.update(f"{method.name} at {temperature!r}".encode())
             if method.follows_text:
@@ -190,7 +168,7 @@ class EvidenceBook:
 
     def temperature(self, method: Method) -> float:
         """Return the temperature of a method's ensemble; 1 for a method without weights by similarity."""
-        return self._found[method.found_by].temperature.value if method.is_weighted else PAPER.value
+        return self._found[method.source].temperature.value if method.is_weighted else PAPER.value
 
     def all_texts(self) -> Iterator[str]:
         """Iterate over the texts of the whole corpus."""
@@ -202,19 +180,17 @@ class EvidenceBook:
         return self._store
 
     def _evidence(self, method: Method, row: int) -> Evidence:
-        if method.source == LONG_CONTEXT:
-            return replace(NOTHING, has_long_context=True)
         if method.source == GENREAD and self._retrieves[row]:
             return Evidence((self._written[row].text,), np.zeros(1))
         weighting = self._posterior if method.follows_text else REPLUG_WEIGHTS
         if not method.takes_from_corpus or not self._retrieves[row]:
             return replace(NOTHING, weighting=weighting)
-        found = self._found[method.found_by]
-        rows = found.doc_rows[row, : method.num_read]
+        found = self._found[method.source]
+        rows = found.doc_rows[row, : method.k]
         texts, doc_rows = [*map(self._cut, self._corpus.texts(rows))], tuple(int(doc) for doc in rows)
         if method.is_concatenated:
             return Evidence(("\n".join(reversed(texts)),), np.zeros(1), doc_rows, is_concatenated=True)
-        similarities = found.similarities[row, : method.num_read] if method.is_weighted else np.zeros(len(texts))
+        similarities = found.similarities[row, : method.k] if method.is_weighted else np.zeros(len(texts))
         log_prior = prior_log_weights(similarities, self.temperature(method))
         return Evidence(tuple(texts), log_prior, doc_rows, weighting=weighting, votes=method.votes)
 

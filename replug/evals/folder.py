@@ -43,8 +43,6 @@ class EvaluationFolder:
         self.rerank_scores = path / "rerank_scores.sqlite"
         self.rerank_budget_file = path / "rerank_lm_spent.json"
         self.snapshot = path / "snapshot"
-        self.runs = path / "runs"
-        self.temperatures = path / "temperatures.json"
         self.weights = path / "weights.json"
         self.outcomes = path / "outcomes.jsonl"
         self.examples = path / "examples.parquet"
@@ -104,7 +102,6 @@ class EvaluationFolder:
         changed = () if self._has_outcomes else tuple(self.folder.changed(inputs))
         if changed:
             log.info(f"{self.path} was begun with another {changed[0]} and has measured nothing: beginning anew")
-            self.temperatures.unlink(missing_ok=True)
             keeps_index = not any(name.startswith(OF_INDEX) for name in changed)
             for found in self.found.iterdir() if self.found.is_dir() else ():
                 if found.is_file():
@@ -116,5 +113,5 @@ class EvaluationFolder:
 
     def finish(self) -> None:
         """Write the manifest, which marks the evaluation as finished."""
-        files = (*self._shown, self.config, self.table, self.outcomes, self.temperatures, *self.runs.glob("*.trec"))
+        files = (*self._shown, self.config, self.table, self.outcomes)
         self.folder.finish([str(path.relative_to(self.path)) for path in files if path.is_file()])

@@ -12,7 +12,7 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.keys import keys_of
 from replug.config.load import load_evaluation_config
-from replug.config.methods import GENREAD, INTERNET_QA, LONG_CONTEXT, Method
+from replug.config.methods import GENREAD, INTERNET_QA, Method
 from replug.config.paths import check_names, check_paths
 from replug.config.rules import evaluation_methods, lm_problems, rerank_lm_problems
 from replug.config.schema import EnsembleConfig
@@ -28,12 +28,8 @@ KINDS = {
     "token_gain": "TokenGain",
 }
 # Sections and keys that every kind reads; `Task.reads` names the others of a kind.
-SHARED = (
-    *("evaluation", "out", "methods", "k", "num_resamples", "seed"),
-    *("data", "retriever", "lm", "index", "ray", "paper"),
-)
+SHARED = ("evaluation", "out", "methods", "k", "seed", "data", "retriever", "lm", "index", "ray")
 ASK_QUESTIONS = ("open_qa", "popqa")  # for whole answers
-MAY_RERANK_DOCUMENTS = ("language_modelling", "mmlu", "open_qa", "token_gain")
 
 
 def check_evaluation(config: EvaluationConfig) -> type[Task]:
@@ -62,8 +58,10 @@ def checked_evaluation(config: str | Path | EvaluationConfig, overrides: Sequenc
 
 def _problems(config: EvaluationConfig, kind: type[Task], methods: Sequence[Method]) -> Iterator[str]:
     """Yield the problems of a configuration that are common to all kinds."""
-    yield from _method_problems(config, kind, methods)
-    if "questions.path" in kind.reads and not config.questions.path:
+    for method in methods:
+        if (method.source == GENREAD or method.votes) and "questions.shots" not in kind.reads:
+            yield f"methods: {method.name} answers questions, and evaluation={config.evaluation} asks the LM none"
+    if "questions.query" in kind.reads and not config.questions.path:
         yield f"questions.path is missing; evaluation={config.evaluation} expects the questions"
     if kind.asks_lm:
         votes = config.evaluation in ASK_QUESTIONS and all(method.num_mixed <= 1 for method in methods)
@@ -74,27 +72,7 @@ def _problems(config: EvaluationConfig, kind: type[Task], methods: Sequence[Meth
     for name in ("prune", "read"):
         if getattr(config.ensemble, name) != getattr(usual, name) and not follows:
             yield f"ensemble.{name} is set, but no method's weights follow the text; expected one like replug/posterior"
-    reranking = [method.name for method in methods if method.is_reranked]
     for lm, section in ((config.lm, "lm"), (config.rerank_lm, "rerank_lm")):
         key = "chat" if lm.chat else "prompt"
-        if (lm.chat or lm.prompt is not None) and (reranking or config.evaluation == INTERNET_QA):
-            what = f"the reranking of {reranking[0]}" if reranking else f"evaluation={INTERNET_QA}"
-            yield f"{section}.{key} is set, but {what} uses fixed prompts. Remove {section}.{key}"
-
-
-def _method_problems(config: EvaluationConfig, kind: type[Task], methods: Sequence[Method]) -> Iterator[str]:
-    """Yield problems of methods that need questions, whole texts or reranking in a kind without them."""
-    name = config.evaluation
-    asks_questions, reads_texts = "questions.shots" in kind.reads, "texts.path" in kind.reads
-    for method in methods:
-        if method.source == GENREAD and not asks_questions:
-            yield f"methods: genread writes a document for a question; evaluation={name} asks the LM no questions"
-        if method.votes and not asks_questions:
-            yield f"methods: {method.name}; votes need answers, and evaluation={name} asks the LM for none"
-        if method.source == LONG_CONTEXT and not reads_texts:
-            yield f"methods: long_context needs whole texts; evaluation={name} asks questions"
-        if method.is_reranked and name not in MAY_RERANK_DOCUMENTS:
-            yield (
-                f"methods: {method.name} reranks documents by the LM, which evaluation={name} does not support; "
-                f"expected evaluation to be one of {', '.join(MAY_RERANK_DOCUMENTS)}"
-            )
+        if (lm.chat or lm.prompt is not None) and config.evaluation == INTERNET_QA:
+            yield f"{section}.{key} is set, but evaluation={INTERNET_QA} uses fixed prompts. Remove {section}.{key}"

@@ -1,6 +1,11 @@
 """Language modelling: how well texts are predicted, in bits per byte and perplexity (REPLUG, section 6.1).
 
-The texts are spans of whole texts (`evals/spans.py`), or the held-out texts of a prepared set.
+The texts are the held-out texts of a prepared set, or spans of whole texts, which score every token once. A span's
+tokens are scored after `context_tokens` of the preceding text, and documents are retrieved for its last `query_tokens`
+(In-Context RALM's query length; REPLUG has 128 of each). The first span of a text has no query, so every method scores
+it without documents, and it counts. With `texts.join` this concerns only the first of all texts, as in the authors'
+code for Wikitext. Perplexity by word counts words and line ends, Wikitext's `<eos>` (Merity et al. 2016); a word split
+between spans counts once, in the span of its first character.
 
 Oracles with the same documents stand beside each ensemble:
 
@@ -14,39 +19,32 @@ best still fits a text better than the mean. The gain of the third is predictabl
 that they predict.
 """
 
+import itertools
 import logging
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from tokenizers import Tokenizer
 
-from replug.config.choices import Detokenize
 from replug.config.errors import RunError, UserError
 from replug.config.evaluation_schema import EvaluationConfig, TextsConfig
-from replug.config.methods import LONG_CONTEXT, POSTERIOR, REPLUG, WITHOUT_RETRIEVER, Method
+from replug.config.methods import POSTERIOR, Method
 from replug.config.rules import evaluation_methods, require_room
 from replug.config.schema import LMConfig
 from replug.data.records import Example
 from replug.data.sources.records import FieldMap, Rejected, SourceText
 from replug.data.store import Corpus, PreparedSet
+from replug.data.tokenizing import load_plain, token_ends
 from replug.evals.evidence import Evidence, EvidenceBook, texts_of
 from replug.evals.folder import EvaluationFolder
 from replug.evals.intervals import bits_of
 from replug.evals.loop import Item, Metric, Outcome, Outcomes, PromptedLM, Row, Task
 from replug.evals.results import Results
-from replug.evals.spans import (
-    ScoredSpan,
-    TokenBorders,
-    detokenized_wikitext,
-    draw_evenly,
-    joined_spans,
-    long_context,
-    scored_span,
-    spans_of,
-    unit_starts,
-)
 from replug.evals.tables import Blocks
 from replug.models.black_box_lm import ContinuationScore, common_read, reading
 from replug.models.ensemble import mix, mix_and_weigh, prior_log_weights
@@ -55,14 +53,14 @@ from replug.models.prompt import PromptTemplate
 
 log = logging.getLogger(__name__)
 
+WORD_OR_LINE_END = re.compile(r"\S+|\n")
 SPLIT = "test"  # the default for a dataset on the hub
 BETA = 0.1  # the paper's, unless training used another
 HALF_BETA = 0.5  # for the noisier scores of half a text; 0.1 gains nothing (docs/experiments.md)
 BEST_DOCUMENT, Q_WEIGHTED, HALF_WEIGHTED = "best_document", "q_weighted", "half_weighted"
 ORACLES = {name: f"bits_{name}" for name in (BEST_DOCUMENT, Q_WEIGHTED, HALF_WEIGHTED)}  # name -> number in outcomes
-MOVING = f"/{POSTERIOR}"  # the suffix of methods with weights that follow the text
 SAMPLED = 500  # texts, and documents, for counting tokens before anything is embedded
-LEAST_GAIN = 1e-4  # bits per byte: shares of less headroom are noise
+LEAST_GAIN = 1e-4  # bits per byte: less headroom is noise
 
 
 BITS_PER_BYTE = Metric("bits", "bytes")
@@ -80,8 +78,8 @@ class LanguageModelling(Task):
     }
 
     reads: ClassVar[tuple[str, ...]] = (
-        *("ensemble", "retrievers", "exclude_own_source"),
-        *(f"texts.{field.name}" for field in fields(TextsConfig) if field.name != "entities"),
+        *("ensemble", "retrievers"),
+        *(f"texts.{field.name}" for field in fields(TextsConfig)),
     )
 
     def __init__(
@@ -97,7 +95,7 @@ class LanguageModelling(Task):
         temperature of the oracle `q_weighted`.
         """
         self._tokens_of, self._keeps_documents, self._beta = tokens_of, keeps_documents, beta
-        self._spans = [*map(scored_span, examples)]
+        self._spans, self._num_words = list(examples), [*map(num_words, examples)]
         self.examples = items_of(examples)
 
     @classmethod
@@ -107,14 +105,10 @@ class LanguageModelling(Task):
             yield "texts.path is missing; expected texts to measure, or held-out ones: data.prepared or data.source"
         if keys.path:
             return
-        usual = TextsConfig(
-            max_examples=keys.max_examples, document_tokens=keys.document_tokens, entities=keys.entities
-        )
+        usual = TextsConfig(max_examples=keys.max_examples, document_tokens=keys.document_tokens)
         for field in fields(TextsConfig):
             if getattr(keys, field.name) != getattr(usual, field.name):
                 yield f"texts.{field.name} is set, but held-out texts are measured as they are; expected texts.path"
-        if any(method.source == LONG_CONTEXT for method in methods):
-            yield "methods: long_context needs whole texts, and held-out examples are only parts; expected texts.path"
 
     @classmethod
     def of(cls, config: EvaluationConfig, corpus: Corpus | None, source: LMSource | None) -> Self:
@@ -123,9 +117,6 @@ class LanguageModelling(Task):
         task.cut = document_cutter(config)
         require_room_for(config, spans, corpus, task.cut)
         task.queries, task.predicted = [span.query for span in spans], [span.continuation for span in spans]
-        if config.exclude_own_source:
-            task.sources = [span.source for span in spans]
-            require_sources([span.id for span in spans], task.sources)
         return task
 
     def open(self, lms: PromptedLM | None, book: EvidenceBook) -> None:
@@ -140,8 +131,8 @@ class LanguageModelling(Task):
 
     def shown(self, row: int, method: str, evidence: Evidence) -> dict[str, Any]:
         span = self._spans[row]
-        prefixes = self._prefixes(span, {method: evidence})
-        return {"references": [span.continuation], "prompt": prefixes[evidence.texts[0], evidence.has_long_context]}
+        prompt = self._prefixes(span, {method: evidence})[evidence.texts[0]]
+        return {"references": [span.continuation], "prompt": prompt}
 
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         span = self._spans[row]
@@ -153,26 +144,25 @@ class LanguageModelling(Task):
         def finish() -> Outcomes:
             scores = dict(zip(prompts, future.result(), strict=True))
             return {
-                name: self._outcome(span, one, [scores[prefixes[text, one.has_long_context]] for text in one.texts])
+                name: self._outcome(row, one, [scores[prefixes[text]] for text in one.texts])
                 for name, one in evidence.items()
             }
 
         return finish
 
-    def _prefixes(self, span: ScoredSpan, evidence: Mapping[str, Evidence]) -> dict[tuple[str | None, bool], str]:
-        """Return prefixes by document and `has_long_context`."""
-        short = {name: one for name, one in evidence.items() if not one.has_long_context}
-        prefixes = {
-            (text, False): self._template.prefix(text, span.context, span.continuation, keep_end)
-            for text, keep_end in texts_of(short).items()
+    def _prefixes(self, span: Example, evidence: Mapping[str, Evidence]) -> dict[str | None, str]:
+        """Return the prefix after each document."""
+        return {
+            text: self._template.prefix(text, span.context, span.continuation, keep_end)
+            for text, keep_end in texts_of(evidence).items()
         }
-        if len(short) < len(evidence):
-            assert span.long_context is not None, "spans have a long context if a method needs it"
-            prefixes[None, True] = self._template.prefix(None, span.long_context, span.continuation)
-        return prefixes
 
-    def _outcome(self, span: ScoredSpan, evidence: Evidence, scores: Sequence[ContinuationScore]) -> Outcome:
-        by_document, read = np.stack([score.token_logprobs for score in scores]), common_read(scores)
+    def _outcome(self, row: int, evidence: Evidence, scores: Sequence[ContinuationScore]) -> Outcome:
+        span, by_document, read = (
+            self._spans[row],
+            np.stack([score.token_logprobs for score in scores]),
+            common_read(scores),
+        )
         if not (np.isfinite(by_document).all() and np.isfinite(read).all()):
             raise RunError(f"{span.id}: the LM gave a token a log-probability that is not finite")
         mixed, weights = mix_and_weigh(by_document, evidence.log_prior, evidence.weighting, read)
@@ -180,7 +170,7 @@ class LanguageModelling(Task):
             "bits": bits_of(mixed),
             "bytes": float(len(span.continuation.encode())),
             "tokens": float(len(mixed)),
-            "words": float(span.num_words),
+            "words": float(self._num_words[row]),
             **oracle_bits(by_document, self._beta),
         }
         if evidence.weighting.prune:
@@ -196,18 +186,17 @@ class LanguageModelling(Task):
 
 def items_of(examples: Sequence[Example]) -> list[Item]:
     """Return items with the context as query, or only its end for spans with a query."""
-    return [Item(w.id, w.query, w.domain, w.gold, w.source) for w in map(scored_span, examples)]
+    return [Item(one.id, one.query, one.domain, one.gold, one.source) for one in examples]
 
 
 def document_cutter(config: EvaluationConfig) -> Callable[[str], str]:
     """Return a function that cuts documents to `texts.document_tokens` LM tokens, like the authors' code."""
-    from replug.data.tokenizing import load_plain
     from replug.models.build import lm_tokenizer_json
 
     if (most := config.texts.document_tokens) is None:
         return str
     tokenizer = load_plain(lm_tokenizer_json(config.lm))
-    return lambda text: text[: TokenBorders.of(tokenizer, text).before(most)]
+    return lambda text: text[: token_borders(tokenizer, text)[: most + 1][-1]]
 
 
 def require_room_for(
@@ -225,7 +214,7 @@ def require_room_for(
         return
     tokenizer = lm_tokenizer(lm)
     template = PromptTemplate(tokenizer, None, lm.prompt, lm.chat)
-    sampled = [scored_span(spans[row]) for row in draw_evenly(len(spans), SAMPLED, config.seed)]
+    sampled = [spans[row] for row in draw_evenly(len(spans), SAMPLED, config.seed)]
     pairs = [pair_token_ids(tokenizer, template.whole("", one.context), one.continuation) for one in sampled]
     document, methods = 0, [method for method in evaluation_methods(config) if method.takes_from_corpus]
     if corpus and methods:
@@ -236,16 +225,7 @@ def require_room_for(
     require_room(lm, limit, max(len(before) + len(after) for before, after in pairs), document)
 
 
-def require_sources(ids: Sequence[str], sources: Sequence[str | None]) -> None:
-    """Raise UserError for an example without a source: its own documents would be unknown."""
-    if unknown := [identifier for identifier, source in zip(ids, sources, strict=True) if not source]:
-        raise UserError(
-            f"exclude_own_source is set, but {len(unknown)} of {len(ids)} texts name no source, {unknown[0]} for one; "
-            "expected a source for each: the field `source` of held-out rows"
-        )
-
-
-def read_spans(config: EvaluationConfig, corpus: Corpus | None) -> list[ScoredSpan]:
+def read_spans(config: EvaluationConfig, corpus: Corpus | None) -> list[Example]:
     """Return `texts.max_examples` spans, drawn evenly by the seed."""
     from replug.models.preparing import prepared_set
 
@@ -256,7 +236,7 @@ def read_spans(config: EvaluationConfig, corpus: Corpus | None) -> list[ScoredSp
         data = corpus if isinstance(corpus, PreparedSet) else prepared_set(config.run_config(), out.data)
         log.info(f"measuring {len(data.heldout):,} held-out texts of {data.folder}")
         rows = draw_evenly(len(data.heldout), config.texts.max_examples, config.seed)
-        spans = [scored_span(example) for example in data.heldout.examples(rows)]
+        spans = data.heldout.examples(rows)
     if alone := sum(not span.query.strip() for span in spans):
         log.info(f"{alone} of {len(spans)} spans have no text before them and get no documents")
     return spans
@@ -271,44 +251,25 @@ def token_texts(lm: LMConfig) -> Callable[[Example], list[str]]:
 
     def cut(example: Example) -> list[str]:
         text = example.continuation
-        borders = TokenBorders(text, [end for _, end in token_spans(tokenizer, text, begins=not example.context)])
-        return [text[borders.before(token) : borders.before(token + 1)] for token in range(len(borders))]
+        ends = [end for _, end in token_spans(tokenizer, text, begins=not example.context)]
+        return [text[start:end] for start, end in itertools.pairwise([0, *ends[:-1], len(text)])]
 
     return cut
 
 
-def _spans_of_texts(config: EvaluationConfig) -> list[ScoredSpan]:
-    from replug.data.tokenizing import load_plain
-    from replug.models.build import lm_max_tokens, lm_tokenizer_json
+def _spans_of_texts(config: EvaluationConfig) -> list[Example]:
+    from replug.models.build import lm_tokenizer_json
 
     keys = config.texts
     counted_by = config.lm
     if keys.tokenizer is not None:  # the same spans for several LMs
         counted_by = replace(config.lm, path=keys.tokenizer, url=None, model=None, tokenizer=None)
     tokenizer = load_plain(lm_tokenizer_json(counted_by))
-    texts: list[SourceText] = []
-    starts: list[list[int]] = []
-    for text in _texts(config):
-        written, begun = text.text, unit_starts(text.text)
-        if keys.detokenize is Detokenize.wikitext:
-            written, begun = detokenized_wikitext(text.text)
-        texts.append(replace(text, text=written))
-        starts.append(begun)
-    read = {text.id: text.text for text in texts}  # the text that a span is cut from
-    if keys.join:
-        whole, spans = joined_spans(texts, starts, tokenizer, keys)
-        read = dict.fromkeys(read, whole)
-    else:
-        spans = [span for of in zip(texts, starts, strict=True) for span in spans_of(*of, tokenizer, keys)]
-    drawn = [spans[row] for row in draw_evenly(len(spans), keys.max_examples, config.seed)]
-    if not any(method.source == LONG_CONTEXT for method in evaluation_methods(config)):
-        return drawn
-    if config.lm.url:
-        raise UserError(f"methods: {LONG_CONTEXT} needs the length of the LM's longest input; expected lm.path=DIR")
-    limit, own = lm_max_tokens(config.lm), load_plain(lm_tokenizer_json(config.lm))
-    borders = {text: TokenBorders.of(own, text) for text in {read[str(span.source)] for span in drawn}}
-    pairs = ((span, read[str(span.source)]) for span in drawn)
-    return [replace(span, long_context=long_context(text, borders[text], span, limit)) for span, text in pairs]
+    texts = [*_texts(config)]
+    spans = joined_spans(texts, tokenizer, keys) if keys.join else []
+    if not keys.join:
+        spans = [span for text in texts for span in spans_of(text, tokenizer, keys)]
+    return [spans[row] for row in draw_evenly(len(spans), keys.max_examples, config.seed)]
 
 
 def _texts(config: EvaluationConfig) -> Iterator[SourceText]:
@@ -334,6 +295,61 @@ def _texts(config: EvaluationConfig) -> Iterator[SourceText]:
             yield item
 
 
+def num_words(example: Example) -> int:
+    """Return the number of words and line ends that begin in the continuation."""
+    units = WORD_OR_LINE_END.finditer(example.context + example.continuation)
+    return sum(unit.start() >= len(example.context) for unit in units)
+
+
+def token_borders(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the start of each token, and the end of the text.
+
+    White space before a word is part of its first token; a character that several tokens share belongs to the earlier.
+    """
+    return [0, *token_ends(tokenizer, [text])[0][:-1], len(text)]
+
+
+def spans_of(text: SourceText, tokenizer: Tokenizer, keys: TextsConfig) -> Iterator[Example]:
+    """Yield the spans of a text in order, named by their position in the text; the last may be shorter."""
+    borders = token_borders(tokenizer, text.text)
+    for first in range(0, len(borders) - 1, keys.scored_tokens):
+        start, end = borders[first], borders[first : first + keys.scored_tokens + 1][-1]
+        if end > start:
+            yield Example(
+                id=f"{text.id}#{start}-{end}",
+                context=text.text[borders[max(0, first - keys.context_tokens)] : start],
+                continuation=text.text[start:end],
+                domain=text.domain,
+                source=text.id,
+                query=text.text[borders[max(0, first - keys.query_tokens)] : start],
+            )
+
+
+def joined_spans(texts: Sequence[SourceText], tokenizer: Tokenizer, keys: TextsConfig) -> list[Example]:
+    """Return the spans of all texts joined; `source` is the text at a span's start."""
+    offsets = [0, *itertools.accumulate(len(text.text) for text in texts)]
+    start, spans = 0, list[Example]()
+    for span in spans_of(SourceText("", "".join(text.text for text in texts), ""), tokenizer, keys):
+        own = texts[bisect_right(offsets, start) - 1]
+        spans.append(replace(span, id=f"{own.id}{span.id}", source=own.id, domain=own.domain))
+        start += len(span.continuation)
+    return spans
+
+
+def draw_evenly(num_all: int, num: int | None, seed: int) -> list[int]:
+    """Draw `num` rows in order, one from each of `num` equal parts; None or too large a number means all.
+
+    Rows of a text are adjacent, so the number of rows drawn from a text is proportional to its length.
+    """
+    if num is None or num >= num_all:
+        return list(range(num_all))
+    borders = np.arange(num + 1) * num_all // num
+    return [int(row) for row in np.random.default_rng([seed, 4]).integers(borders[:-1], borders[1:])]
+
+
+# Headroom -------------------------------------------------------------------------------------------------------------
+
+
 def oracle_bits(token_logprobs: np.ndarray, beta: float = BETA) -> dict[str, float]:
     """Return the bits of a text by each oracle, from its log-probs [K, T] (nats) given each document."""
     given = np.asarray(token_logprobs, dtype=np.float64)
@@ -351,34 +367,16 @@ def oracle_bits(token_logprobs: np.ndarray, beta: float = BETA) -> dict[str, flo
 
 
 def headroom_lines(results: Results) -> list[str]:
-    """Return the headroom of each ensemble, and the part of REPLUG's headroom that other retrievers reach.
-
-    A method with a single text has no headroom. A retriever is compared with `replug` in the same kind of ensemble,
-    `lsr@3/even` with `replug@3/even`; weights that follow the text with the fixed weights of the same documents,
-    `lsr@3/posterior` with `lsr@3`.
-    """
-    rooms = {}
+    """Return the headroom of each ensemble with fixed weights; a method with a single text has none."""
+    lines = []
     for method, of in results.items():
         names = ("bpb", f"bpb_{Q_WEIGHTED}", f"bpb_{BEST_DOCUMENT}", f"bpb_{HALF_WEIGHTED}")
-        if all(name in of for name in names) and not method.endswith(MOVING):
+        if all(name in of for name in names) and not method.endswith(f"/{POSTERIOR}"):
             ensemble, q_weighted, best, half = (of[name]["value"] for name in names)
-            if abs(ensemble - best) > LEAST_GAIN or abs(ensemble - q_weighted) > LEAST_GAIN:
-                rooms[method] = ensemble, q_weighted, best, half
-    lines = [
-        f"Headroom of {method}: {ensemble:.4f} bits per byte; {q_weighted:.4f} weighted by the LM's own scores, "
-        f"{best:.4f} by the best document alone. The predictable part: {half:.4f}, each half of a text weighted by the "
-        "scores of the other half."
-        for method, (ensemble, q_weighted, best, half) in rooms.items()
-    ]
-    for method, of in results.items():
-        source = method.partition("@")[0].partition("/")[0]
-        base = REPLUG + method.removeprefix(source)
-        if method.endswith(MOVING):
-            base = method.removesuffix(MOVING)
-        elif source in (REPLUG, *WITHOUT_RETRIEVER) or method not in rooms:
-            continue
-        if base in rooms and (room := rooms[base][0] - rooms[base][1]) > LEAST_GAIN:
-            gained = rooms[base][0] - of["bpb"]["value"]
-            share = f"gets {gained / room:.0%} of the gain of weights by the LM's own scores over {base}"
-            lines.append(f"{method} {share if gained >= 0 else f'is {-gained:.4f} bits per byte worse than {base}'}.")
+            if max(abs(ensemble - best), abs(ensemble - q_weighted)) > LEAST_GAIN:
+                lines.append(
+                    f"Headroom of {method}: {ensemble:.4f} bits per byte; {q_weighted:.4f} weighted by the LM's own "
+                    f"scores, {best:.4f} by the best document alone. The predictable part: {half:.4f}, each half of a "
+                    "text weighted by the scores of the other half."
+                )
     return lines

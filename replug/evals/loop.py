@@ -9,9 +9,8 @@ examples.parquet   a row for each example and method: question, references, gold
 """
 
 import json
-import logging
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from replug.config.errors import RunError, UserError
+from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
 from replug.data.files import replace_file, writing
@@ -36,57 +35,24 @@ if TYPE_CHECKING:
     from replug.evals.results import Results
     from replug.evals.tables import Blocks
 
-log = logging.getLogger(__name__)
-
 Row = dict[str, Any]
 
 
 class OutcomeFile:
-    """Rows as JSON lines, in order of writing. Opening the file removes incomplete lines, left by a killed process.
-
-    Raises RunError if a row cannot be written.
-    """
+    """Rows as JSON lines, in order of writing. Opening the file removes the incomplete line of a killed process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        self.rows: list[Row] = []
-        whole = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line) if line.endswith(b"\n") else None
-            except ValueError:
-                row = None
-            if row is not None:
-                self.rows.append(row)
-                whole.append(line)
-            elif number < len(lines):  # a killed process leaves only the last line incomplete
-                log.warning(f"{path}:{number} is damaged; its example is measured again")
-        if len(whole) < len(lines):
-            replace_file(path, b"".join(whole))
+        content = path.read_bytes() if path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            replace_file(path, whole)
+        self.rows: list[Row] = [json.loads(line) for line in whole.splitlines()]
 
     def append(self, row: Row) -> None:
-        try:
-            with self.path.open("ab") as file:
-                file.write(json.dumps(row, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
-        except OSError as error:
-            raise RunError(f"{self.path} cannot be written: {error.strerror or error}") from error
+        with self.path.open("ab") as file:
+            file.write(json.dumps(row, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
         self.rows.append(row)
-
-    def by(self, key: str, known: Collection[str]) -> dict[str, Row]:
-        """Return the row of each known value of a key, the first of several.
-
-        Raises UserError for a row with an unknown value.
-        """
-        rows: dict[str, Row] = {}
-        for number, row in enumerate(self.rows, start=1):
-            if row.get(key) not in known:
-                raise UserError(
-                    f"{self.path}:{number} is of {key} {row.get(key)!r}, which is none of this evaluation's: restore "
-                    "its texts or questions, or give another out"
-                )
-            rows.setdefault(row[key], row)
-        return rows
 
 
 def outcomes_of(folder: Path, measured: str) -> OutcomeFile:
@@ -296,7 +262,12 @@ def run_task(
     ids = [example.id for example in task.examples]
     if twice := [name for name, count in Counter(ids).items() if count > 1]:
         raise UserError(f"two examples have the id {twice[0]!r} ({len(twice)} such ids); expected one for each")
-    known = file.by("id", set(ids))
+    known = {row["id"]: row for row in file.rows}
+    if unknown := known.keys() - set(ids):
+        raise UserError(
+            f"{file.path} has an example {min(unknown)!r}, which is none of this evaluation's: restore its texts or "
+            "questions, or give another out"
+        )
     missing = [row for row, name in enumerate(ids) if name not in known]
     progress = Progress(what, len(ids), len(known))
     for row in outcome_rows(task, book, missing, num_in_flight):

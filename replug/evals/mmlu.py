@@ -20,12 +20,10 @@ import numpy as np
 from replug.config.errors import RunError, UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
-from replug.config.rules import tokens_read
 from replug.evals.evidence import Evidence, EvidenceBook
 from replug.evals.loop import Item, Metric, Outcome, Outcomes, PromptedLM
-from replug.evals.questions import PUBLISHED_SETS, FewShotPrompts, FewShotTask, knowledge_line
-from replug.models.black_box_lm import common_read
-from replug.models.ensemble import MovingWeights, log_softmax, mix
+from replug.evals.questions import PUBLISHED_SETS, FewShotTask, knowledge_line
+from replug.models.ensemble import mix
 
 # Chung et al. 2022 and Codex's figures count anatomy as STEM.
 WITH_ANATOMY = {"STEM": "STEM with anatomy", "other": "other without anatomy"}
@@ -42,7 +40,6 @@ CONTINUATIONS = tuple(f" {letter}" for letter in LETTERS)
 NUM_DEMONSTRATIONS = 5
 CHOICES = "{choices}"  # of `questions.query`
 NO_VOTE = -1e9  # nats: finite, and below any letter's log-prob
-FIELDS = "question, A, B, C, D, answer"
 ROOM = 4  # tokens reserved for a letter: 1 in all known vocabularies
 
 
@@ -65,7 +62,7 @@ def read_mmlu(
 ) -> tuple[list[MmluQuestion], dict[str, tuple[MmluQuestion, ...]]]:
     """Read the questions of every subject in `test/`, and demonstrations, the first of its `dev/` file.
 
-    Raises UserError with file and line for a missing or malformed file, or too few demonstrations.
+    Raises UserError with file and line for a malformed file, or too few demonstrations.
     """
     questions: list[MmluQuestion] = []
     demonstrations: dict[str, tuple[MmluQuestion, ...]] = {}
@@ -87,65 +84,44 @@ def read_mmlu(
     return questions, demonstrations
 
 
+def _read_file(path: Path, subject: str, split: str) -> list[MmluQuestion]:
+    """Return the questions of a file, with fields stripped of white space."""
+    questions: list[MmluQuestion] = []
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file)
+        for row in filter(None, reader):
+            if len(row) != 6 or not row[0].strip() or row[5].strip() not in LETTERS:
+                raise UserError(
+                    f"{path}:{reader.line_num}: expected a question, four choices and one of {', '.join(LETTERS)}, "
+                    f"found {', '.join(row)[:80]!r}"
+                )
+            question, a, b, c, d, answer = (field.strip() for field in row)
+            item = Item(f"{subject}/{split}/{len(questions)}", question, subject)
+            questions.append(MmluQuestion(item, (a, b, c, d), LETTERS.index(answer)))
+    if not questions:
+        raise UserError(f"{path} holds no questions; expected rows of a question, four choices and a letter")
+    return questions
+
+
 def mmlu_choice(
     question: MmluQuestion, letter_logprobs: np.ndarray, log_weights: np.ndarray, votes: bool = False
-) -> tuple[int, float]:
-    """Return the mixture's choice, 0 to 3, and its probability of the right choice among the four letters.
+) -> int:
+    """Return the mixture's choice, 0 to 3.
 
     Takes log-probs [K, 4] of CONTINUATIONS (nats) and log weights [K] of K documents; without documents K is 1. The
-    letters' raw probabilities are mixed, then normalised; ties go to the first letter. If documents vote, only the
-    likeliest letter of each counts. Raises RunError for log-probs that are not finite.
+    letters' raw probabilities are mixed; ties go to the first letter. If documents vote, only the likeliest letter of
+    each counts. Raises RunError for log-probs that are not finite.
     """
     if not np.isfinite(letter_logprobs).all():
         raise RunError(f"{question.example.id}: the LM gave a letter a log-probability that is not finite")
     if votes:
         own = letter_logprobs.argmax(axis=1)
         letter_logprobs = np.where(np.arange(len(LETTERS)) == own[:, None], letter_logprobs, NO_VOTE)
-    mixed = mix(letter_logprobs, log_weights)  # [4]
-    return int(np.argmax(mixed)), float(np.exp(log_softmax(mixed)[question.answer]))
+    return int(np.argmax(mix(letter_logprobs, log_weights)))
 
 
 def _choices(question: MmluQuestion) -> str:
     return "\n".join(f"{letter}. {choice}" for letter, choice in zip(LETTERS, question.choices, strict=True))
-
-
-def _read_file(path: Path, subject: str, split: str) -> list[MmluQuestion]:
-    rows = list(_rows(path))
-    has_header = bool(rows) and rows[0][1][0].lower() == "question" and rows[0][1][-1].lower() == "answer"
-    answers = {letter: place for place, letter in enumerate(LETTERS)}
-    if has_header:
-        answers |= {str(place): place for place in range(len(LETTERS))}
-    questions = [
-        _question(where, row, answers, subject, f"{subject}/{split}/{number}")
-        for number, (where, row) in enumerate(rows[has_header:])
-    ]
-    if not questions:
-        raise UserError(f"{path} holds no questions; expected rows of {FIELDS}")
-    return questions
-
-
-def _question(where: str, row: list[str], answers: dict[str, int], subject: str, identifier: str) -> MmluQuestion:
-    """Return the question of a row, with fields stripped of white space."""
-    if len(row) != 6:
-        raise UserError(f"{where}: expected 6 fields ({FIELDS}), found {len(row)}")
-    question, a, b, c, d, answer = (field.strip() for field in row)
-    if not question:
-        raise UserError(f"{where}: the question is empty")
-    if answer not in answers:
-        raise UserError(f"{where}: expected as answer one of {', '.join(answers)}, found {answer!r}")
-    return MmluQuestion(Item(identifier, question, subject), (a, b, c, d), answers[answer])
-
-
-def _rows(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield each row with the place of its end (`file:line`); empty rows are skipped."""
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; expected rows of {FIELDS}")
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file, strict=True)
-        try:
-            yield from ((f"{path}:{reader.line_num}", row) for row in reader if row)
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise UserError(f"{path}:{reader.line_num}: not valid CSV in UTF-8 ({error}); expected {FIELDS}") from error
 
 
 class Mmlu(FewShotTask):
@@ -156,9 +132,7 @@ class Mmlu(FewShotTask):
         "accuracy": Metric("correct"),
         "accuracy_macro": Metric("correct_share", "share"),
         "accuracy_categories": Metric("correct_category_share", "category_share"),
-        "right_probability": Metric("right_probability"),
         "shots": Metric("shots"),  # demonstrations that fit
-        "accuracy_best_document": Metric("correct_best_document", may_be_unknown=True),  # by an oracle
     }
 
     def __init__(self, questions: Sequence[MmluQuestion], demonstrations: Mapping[str, Sequence[MmluQuestion]]) -> None:
@@ -168,12 +142,8 @@ class Mmlu(FewShotTask):
 
     @classmethod
     def problems(cls, config: EvaluationConfig, methods: Sequence[Method]) -> Iterator[str]:
-        moving = [method.name for method in methods if method.follows_text]
-        if moving and not tokens_read(config.ensemble, config.lm):
-            yield (
-                f"methods: {moving[0]}; an answer of mmlu is one letter, so only the question can update the "
-                "weights; expected ensemble.read above 0"
-            )
+        if following := [method.name for method in methods if method.follows_text]:
+            yield f"methods: {following[0]}; an answer of mmlu is one letter, no text to follow; expected replug"
 
     @classmethod
     def read(cls, config: EvaluationConfig) -> Self:
@@ -216,15 +186,14 @@ class Mmlu(FewShotTask):
     def submit(self, row: int, evidence: Mapping[str, Evidence]) -> Callable[[], Outcomes]:
         question = self.questions[row]
         asked = {name: self.prompts(row, name, one) for name, one in evidence.items()}
-        by_opening: dict[str, set[str]] = {}
-        for one in asked.values():
-            by_opening.setdefault(one.opening, set()).update(one.prompts)
         calls = []  # sorted: the batches determine the last bits of scores
-        for opening, prompts in ((opening, sorted(some)) for opening, some in sorted(by_opening.items())):
+        for opening in sorted({one.opening for one in asked.values()}):
+            prompts = sorted({prompt for one in asked.values() if one.opening == opening for prompt in one.prompts})
             repeated = [prompt for prompt in prompts for _ in LETTERS]
             future = self.lm.submit(repeated, self._letters * len(prompts), opening=opening)
             calls.append((opening, prompts, future))
-        read = {name: self._read(asked[name], one.weighting.read) for name, one in evidence.items()}
+        share = 1.0 / self._sizes[question.example.group]
+        category_share = 1.0 / self._sizes[CATEGORY_OF[question.example.group]]
 
         def finish() -> Outcomes:
             letters: dict[tuple[str, str], np.ndarray] = {}  # log-probs [4] by opening and prompt
@@ -234,47 +203,17 @@ class Mmlu(FewShotTask):
             outcomes = {}
             for name, one in asked.items():
                 own = np.stack([letters[one.opening, prompt] for prompt in one.prompts])
-                outcomes[name] = self._outcome(question, own, evidence[name], read[name](), one)
+                choice = mmlu_choice(question, own, evidence[name].log_prior, evidence[name].votes)
+                is_correct = choice == question.answer
+                numbers = {
+                    "correct": float(is_correct),
+                    "correct_share": share * is_correct,
+                    "share": share,
+                    "correct_category_share": category_share * is_correct,
+                    "category_share": category_share,
+                    **one.numbers,
+                }
+                outcomes[name] = Outcome(numbers, {"answer": LETTERS[choice], "right": LETTERS[question.answer]})
             return outcomes
 
         return finish
-
-    def _read(self, asked: FewShotPrompts, read: int) -> Callable[[], np.ndarray | None]:
-        """Request log-probs [K, N] of the common end of the prompts, separately, so that letters keep their scores."""
-        if not read or len(asked.prompts) == 1:
-            return lambda: None
-        prompts = list(dict.fromkeys(asked.prompts))
-        future = self.lm.submit(prompts, self._letters[:1] * len(prompts), opening=asked.opening, read=read)
-
-        def answers() -> np.ndarray:
-            scores = dict(zip(prompts, future.result(), strict=True))
-            return common_read([scores[prompt] for prompt in asked.prompts])
-
-        return answers
-
-    def _outcome(
-        self,
-        question: MmluQuestion,
-        letters: np.ndarray,
-        evidence: Evidence,
-        read: np.ndarray | None,
-        asked: FewShotPrompts,
-    ) -> Outcome:
-        """Mix log-probs [K, 4] by the weights [K] updated with `read` [K, N], log-probs of the end of the question."""
-        moving = MovingWeights(evidence.log_prior, evidence.weighting, read)
-        choice, right_probability = mmlu_choice(question, letters, moving.log_weights, evidence.votes)
-        is_correct = choice == question.answer
-        share = 1.0 / self._sizes[question.example.group]
-        category_share = 1.0 / self._sizes[CATEGORY_OF[question.example.group]]
-        numbers = {
-            "correct": float(is_correct),
-            "correct_share": share * is_correct,
-            "share": share,
-            "correct_category_share": category_share * is_correct,
-            "category_share": category_share,
-            "right_probability": right_probability,
-            **asked.numbers,
-            "correct_best_document": float((letters.argmax(axis=1) == question.answer).any()),
-        }
-        final = evidence.final(moving.weights)
-        return Outcome(numbers, {"answer": LETTERS[choice], "right": LETTERS[question.answer], **final})

@@ -4,8 +4,6 @@ Two recalls are called R@k. Here `Success@k` is whether any gold document is amo
 `R@k` is the share of a query's gold documents among the first k, as in trec_eval. They are equal if every query has one
 gold document. Judgements (`questions.qrels`, BEIR) may have grades, which nDCG uses. For questions with only answers,
 documents that hold an answer are relevant (DPR, Karpukhin et al. 2020).
-
-OUT/runs/METHOD.trec is the run of each method in TREC's format; `ir-measures` gives the same figures for it.
 """
 
 import logging
@@ -22,14 +20,11 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import Method
 from replug.config.rules import evaluation_methods
 from replug.data.answers import has_answer
-from replug.data.rows import TEST, Grades, beir_folder, qrels_file, read_qrels, write_run
+from replug.data.rows import TEST, Grades, beir_folder, qrels_file, read_qrels
 from replug.data.store import Corpus, CorpusStore, StoredCorpus
 from replug.evals.evidence import Evidence
-from replug.evals.folder import EvaluationFolder
-from replug.evals.loop import Item, Metric, Outcome, Outcomes, Row, Task
+from replug.evals.loop import Item, Metric, Outcome, Outcomes, Task
 from replug.evals.questions import DRAWS_QUESTIONS, draw_questions, queries_of, read_questions
-from replug.evals.results import Results
-from replug.evals.tables import Blocks
 from replug.models.lm_source import LMSource
 
 log = logging.getLogger(__name__)
@@ -121,15 +116,6 @@ class Retrieval(Task):
             values = retrieval_metrics(np.array([one.doc_rows]), [gold], self._measures)
             outcomes[name] = Outcome({metric: float(of[0]) for metric, of in values.items()})
         return lambda: outcomes
-
-    def findings(self, rows: Sequence[Row], results: Results, folder: EvaluationFolder) -> Blocks:
-        """Write the retrieved documents of each method as a TREC run."""
-        folder.runs.mkdir(exist_ok=True)
-        evidence = [self.book.of(place) for place in range(len(rows))]
-        for name in results:
-            found = ((row["id"], self.book.ids(of[name].doc_rows)) for row, of in zip(rows, evidence, strict=True))
-            write_run(folder.runs / f"{name}.trec", found, name)
-        return ()
 
 
 def own_documents(corpus: CorpusStore, examples: Sequence[Item]) -> list[str | None]:

@@ -6,10 +6,12 @@ last.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from replug.cluster.ray_cluster import ray_cluster
 from replug.config.evaluation_schema import EvaluationConfig
@@ -18,14 +20,15 @@ from replug.config.rules import evaluation_methods, has_rerank_lm
 from replug.config.schema import Config, LMConfig
 from replug.data.files import replace_file, write_json
 from replug.data.folder import sole_writer
-from replug.evals.ensemble_temperatures import settled_temperatures, with_temperatures
+from replug.data.store import Corpus
+from replug.evals.ensemble_temperatures import with_temperatures
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.folder import EvaluationFolder
 from replug.evals.kinds import check_evaluation
-from replug.evals.leakage import Overlaps, overlap_line, overlaps_with
+from replug.evals.leakage import overlap_line, overlaps_with
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, OutcomeFile, PromptedLM, Row, Task, run_task, write_examples
-from replug.evals.results import add_effective_documents, add_temperatures, compare, paper_of_dataset
-from replug.evals.search import find_all, needs_building, reranked, write_documents
+from replug.evals.results import add_temperatures, compare
+from replug.evals.search import find_all, needs_building, write_documents
 from replug.evals.tables import result_blocks, to_markdown
 from replug.models import build
 from replug.models.build import cache_path, lm_source, posterior_weighting, prompt_template
@@ -73,14 +76,11 @@ def _measure(config: EvaluationConfig, folder: EvaluationFolder, kind: type[Task
     check_gpus()
     num_documents = len(corpus.corpus) if corpus else None
     with evaluation_cluster(config, methods, source, reranker, num_documents) as run_config:
-        retrieved: dict[str, RetrievedDocuments] = {}
+        retrieved: Mapping[str, RetrievedDocuments] = {}
         if corpus:
             retrieved = find_all(config, corpus, task.queries, methods, folder.found, own=task.sources)
         with opened_lms(config, run_config.lm, source, reranker, folder) as lms:
-            temperatures = settled_temperatures(config, corpus, methods, lms, folder)
-            retrieved = with_temperatures(retrieved, temperatures)
-            if lms and corpus:
-                retrieved |= reranked(lms, methods, corpus.corpus, retrieved, task.queries, task.cut)
+            retrieved = with_temperatures(config, corpus, methods, lms, folder.found, retrieved)
             written: list[WrittenDocument] = []
             if lms and any(method.source == GENREAD for method in methods):
                 written = write_documents(lms, task.asked)
@@ -89,10 +89,9 @@ def _measure(config: EvaluationConfig, folder: EvaluationFolder, kind: type[Task
             documents = corpus.corpus if corpus else None
             book = EvidenceBook(methods, documents, retrieved, retrieves, written, weighting, task.cut)
             task.open(lms, book)
-            overlaps = overlaps_with(config, corpus, task, folder.leakage) if corpus else None
             num_in_flight = lms.num_in_flight if lms else EXAMPLES_IN_FLIGHT
             rows = run_task(task, book, OutcomeFile(folder.outcomes), config.evaluation, num_in_flight)
-    write_results(config, folder, task, book, task.settle(rows, folder), overlaps)
+    write_results(config, folder, task, book, task.settle(rows, folder), corpus)
 
 
 @contextmanager
@@ -137,7 +136,8 @@ def opened_lms(
     section = scorers if source.roles else config.lm
     is_shared = bool(reranker and reranker.roles and source.roles)
     with build.opened_lm(section, source, folder.scores, *([reranker] if is_shared else [])) as lm:
-        in_flight = num_in_flight(section)
+        waiting = section.max_concurrency if section.url else EXAMPLES_IN_FLIGHT * (section.num_replicas or 1)
+        in_flight = max(EXAMPLES_IN_FLIGHT, waiting)  # keeps all replicas, or connections to a server, busy
         asked = PromptedLM(lm, prompt_template(section, source), source, num_in_flight=in_flight)
         if reranker is None:
             yield asked
@@ -149,34 +149,25 @@ def opened_lms(
             yield replace(asked, reranker=PromptedLM(other, template, reranker))
 
 
-def num_in_flight(lm: LMConfig) -> int:
-    """Return the number of examples that keeps all replicas of an LM, or connections to its server, busy."""
-    return max(EXAMPLES_IN_FLIGHT, lm.max_concurrency if lm.url else EXAMPLES_IN_FLIGHT * (lm.num_replicas or 1))
-
-
 def write_results(
     config: EvaluationConfig,
     folder: EvaluationFolder,
     task: Task,
     book: EvidenceBook,
     rows: Sequence[Row],
-    overlaps: Overlaps | None = None,
+    corpus: Corpus | None,
 ) -> None:
-    """Write the files of an evaluation; the manifest comes last and marks it as finished.
-
-    `overlaps` covers all measured examples; None means no corpus.
-    """
-    ids = [row["id"] for row in rows]
-    in_corpus = overlaps.of(ids) if overlaps else None
-    paper = paper_of_dataset(config)
-    results = compare(task, rows, book.methods, paper, config.num_resamples, config.seed, in_corpus)
+    """Write the files of an evaluation; the manifest comes last and marks it as finished."""
+    overlaps, in_corpus = None, None
+    if corpus:
+        overlaps = overlaps_with(corpus, task, folder.leakage)
+        in_corpus = np.array([row["id"] in overlaps for row in rows])
+    results = compare(task, rows, book.methods, config.seed, in_corpus)
     add_temperatures(results, book, len(rows))
-    if task.asks_lm:
-        add_effective_documents(results, book, rows)
     write_examples(folder.examples, rows, book, task)
-    blocks = result_blocks(results, config.evaluation, paper)
-    if overlaps:
-        blocks.append(overlap_line(overlaps, ids))
+    blocks = result_blocks(results, config.evaluation)
+    if overlaps is not None:
+        blocks.append(overlap_line(overlaps, len(rows)))
     blocks += task.findings(rows, results, folder)
     replace_file(folder.table, to_markdown(blocks).encode())
     write_json(folder.results, {config.evaluation: results})

@@ -1,14 +1,13 @@
 """Search: each source of documents searches once for the examples of an evaluation, and a file keeps the result.
 
-Documents of an excluded source, usually the text's own, are left out: neighbours of a text would give away its words.
+A question that is a document too (ArguAna) does not find itself.
 
 GenRead: the LM writes a document for a question, and reads it like a retrieved one (Yu et al. 2023). The prompt and the
-cut of the document follow the official code of PopQA (Mallen et al. 2023). Reranking orders documents by the
-probability of the whole query after each (Ram et al. 2023 use the last 16 tokens of a context).
+cut of the document follow the official code of PopQA (Mallen et al. 2023).
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -24,7 +23,7 @@ from replug.config.schema import RetrieveConfig, RetrieverConfig
 from replug.data.folder import sole_writer
 from replug.data.progress import Progress
 from replug.data.rows import one_line
-from replug.data.store import Corpus, CorpusStore
+from replug.data.store import Corpus
 from replug.evals.evidence import RetrievedDocuments, WrittenDocument, random_documents
 from replug.evals.loop import PromptedLM, in_order
 from replug.evals.questions import first_line
@@ -38,6 +37,7 @@ from replug.index_workers.service import IndexService
 from replug.index_workers.version_store import VersionStore
 from replug.models.build import load_encoder
 from replug.models.encoder import Encoder, require_finite_vectors, require_known
+from replug.models.ensemble_temperature import PAPER, temperature_in
 from replug.models.generation import GenerationOptions
 from replug.models.hardware import available_cores
 from replug.models.packaged import resolve_encoder_path
@@ -48,20 +48,14 @@ Find = Callable[[int], RetrievedDocuments]  # the k best documents of every exam
 Embed = Callable[[Encoder], np.ndarray]  # vectors [B, D] of the queries, given the encoder of the documents
 
 
-def find_others(find: Find, corpus: Corpus, own: Sequence[str | None], k: int, at_least: int) -> RetrievedDocuments:
-    """Find the k best documents outside each example's own source.
-
-    Returns fewer if the corpus has no more. Raises UserError for fewer than `at_least`.
-    """
+def find_others(find: Find, corpus: Corpus, own: Sequence[str | None], k: int) -> RetrievedDocuments:
+    """Find the k best documents outside each example's own source, or fewer if the corpus has no more."""
 
     def search(queries: np.ndarray, wanted: int) -> tuple[np.ndarray, np.ndarray]:
         found = find(min(wanted, len(corpus.corpus)))
         return found.doc_rows, found.similarities
 
-    try:
-        return RetrievedDocuments(*search_excluding(search, corpus.corpus.sources, np.empty(0), k, own, at_least))
-    except ValueError as error:
-        raise UserError(f"exclude_own_source: {error}; expected a smaller k") from error
+    return RetrievedDocuments(*search_excluding(search, corpus.corpus.sources, np.empty(0), k, own, 1))
 
 
 def find_all(
@@ -87,9 +81,9 @@ def find_all(
         path = out / texts / f"{source}.npz"
         if not path.exists():
             find = partial(_find, config, corpus, queries, source, out)
-            at_least = needed if config.exclude_own_source else 1
-            found_now = find_others(find, corpus, own, k, at_least) if any(own) else find(k)
-            found_now.save(path)
+            of_source = find_others(find, corpus, own, k) if any(own) else find(k)
+            saved = None if source in WITHOUT_RETRIEVER else temperature_in(query_folder(config, source))
+            replace(of_source, temperature=saved or PAPER).save(path)
         found[source] = RetrievedDocuments.load(path)
     return found
 
@@ -166,18 +160,12 @@ def _find_in_index(config: EvaluationConfig, corpus: Corpus, source: str, embed:
     directory = Path(_retriever_path(config, source)).expanduser()
     index = LocalIndex(index_folder(directory), available_cores())
     plan, retriever = index.plan, config.retriever
-    asked: dict[str, tuple[object, object]] = {
-        "index.dims": (config.index.dims, plan.dim),
-    }
+    pairs: dict[str, tuple[object, object]] = {"index.dims": (config.index.dims, plan.dim)}
     if source == REPLUG:
-        asked |= {
-            "retriever.similarity": (retriever.similarity, plan.similarity),
-            "retriever.query_prompt": (retriever.query_prompt, plan.query_prompt),
-            "retriever.document_prompt": (retriever.document_prompt, plan.document_prompt),
-            "retriever.query_path": (retriever.query_path, None),
-        }
-    for key, (value, own) in asked.items():
-        given = value.value if isinstance(value, Similarity) else value
+        pairs["retriever.query_path"] = (retriever.query_path, None)
+        for name in ("similarity", "query_prompt", "document_prompt"):
+            pairs[f"retriever.{name}"] = (getattr(retriever, name), getattr(plan, name))
+    for key, (given, own) in pairs.items():
         if given not in (None, own):
             raise UserError(
                 f"{key} is {given}, but the index in {directory} was made with {own}; leave the key out, or name the "
@@ -206,7 +194,7 @@ def query_folder(config: EvaluationConfig, source: str) -> str:
     return str(query_encoder_folder(root) or store.encoder_folder(store.published()[-1]))
 
 
-# Passes of the LM over the questions before it answers them --------------------------------------------------------
+# Documents that the LM writes ---------------------------------------------------------------------------------------
 
 WRITING = GenerationOptions(150)  # tokens of a document
 TEMPLATE = "Generate a background document from Wikipedia to answer the given question. {}"
@@ -242,35 +230,3 @@ def write_documents(lm: PromptedLM, questions: Sequence[str]) -> list[WrittenDoc
         written[question] = document
         progress.advance()
     return [written[question] for question in questions]
-
-
-def reranked(
-    lm: PromptedLM,
-    methods: Sequence[Method],
-    corpus: CorpusStore,
-    retrieved: Mapping[str, RetrievedDocuments],
-    queries: Sequence[str],
-    cut: Callable[[str], str] = str,
-) -> dict[str, RetrievedDocuments]:
-    """Return the documents of each reranked method: its source's first k, by descending probability of the query.
-
-    The order stays for a blank query, which gets no documents. `cut` shortens documents before the LM reads them.
-    """
-
-    def begin(rows: np.ndarray, query: str) -> Callable[[], np.ndarray]:
-        if not query.strip():
-            return lambda: np.zeros(len(rows))
-        prefixes = [lm.template.prefix(cut(document), "", query) for document in corpus.texts(rows)]
-        future = lm.lm.submit(prefixes, [query] * len(prefixes))
-        return lambda: np.array([score.sum_logprob for score in future.result()])
-
-    ordered = {}
-    for method in (method for method in methods if method.is_reranked):
-        rows = retrieved[method.source].doc_rows[:, : method.k]
-        progress = Progress(f"reranking: {method.name}", len(queries))
-        best_first = []
-        for row, scores in enumerate(in_order(map(begin, rows, queries), lm.num_in_flight)):
-            best_first.append(rows[row][np.argsort(-scores, kind="stable")])
-            progress.advance()
-        ordered[method.name] = RetrievedDocuments(np.stack(best_first), np.zeros(rows.shape))
-    return ordered

@@ -14,15 +14,12 @@ from markupsafe import Markup
 from rich.console import Console
 from rich.markdown import Markdown
 
-from replug.config.evaluation_schema import PaperConfig
-from replug.config.methods import NONE
 from replug.config.plain_text import plain_line
 from replug.evals.intervals import FEW_CLUSTERS, FEWEST_CLUSTERS, LEVEL, NO_DIFFERENCE, sign_shown
-from replug.evals.results import Entry, Results, correct_for_many, main_metric, num_clusters, paper_metric
+from replug.evals.results import Entry, Results, correct_for_many, main_metric, num_clusters
 
 MARKUP = re.compile(r"[\\`*\[\]<>|~&!]|(?<!\w)_|_(?!\w)")  # in Markdown; an underscore within a word is not markup
 MOST_DIFFERENCES = 20  # above this number, list only significant differences
-LOWER_IS_BETTER = ("bpb", "token_perplexity", "word_perplexity")
 PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
     Path(__file__).with_name("page.html.j2").read_text()
 )
@@ -91,8 +88,8 @@ def _markdown(block: Block) -> str:
 # The tables of results -------------------------------------------------------------------------------------------
 
 
-def result_blocks(results: Results, title: str, paper: PaperConfig | None = None) -> list[Block]:
-    """Show methods down and metrics over all examples across, then differences, groups, and the paper's figures.
+def result_blocks(results: Results, title: str) -> list[Block]:
+    """Show methods down and metrics over all examples across, then differences and groups.
 
     The first metric has its intervals. Oracles (`bpb_...`) are not columns: they do not fit on a terminal, and the
     headroom lines report them.
@@ -105,13 +102,12 @@ def result_blocks(results: Results, title: str, paper: PaperConfig | None = None
         others = [f"{of[name]['value']:.4g}" if name in of else "" for name in metrics[1:]]
         rows.append([method, f"{of[main]['value']:.4f}", interval_text(of[main]), *others])
     num = sum("p_holm" in entry for of in results.values() for entry in of.values())
-    blocks = [
+    blocks: list[Block] = [
         f"{title}, {size_text(first[main])}",
         Table(["method", main, "95% interval", *metrics[1:]], rows),
         _difference_lines(results),
         *_group_tables(results, main),
         reading_line(num, first[main], _tested_alone(results, main)),
-        *(paper_tables(results, paper) if paper else ()),
     ]
     return [block for block in blocks if block]
 
@@ -141,35 +137,6 @@ def joined_blocks(title: str, results: Mapping[str, Results]) -> list[Block]:
         [f"{name}: {difference_text(entry)}" for name, entry in differences.items()],
         reading_line(len(differences), size),
     ]
-
-
-def paper_tables(results: Results, paper: PaperConfig) -> list[Table]:
-    """Show the paper's figures by method and group beside ours, with gains in percent, and other systems' figures."""
-    main = main_metric(results)
-    rows, figures = [], {"": paper.values, **paper.groups}
-    for group, values in figures.items():
-        name = paper_metric(results, main, group)
-        ours = {method: of[name]["value"] for method, of in results.items() if name in of}
-        for method in (method for method in ours if method in values):
-            gains = _gain(ours, method, main), _gain(values, method, main)
-            rows.append([_labelled(method, group), f"{ours[method]:.4f}", f"{values[method]:g}", *gains])
-    for group, values in figures.items():
-        others = values.keys() - results.keys()
-        rows += [[_labelled(name, group), "", f"{value:g}", "", ""] for name, value in values.items() if name in others]
-    head = [f"{main}, {paper.table or 'the paper'}", "ours", "paper", "gain, ours", "gain, paper"]
-    return [Table(head, rows)] if rows else []
-
-
-def _labelled(name: str, group: str) -> str:
-    return f"{name}, {group}" if group else name
-
-
-def _gain(values: Mapping[str, float], method: str, main: str) -> str:
-    """Return the gain over no retrieval in percent, as in the paper's tables; above 0 is better."""
-    if method == NONE or not values.get(NONE):
-        return ""
-    change = 100 * (values[method] / values[NONE] - 1)
-    return f"{-change if main in LOWER_IS_BETTER else change:+.1f}%"
 
 
 def size_text(entry: Entry) -> str:

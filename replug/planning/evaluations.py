@@ -13,7 +13,7 @@ from typing import Any
 from replug.cluster.layout import USABLE
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
-from replug.config.methods import GENREAD, GOLD, LONG_CONTEXT, NONE, REPLUG, WITHOUT_RETRIEVER, Method
+from replug.config.methods import GENREAD, GOLD, NONE, REPLUG, WITHOUT_RETRIEVER, Method
 from replug.config.rules import evaluation_methods, has_rerank_lm, lm_problems, tokens_read
 from replug.data.rows import count_rows
 from replug.data.shards import prepared_folder
@@ -29,7 +29,7 @@ SAMPLES, SAMPLES_ALONE = 4, 50  # answers of a question from passages (answering
 LABELS = {"fever": 3, "strategyqa": 2}  # possible answers; nothing is sampled
 WRITTEN_TOKENS = 150  # of a document that the LM writes (evals/search.py)
 QUESTION_TOKENS = {"mmlu": 100, "popqa": 15}  # with choices; of other questions 20
-ANSWER_TOKENS, LONG_CONTEXT_TOKENS, PASSAGE_TOKENS = 5, 1024, 150
+ANSWER_TOKENS, PASSAGE_TOKENS = 5, 150
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,9 @@ def prompts_of(config: EvaluationConfig, num: int) -> list[Prompts]:
     if kind == "internet_qa":
         answers, factors = _prompts_of_passages(config, methods, num)
         return answers if has_rerank_lm(config) else [*answers, *factors]
-    query, document = _query_tokens(config), _read_tokens(config)
-    reranked = [Prompts(num * method.k, document, end_tokens=query) for method in methods if method.is_reranked]
     of_methods = _prompts_of_texts if kind in TEXTS else _prompts_of_questions
     added = template_tokens(config.lm)
-    return [*reranked, *(replace(one, prefix=one.prefix + added) for one in of_methods(config, methods, num))]
+    return [replace(one, prefix=one.prefix + added) for one in of_methods(config, methods, num)]
 
 
 def _prompts_of_texts(config: EvaluationConfig, methods: Sequence[Method], num: int) -> Iterator[Prompts]:
@@ -85,13 +83,12 @@ def _prompts_of_texts(config: EvaluationConfig, methods: Sequence[Method], num: 
     (before, scored), document = _text_tokens(config), _read_tokens(config)
     num_documents: dict[str, int] = {}  # by the source that retrieves them
     for method in methods:
-        if method.source in (NONE, LONG_CONTEXT):
-            prefix = before if method.source == NONE else max(0, LONG_CONTEXT_TOKENS - scored)
-            yield Prompts(num, prefix, end_tokens=scored)
+        if method.source == NONE:
+            yield Prompts(num, before, end_tokens=scored)
         elif method.is_concatenated:
             yield Prompts(num, before + method.k * document, end_tokens=scored)
         else:
-            num_documents[method.found_by] = max(method.num_read, num_documents.get(method.found_by, 0))
+            num_documents[method.source] = max(method.k, num_documents.get(method.source, 0))
     for count in num_documents.values():
         yield Prompts(num * count, before + document, end_tokens=scored)
 
@@ -102,14 +99,14 @@ def _prompts_of_questions(config: EvaluationConfig, methods: Sequence[Method], n
     if any(method.source == GENREAD for method in methods):
         yield Prompts(num, query, new_tokens=WRITTEN_TOKENS, calls=num)
     letters: dict[tuple[str, int, int], Prompts] = {}
-    reads = tokens_read(config.ensemble, config.lm) and (config.lm.url or config.evaluation == "mmlu")
+    reads = tokens_read(config.ensemble, config.lm) and config.lm.url
     for method in methods:
-        count, documents = (1, method.k) if method.is_concatenated or not method.k else (method.num_read, 1)
+        count, documents = (1, method.k) if method.is_concatenated or not method.k else (method.k, 1)
         prefix = query + documents * (WRITTEN_TOKENS if method.source == GENREAD else _document_tokens(config))
         if method.follows_text and reads:
             yield Prompts(num * count, prefix, end_tokens=1)  # the tokens that move weights, in a separate call
         if config.evaluation == "mmlu":  # replug and replug/vote read the same letters
-            letters[method.found_by, method.num_read, documents] = Prompts(num * count, prefix, LETTERS, end_tokens=1)
+            letters[method.source, method.k, documents] = Prompts(num * count, prefix, LETTERS, end_tokens=1)
         else:
             yield Prompts(num * count, prefix, new_tokens=config.questions.max_new_tokens, calls=num)
     yield from letters.values()

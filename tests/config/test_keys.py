@@ -13,7 +13,6 @@ from replug.config.schema import Config, LMConfig, RetrieverConfig
 
 KEYS = {key.path: key for of in (EvaluationConfig, Config) for key in keys_of(of)}
 NUMBERS = {key.path: key for key in KEYS.values() if {int, float} & {key.kind, *get_args(key.kind)}}
-NUMBERS.pop("paper.values")  # a number for each method
 
 
 def test_a_value_out_of_bounds_is_refused_with_what_was_expected():

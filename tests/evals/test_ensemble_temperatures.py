@@ -13,16 +13,14 @@ from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import load_evaluation_config
 from replug.config.methods import parse_methods
 from replug.data.store import PreparedSet
-from replug.evals import ensemble_temperatures
+from replug.evals import ensemble_temperatures, search
 from replug.evals.ensemble_temperatures import (
     DocumentScores,
     ensemble_bits,
     fit_temperature,
-    settled_temperatures,
     with_temperatures,
 )
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
-from replug.evals.folder import EvaluationFolder
 from replug.evals.loop import PromptedLM
 from replug.models import ensemble
 from replug.models.encoder import Encoder
@@ -64,7 +62,7 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The queries of every search, which finds documents at random instead."""
     asked: list[list[str]] = []
 
-    def find_all(config, corpus, queries, methods, out, *, own, texts):
+    def find_all(config, corpus, queries, methods, out, *, texts):
         asked.append([*queries, texts])
         return {
             method.source: found_at_random(len(queries), len(corpus.corpus), seed)
@@ -76,18 +74,20 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return asked
 
 
-def settle(config: EvaluationConfig, corpus: PreparedSet | None, tmp_path: Path, lm: ImmediateLM):
-    folder = EvaluationFolder(tmp_path / "out")
-    folder.path.mkdir(exist_ok=True)
+def temperatures(
+    config: EvaluationConfig, corpus: PreparedSet | None, tmp_path: Path, lm: ImmediateLM
+) -> dict[str, EnsembleTemperature]:
+    found = {source: RetrievedDocuments(np.zeros((1, 1)), np.zeros((1, 1))) for source in ("random", "replug", "lsr")}
     methods = parse_methods(config.methods, config.k, {"replug": "stand_in", "lsr": "stand_in"})
-    return settled_temperatures(config, corpus, methods, PromptedLM(lm, PromptTemplate()), folder)
+    settled = with_temperatures(config, corpus, methods, PromptedLM(lm, PromptTemplate()), tmp_path, found)
+    return {source: of.temperature for source, of in settled.items()}
 
 
 def test_each_retriever_is_fitted_by_its_largest_ensemble_on_development_texts_alone(
     with_dev: PreparedSet, searched: list, tmp_path: Path
 ) -> None:
     config, lm = config_of(tmp_path, "ensemble.temperature=fit"), ImmediateLM()
-    fitted = settle(config, with_dev, tmp_path, lm)
+    fitted = temperatures(config, with_dev, tmp_path, lm)
     examples = with_dev.require_dev().examples()
     assert searched == [[*(example.context for example in examples), "development"]]
     assert fitted["replug"].origin == "fitted on 12 development texts, 2 documents"
@@ -96,13 +96,7 @@ def test_each_retriever_is_fitted_by_its_largest_ensemble_on_development_texts_a
         found = found_at_random(12, len(with_dev.corpus), seed)
         assert fitted[source].value == fit_temperature(naive_scores(with_dev, found, k))[0]
     assert fitted["replug"].value != fitted["lsr"].value
-    again = ImmediateLM()  # they are kept, and nobody is asked again
-    assert settle(config, with_dev, tmp_path, again) == fitted
-    assert len(searched) == 1 and not again.calls
-    folder = EvaluationFolder(tmp_path / "out")
-    folder.temperatures.write_text(folder.temperatures.read_text().replace("0.", "1.", 1))
-    with pytest.raises(UserError, match=r"temperatures.json is damaged"):
-        settle(config, with_dev, tmp_path, again)
+    assert fitted["random"] == PAPER
 
 
 def naive_scores(data: PreparedSet, found: RetrievedDocuments, k: int) -> list[DocumentScores]:
@@ -118,24 +112,30 @@ def test_without_development_texts_a_fit_is_refused_by_name(with_dev: PreparedSe
     config, bare = config_of(tmp_path, "ensemble.temperature=fit"), PreparedSet(with_dev.folder)
     bare.dev = None
     with pytest.raises(UserError, match=r"no development texts; prepare a set with data\.num_dev"):
-        settle(config, bare, tmp_path, ImmediateLM())
+        temperatures(config, bare, tmp_path, ImmediateLM())
 
 
-def test_by_default_each_has_what_was_saved_with_it_and_a_number_is_everybodys(tmp_path: Path) -> None:
+def test_by_default_each_has_what_was_saved_with_it_and_a_number_is_everybodys(
+    with_dev: PreparedSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_find", lambda *_: RetrievedDocuments(np.zeros((1, 1), int), np.zeros((1, 1))))
     write_stand_in_encoder(tmp_path / "untuned")
     encoder = Encoder(str(tmp_path / "untuned"))
     encoder.temperature = EnsembleTemperature(0.03, "lm", 10, 100)
     encoder.save(tmp_path / "tuned")
     config = config_of(tmp_path, f"retrievers.lsr={tmp_path / 'tuned'}")
-    assert settle(config, None, tmp_path, ImmediateLM()) == {"replug": PAPER, "lsr": encoder.temperature}
-    (tmp_path / "out/temperatures.json").unlink()
+    methods = parse_methods(["bm25/softmax", "replug", "lsr"], 2, {"replug": "stand_in", "lsr": "tuned"})
+    for _ in range(2):  # a resumed evaluation reads the file
+        found = search.find_all(config, with_dev, ["word1 word2"], methods, tmp_path / "found")
+        saved = {source: of.temperature for source, of in found.items()}
+        assert saved == {"bm25": PAPER, "replug": PAPER, "lsr": encoder.temperature}
     given = replace(config, ensemble=replace(config.ensemble, temperature=0.1))
-    assert {one.value for one in settle(given, None, tmp_path, ImmediateLM()).values()} == {0.1}
+    assert {one.value for one in temperatures(given, None, tmp_path, ImmediateLM()).values()} == {0.1}
 
 
 def test_evidence_is_weighed_by_its_retrievers_temperature(with_dev: PreparedSet) -> None:
     found = {name: found_at_random(3, len(with_dev.corpus), 0) for name in ("random", "replug", "lsr")}
-    warm = with_temperatures(found, {"lsr": EnsembleTemperature(0.1)})
+    warm = {**found, "lsr": replace(found["lsr"], temperature=EnsembleTemperature(0.1))}
     methods = parse_methods(NAMES, 3, {"replug": "", "lsr": ""})
     cold, book = (EvidenceBook(methods, with_dev.corpus, of, [True] * 3) for of in (found, warm))
     evidence, before = book.of(1), cold.of(1)

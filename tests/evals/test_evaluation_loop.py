@@ -114,7 +114,7 @@ def test_rows_of_other_examples_and_two_examples_of_one_id_are_refused(tmp_path)
     path = tmp_path / "outcomes.jsonl"
     run_task(Lengths(), book(["none", "replug"]), OutcomeFile(path), "lengths")
     for names, message in (
-        ("cd", r"outcomes\.jsonl:1 is of id 'a', which is none"),
+        ("cd", r"outcomes\.jsonl has an example 'a', which is none"),
         ("aa", "two .* the id 'a'"),
     ):
         other = Lengths()

@@ -57,7 +57,6 @@ def typed(data: Path, out: Path, *overrides: str, dataset: str = "nq", file: str
         f"data.corpus={data / 'corpus.jsonl'}",
         f"methods=[{','.join(GRID)}]",
         "web.num_results=4",
-        "num_resamples=100",
         "lm.path=stand_in",
         *overrides,
     ]

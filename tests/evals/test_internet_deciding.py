@@ -10,7 +10,6 @@ import pytest
 
 from replug.answering.answerer import MIN_QUESTIONS, Factors
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_answering_methods
 from replug.evals.internet_qa import InternetQa, factors_as_json, gold_overlap, read_factors
 from replug.evals.internet_sets import InternetQuestion, is_validation
@@ -108,7 +107,7 @@ def test_results_are_of_the_test_part_and_weights_of_the_validation_part(tmp_pat
     assert MIN_QUESTIONS <= len(VALIDATION) <= 60
     assert [one["id"] for one in rows] == [one.example.id for one in QUESTIONS if one.example.id not in VALIDATION]
     assert {one["source"] for one in rows} == {"one question"}, "intervals have the clusters of variants"
-    results = compare(task, rows, METHODS, PaperConfig(), 100, 0)
+    results = compare(task, rows, METHODS, num_resamples=100)
     assert results["direct@2"]["exact_match"]["n"] == 450 - len(VALIDATION)
     assert results["direct@2"]["exact_match - direct@1"]["value"] == 1.0
     fitted = json.loads((tmp_path / "weights.json").read_text())["methods"]
@@ -167,5 +166,5 @@ def test_claims_without_evidence_have_no_overlap_and_do_not_count(tmp_path):
     told = ("It is red and blue.",)  # every second claim has another's evidence as gold, as NOT ENOUGH INFO
     claims = [replace(one, evidence=told if number % 2 else ()) for number, one in enumerate(QUESTIONS)]
     task, measured = decided(tmp_path, claims, None, "accuracy", {one.example.id: told[0] for one in claims})
-    results = compare(task, measured, METHODS, PaperConfig(), 10, 0)
+    results = compare(task, measured, METHODS, num_resamples=10)
     assert results["direct@2"]["gold_overlap"]["value"] == 1 / 2, "red or blue of two words, and not a quarter"

@@ -1,7 +1,7 @@
 """MMLU: files, golden prompts, prompts that fit the LM, and the mixture of letters."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,8 +20,8 @@ from replug.evals.mmlu import (
     mmlu_choice,
     read_mmlu,
 )
-from replug.models.ensemble import MovingWeights, Weighting, prior_log_weights
-from tests.support.known_lm import ImmediateLM, KnownLM, opened, outcome_rows
+from replug.models.ensemble import prior_log_weights
+from tests.support.known_lm import KnownLM, opened, outcome_rows
 
 DEV = "".join(f"shot {number}?,1,2,3,4,B\n" for number in range(5))
 TEST = "asked?,1,2,3,4,B\n"
@@ -31,9 +31,7 @@ def question(text: str) -> MmluQuestion:
     return MmluQuestion(Item(text, text, "anatomy"), ("p", "q", "r", "s"), 0)
 
 
-SHOTS = [(question(f"shot {number}"), None) for number in range(5)]
 SERVER = SimpleNamespace(max_tokens=None)  # whose limit is unknown
-ASKED = question("asked")
 
 
 def evidence(*texts: str) -> Evidence:
@@ -75,31 +73,8 @@ def test_the_demonstrations_of_a_set_are_searched_for_behind_its_questions(tmp_p
     ]
 
 
-def test_the_question_moves_the_weights_of_documents_before_the_letter() -> None:
-    lm, texts, similarities = ImmediateLM(), ("p q r s", "asked asked asked", "no"), np.array([2.0, 0.0, 1.0])
-    fixed = Evidence(texts, prior_log_weights(similarities))
-    moved = replace(fixed, weighting=Weighting(0.1, read=3))
-    task = opened(Mmlu([ASKED], {"anatomy": [shot for shot, _ in SHOTS]}), lm, methods="mn")
-    outcomes = task.submit(0, {"m": fixed, "n": moved})()
-    prompts, end = [Mmlu.prompt(ASKED, SHOTS, text) for text in texts], "\nD. s\nAnswer:"
-    assert all(prompt.endswith(end) for prompt in prompts)
-    scores = lm.score([prompt.removesuffix(end) for prompt in prompts], [end] * 3)
-    read = np.stack([score.token_logprobs for score in scores])
-    weights = MovingWeights(moved.log_prior, Weighting(0.1), read)
-    letters = np.array([[lm.score([p], [letter])[0].sum_logprob for letter in CONTINUATIONS] for p in prompts])
-    for name, log_weights in (("m", fixed.log_prior), ("n", weights.log_weights)):
-        right = mmlu_choice(ASKED, letters, log_weights)[1]
-        assert outcomes[name].numbers["right_probability"] == pytest.approx(right)
-    assert outcomes["n"].detail["final_weights"] == pytest.approx(weights.weights, abs=1e-6)
-    assert "final_weights" not in outcomes["m"].detail
-    assert len(lm.calls) == 2, "letters of all methods, and what is read"
-
-
 GOLDEN = Path(__file__).parent / "golden"
 OFFICIAL = 'Which is 1?,1,2,3,4,A\n"Which, of ""these"",\nis 4?",1,2,3,4,D\n'
-WITH_HEADER = "question,choice0,choice1,choice2,choice3,answer\n" + OFFICIAL.replace(",A\n", ",0\n").replace(
-    ",D\n", ",3\n"
-)
 
 
 def make_question(query: str, choices: str, answer: int) -> MmluQuestion:
@@ -123,8 +98,8 @@ def golden(name: str) -> str:
     return (GOLDEN / f"{name}.txt").read_text().removesuffix("\n")
 
 
-@pytest.mark.parametrize("test", [OFFICIAL, WITH_HEADER, "\ufeff" + OFFICIAL.replace("\n", "\r\n"), OFFICIAL + "\n"])
-def test_official_files_and_files_with_a_header_give_the_same_questions(tmp_path: Path, test: str) -> None:
+@pytest.mark.parametrize("test", [OFFICIAL, "\ufeff" + OFFICIAL.replace("\n", "\r\n"), OFFICIAL + "\n"])
+def test_official_files_are_read_with_any_line_ends(tmp_path: Path, test: str) -> None:
     questions, _ = read_mmlu(write_set(tmp_path, test), num_demonstrations=2)
     assert [question.answer for question in questions] == [0, 3]
     assert [question.choices for question in questions] == [("1", "2", "3", "4")] * 2
@@ -135,10 +110,9 @@ def test_official_files_and_files_with_a_header_give_the_same_questions(tmp_path
 def test_probabilities_are_mixed_and_not_logits_or_normalised_ones() -> None:
     # The first document is sure of B, but holds any letter improbable: as raw probabilities it hardly counts.
     probabilities = np.array([[1e-6, 1e-3, 1e-6, 1e-6], [0.3, 0.1, 0.2, 0.1]])
-    choice, right_probability = mmlu_choice(RIVER, np.log(probabilities), np.log([0.75, 0.25]))
+    choice = mmlu_choice(RIVER, np.log(probabilities), np.log([0.75, 0.25]))
     mixed = 0.75 * probabilities[0] + 0.25 * probabilities[1]
     assert choice == int(mixed.argmax()) == RIVER.answer == 0
-    assert right_probability == pytest.approx(mixed[0] / mixed.sum())
     normalised = (probabilities / probabilities.sum(1, keepdims=True) * [[0.75], [0.25]]).sum(0)
     assert normalised.argmax() == 1  # what normalising each document first would have answered
     assert (np.log(probabilities) * [[0.75], [0.25]]).sum(0).argmax() == 1  # and what mixing logits would have
@@ -147,9 +121,8 @@ def test_probabilities_are_mixed_and_not_logits_or_normalised_ones() -> None:
 def test_the_likeliest_letters_of_documents_vote() -> None:
     probabilities = np.array([[0.3, 0.4, 0.1, 0.1], [0.3, 0.4, 0.1, 0.1], [0.6, 0.1, 0.1, 0.1]])
     weights = np.array([0.3, 0.3, 0.4])
-    assert mmlu_choice(RIVER, np.log(probabilities), np.log(weights))[0] == 0  # 0.42 against 0.28 of B
-    choice, right_probability = mmlu_choice(RIVER, np.log(probabilities), np.log([0.4, 0.4, 0.2]), votes=True)
-    assert choice == 1 and right_probability == pytest.approx(0.12 / (0.12 + 0.32))  # of A, by the third alone
+    assert mmlu_choice(RIVER, np.log(probabilities), np.log(weights)) == 0  # 0.42 against 0.28 of B
+    assert mmlu_choice(RIVER, np.log(probabilities), np.log([0.4, 0.4, 0.2]), votes=True) == 1  # A by the third alone
 
 
 EVEREST = "Mount Everest\nMount Everest is 8,849 m high.\n\nIt lies between Nepal and China.\n"

@@ -138,27 +138,16 @@ def test_a_question_that_does_not_fit_alone_is_refused_by_name_or_its_document_c
 
 
 LONG = "who lives on the mat where the cat sat " * 9
-CHOICES = "1,2,3,4,A"
-QUESTIONS = {
-    "mmlu": {"test/anatomy_test.csv": f"{LONG}?,{CHOICES}\n", "dev/anatomy_dev.csv": f"a?,{CHOICES}\n"},
-    "open_qa": {"q.jsonl": json.dumps({"question": LONG, "answers": ["a"]})},
-    "popqa": {"q.jsonl": json.dumps({"subj": LONG, "prop": "genre", "obj": "a", "s_pop": 1, "answers": ["a"]})},
-}
 
 
-@pytest.mark.parametrize("kind", QUESTIONS)
-def test_a_question_that_does_not_fit_alone_is_refused_before_any_search(tmp_path, monkeypatch, kind):
-    for name, text in QUESTIONS[kind].items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    (tmp_path / "corpus.jsonl").write_text('{"id": "d", "text": "the cat"}\n')
+def test_a_question_that_does_not_fit_alone_is_refused_before_any_search(tmp_path, monkeypatch):
+    write(tmp_path / "q.jsonl", [{"question": LONG, "answers": ["a"]}])
+    write(tmp_path / "corpus.jsonl", [{"id": "d", "text": "the cat"}])
     write_llama(tmp_path / "lm")
     write_tokenizer(tmp_path / "lm")
-    path = tmp_path if kind == "mmlu" else tmp_path / "q.jsonl"
-    shots = "questions.shots=1" if kind == "mmlu" else "questions.shots=0"
-    keys = [f"lm.path={tmp_path / 'lm'}", f"data.corpus={tmp_path / 'corpus.jsonl'}", "methods=[none,bm25@1]", shots]
-    own = [*keys, f"questions.path={path}", f"out={tmp_path / 'out'}", "lm.too_long=truncate"]
-    config = load_evaluation_config(ROOT / f"configs/eval_{kind}.yaml", own)
+    keys = [f"lm.path={tmp_path / 'lm'}", f"data.corpus={tmp_path / 'corpus.jsonl'}", "methods=[none,bm25@1]"]
+    own = [*keys, f"questions.path={tmp_path / 'q.jsonl'}", f"out={tmp_path / 'out'}", "lm.too_long=truncate"]
+    config = load_evaluation_config(ROOT / "configs/eval_open_qa.yaml", [*own, "questions.shots=0"])
     monkeypatch.setattr("replug.evals.run.find_all", lambda *args, **named: pytest.fail("it was searched"))
     with pytest.raises(UnscorableText, match=r"question .* tokens too long without any document: the LM holds 128"):
         evaluate(config)

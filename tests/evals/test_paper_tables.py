@@ -21,11 +21,9 @@ ROWS = {  # a file of configs/paper_tables, and what is changed
     "table1_gpt2_family": [*WIKITEXT, ARTICLES, "k=3"],
     "table1_language_modelling": [*WIKITEXT, ARTICLES, "k=2"],
     "figure_families": [*WIKITEXT, "k=2"],
-    "figure_families raw": [*WIKITEXT, "k=2", "texts.detokenize=wikitext"],
     "figure_number_of_documents": [*WIKITEXT, ARTICLES, "methods=[none,random@1,replug@1,replug@2]", "k=2"],
     "figure_retrievers": [*WIKITEXT, "k=2"],
     "figure_rare_entities": [*WIKITEXT, ARTICLES],
-    "in_context_ralm": [*WIKITEXT, ARTICLES],
     "table2_mmlu": ["questions.max_questions=1", "k=2"],
     "table2_mmlu_llama13b": ["questions.max_questions=1", "k=2"],
     "table3_natural_questions": QUESTIONS,
@@ -68,8 +66,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def paths(name: str, folder: Path) -> list[str]:
-    keys = [f"data.corpus={folder / 'corpus.jsonl'}", "num_resamples=200"]
-    if name.startswith(("table1", "figure", "in_context")):
+    keys = [f"data.corpus={folder / 'corpus.jsonl'}"]
+    if name.startswith(("table1", "figure")):
         keys += [f"texts.path={shared('wikitext2_test.txt.gz')}", f"lm.path={folder / 'lm'}"]
     else:
         sets = {"table2": shared("mmlu"), "popqa": shared("popqa.jsonl.gz"), "internet_s": folder / "dated.jsonl"}

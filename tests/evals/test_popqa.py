@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import EvaluationConfig, PaperConfig, QuestionsConfig
+from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import parse_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.loop import Item, Row
@@ -283,7 +283,7 @@ def test_what_is_not_known_is_left_out_and_never_zero():
         assert of["mean_logprob"] == -2.0
     of = task(lm, [], asked, book(["none"]))
     rows = [{"methods": {"none": {"numbers": numbers["none"], "detail": {}}}}]
-    assert "prompt_tokens" not in compare(of, rows, [], PaperConfig(), 100, 0)["none"]
+    assert "prompt_tokens" not in compare(of, rows, [], num_resamples=100)["none"]
 
 
 def test_results_have_the_most_frequent_answer_and_the_correlation():
@@ -311,7 +311,7 @@ def test_results_have_the_most_frequent_answer_and_the_correlation():
         for number, (one, is_right) in enumerate(zip(asked, right, strict=True))
     ]
     some = opened(PopQa(asked, dict.fromkeys(("mother", "father"), ()), 15), Poet(), book(["none"]))
-    results = compare(some, rows, [], PaperConfig(), 100, 0)
+    results = compare(some, rows, [], num_resamples=100)
     lines = to_markdown(some.findings(rows, results, None))
     assert "none: 1 of 6 questions lost their earliest demonstrations, 2 in all: the LM holds no more tokens." in lines
     of = results["none"]

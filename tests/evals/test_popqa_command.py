@@ -42,7 +42,6 @@ def typed(data: Path, out: Path, *overrides: str) -> list[str]:
         f"questions.path={data / 'questions.jsonl'}",
         "questions.shots=2",
         "questions.max_new_tokens=2",
-        "num_resamples=200",
         "k=3",
         "lm.path=stand_in",
         *overrides,

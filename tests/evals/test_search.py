@@ -1,4 +1,4 @@
-"""Search, reranking and written documents: keys beside an index, reranking by the LM, and GenRead."""
+"""Search and written documents: keys beside an index, and GenRead."""
 
 import re
 from concurrent.futures import Future
@@ -12,16 +12,14 @@ import pytest
 from replug.config.choices import Similarity
 from replug.config.errors import UserError
 from replug.config.load import load_evaluation_config
-from replug.config.methods import parse_methods
 from replug.config.rules import evaluation_methods
-from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
+from replug.evals.evidence import WrittenDocument
 from replug.evals.loop import PromptedLM
-from replug.evals.search import find_all, reranked, warn_of_similarity, write_documents
+from replug.evals.search import find_all, warn_of_similarity, write_documents
 from replug.models.encoder import Encoder
 from replug.models.generation import Generated
 from replug.models.packaged import write_stand_in_encoder
 from replug.models.prompt import PromptTemplate
-from tests.support.known_lm import KnownLM, KnownTexts
 from tests.support.small_index import write_small_index
 
 
@@ -71,23 +69,6 @@ def test_a_similarity_that_nobody_said_or_that_the_folder_denies_is_named(
     lines = [record.getMessage() for record in caplog.records if record.name == "replug.evals.search"]
     assert len(lines) == (warns is not None)
     assert warns is None or re.match(warns, lines[0])
-
-
-TEXTS = ["red", "green", "blue", "grey"]
-
-
-def test_the_document_after_which_the_query_is_likeliest_is_the_one_that_is_read():
-    likely = {"red": -3.0, "green": -1.0, "blue": -2.0, "grey": 0.0}
-    lm = KnownLM(lambda prefix, query: [likely[prefix.split("\n")[0]], -1.0])
-    asked = PromptedLM(lm, PromptTemplate())
-    methods = parse_methods(["bm25@3/rerank", "bm25@1"], 10, {})
-    found = {"bm25": RetrievedDocuments(np.array([[0, 1, 2, 3], [2, 0, 1, 3]]), np.zeros((2, 4)))}
-    ordered = reranked(asked, methods, KnownTexts(TEXTS), found, ["what colour", ""])
-    assert ordered["bm25@3/rerank"].doc_rows.tolist() == [[1, 2, 0], [2, 0, 1]], "of a blank query, as they were"
-    assert lm.prompts == [["red\n", "green\n", "blue\n"]], "the fourth is none of its documents"
-    book = EvidenceBook(methods, KnownTexts(TEXTS), {**found, **ordered}, [True, False])
-    assert {name: one.texts for name, one in book.of(0).items()} == {"bm25@3/rerank": ("green",), "bm25@1": ("red",)}
-    assert book.nearest(methods[0], 0) == "green" and book.nearest(methods[1], 0) == "red"
 
 
 # Documents that the LM writes -----------------------------------------------------------------------------------------

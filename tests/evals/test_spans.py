@@ -1,7 +1,6 @@
 """Words of a text, its spans, and which of them a configuration measures."""
 
 import gzip
-import json
 import re
 from pathlib import Path
 
@@ -13,58 +12,23 @@ from hypothesis import strategies as st
 from replug.config.evaluation_schema import EvaluationConfig, TextsConfig
 from replug.config.load import load_evaluation_config
 from replug.config.schema import LMConfig
+from replug.data.records import Example
 from replug.data.sources.records import SourceText
 from replug.data.tokenizing import load_plain, word_tokenizer
 from replug.evals.kinds import check_evaluation
-from replug.evals.language_modelling import read_spans
-from replug.evals.spans import (
-    ROOM,
-    ScoredSpan,
-    detokenized_wikitext,
-    draw_evenly,
-    spans_of,
-    unit_starts,
-)
+from replug.evals.language_modelling import draw_evenly, num_words, read_spans, spans_of
 from replug.models.build import lm_tokenizer_json
 from replug.models.local.stand_in_lm import WORD
 from tests.support.real_models import real_lm
 from tests.support.shared_data import shared
 from tests.support.tiny_lms import write_gpt2, write_tokenizer
 
-LINES = (
-    ' = Robert Boulter = \n \n He wasn \'t 1 @,@ 200 @-@ strong ( so he said ) , " quoted " ; at 5 ° C .\n'
-    " The dogs ' tails end @.@ 5 !\n It 's \n"
-)
-WRITTEN = (
-    "= Robert Boulter =\n\nHe wasn 't 1,200-strong (so he said), \"quoted\"; at 5°C .\nThe dogs' tails end.5 !\nIt's\n"
-)
-
-
-def test_wikitext_is_read_in_usual_writing_with_the_words_and_line_ends_of_the_original():
-    text, starts = detokenized_wikitext(LINES)
-    assert text == WRITTEN
-    assert len(starts) == len(LINES.split()) + LINES.count("\n") == len(unit_starts(LINES))
-    begun = [text[start : start + 4] for start in starts]
-    assert begun[:7] == ["= Ro", "Robe", "Boul", "=\n\nH", "\n\nHe", "\nHe ", "He w"]
-    at = LINES.split().index("@,@")
-    assert [text[start] for start in starts[at + 2 : at + 5]] == [",", "2", "-"], "two line ends are before"
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.text(st.sampled_from("as'\"() @-,.=:°\n\t\u00a0"), max_size=40))
-def test_words_of_any_text_begin_in_order_at_a_visible_character_or_a_line_end(text):
-    written, starts = detokenized_wikitext(text)
-    assert len(starts) == len(unit_starts(text)) and starts == sorted(set(starts))
-    assert all(written[start] == "\n" or not written[start].isspace() for start in starts)
-    assert written.count("\n") == text.count("\n")
-
-
 WORDS = load_plain(word_tokenizer(WORD.pattern))
 PAIRS = load_plain(word_tokenizer(r"\s?\S{1,2}|\s"))  # cuts words after two characters
 
 
-def spans(text: str, tokenizer, keys: TextsConfig) -> list[ScoredSpan]:
-    return list(spans_of(SourceText("t", text, "all"), unit_starts(text), tokenizer, keys))
+def spans(text: str, tokenizer, keys: TextsConfig) -> list[Example]:
+    return list(spans_of(SourceText("t", text, "all"), tokenizer, keys))
 
 
 def rule(scored: int, context: int | None = None, query: int | None = None) -> TextsConfig:
@@ -81,7 +45,7 @@ def test_every_character_is_scored_once_and_stands_behind_the_piece_before_it(te
 
 
 def test_a_span_holds_so_many_tokens_and_the_last_what_is_left():
-    [a, b] = spans_of(SourceText("t", "one two three four five", "news"), [], WORDS, rule(3))
+    [a, b] = spans_of(SourceText("t", "one two three four five", "news"), WORDS, rule(3))
     assert (a.continuation, b.continuation) == ("one two three", " four five")
     assert (a.id, b.id, a.domain, a.source) == ("t#0-13", "t#13-23", "news", "t")
 
@@ -101,7 +65,7 @@ def test_the_words_and_line_ends_of_all_spans_are_those_of_the_text_whatever_the
     """A word that a border cuts counts once."""
     for tokenizer in (WORDS, PAIRS):
         found = spans(text, tokenizer, rule(tokens))
-        assert sum(span.num_words for span in found) == len(text.split()) + text.count("\n")
+        assert sum(map(num_words, found)) == len(text.split()) + text.count("\n")
 
 
 def test_spans_are_drawn_from_equal_parts_of_all_so_every_text_gives_some():
@@ -144,27 +108,6 @@ def test_lms_are_asked_the_same_spans_where_one_tokenizer_cuts_them(tmp_path, te
     assert a == b
     alone = read_spans(config_of(tmp_path, texts, f"lm.path={tmp_path / 'gpt2'}", "texts.max_examples=9"), None)
     assert [span.continuation for span in alone] != [span.continuation for span in a], "its own tokens cut words"
-
-
-def test_a_long_context_is_as_long_as_the_lm_holds(tmp_path, texts, monkeypatch):
-    methods = ["methods=[none,long_context]", texts, "texts.max_examples=null"]
-    whole = [span for span in read_spans(config_of(tmp_path, *methods), None) if span.source == "3.txt"]
-    text = (tmp_path / "texts/3.txt").read_text()
-    assert all(span.long_context == text[: span.start] for span in whole), "the stand-in has no limit"
-    monkeypatch.setattr("replug.models.build.lm_max_tokens", lambda lm: 30)
-    some = read_spans(config_of(tmp_path, *methods), None)
-    lengths = {len(str(span.long_context).split()) for span in some if len(span.continuation.split()) == 5}
-    assert max(lengths) == 30 - ROOM - 5
-    assert read_spans(config_of(tmp_path, texts), None)[0].long_context is None
-
-
-def test_wikitexts_words_are_counted_over_the_original(tmp_path):
-    article = " = Title = \n \n He said ( 1 @,@ 000 @-@ odd ) . \n"
-    (tmp_path / "wiki.jsonl").write_text(json.dumps({"id": "w", "text": article}) + "\n")
-    keys = [f"texts.path={tmp_path / 'wiki.jsonl'}", "texts.detokenize=wikitext"]
-    spans = read_spans(config_of(tmp_path, *keys), None)
-    assert "".join(span.continuation for span in spans) == "= Title =\n\nHe said (1,000-odd).\n"
-    assert sum(span.num_words for span in spans) == len(article.split()) + 3
 
 
 def test_spans_of_joined_wikitext_leave_only_the_first_without_documents(tmp_path):

@@ -44,8 +44,6 @@ def read_of(name: str, methods: str, num: int, *overrides: str) -> tuple[int, in
         ("[none,replug@3,bm25@2]", 256 + 5 * 356),
         ("[replug@3,replug@2/posterior]", 3 * 356),
         ("[replug@10/concat]", 10 * 100 + 256),
-        ("[bm25@16/rerank]", 16 * (100 + 128) + 356),
-        ("[long_context]", 1024),
     ],
 )
 def test_texts_are_read_after_each_document(methods: str, tokens: int) -> None:

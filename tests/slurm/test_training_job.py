@@ -25,7 +25,6 @@ REPLUG = [sys.executable, "-m", "replug.commands.cli"]
 OPTIONS = ["--nodes=2", "--cpus-per-task=4", "--submit", "--sbatch=--hold"]
 OVERRIDES = [
     *(f"train.max_steps={STEPS}", "refresh.every_steps=6", "refresh.lag_steps=3", "checkpoint.every_steps=4"),
-    "evaluate.num_resamples=200",
 ]
 
 

@@ -17,7 +17,6 @@ BASE = [
     "refresh.lag_steps=3",
     f"train.max_steps={STEPS}",
     "checkpoint.every_steps=4",
-    "evaluate.num_resamples=200",
     "train.pipeline_depth=2",
 ]
 

@@ -14,7 +14,7 @@ from tests.support.command_line import ROOT, CommandLine, start_process
 
 
 def typed(name: str, *overrides: str) -> list[str]:
-    return ["evaluate", str(ROOT / f"configs/eval_{name}.yaml"), "num_resamples=200", *overrides]
+    return ["evaluate", str(ROOT / f"configs/eval_{name}.yaml"), *overrides]
 
 
 def on_run(run: Path) -> list[str]:

@@ -65,7 +65,7 @@ def data(tmp_path: Path) -> Data:
 @pytest.fixture
 def config() -> Config:
     config = Config(run_dir="x")
-    config.lm.path, config.evaluate.k, config.evaluate.num_resamples = "stand_in", 3, 200
+    config.lm.path, config.evaluate.k = "stand_in", 3
     return config
 
 
@@ -125,7 +125,7 @@ def test_each_retrievers_ensemble_has_its_own_temperature_and_its_headroom(confi
         assert lsr[oracle] == replug[oracle] < replug["bpb"], "with the same documents"
     assert lsr["bpb_half_weighted"] == replug["bpb_half_weighted"] > replug["bpb_q_weighted"]
     text = to_markdown(run_blocks(results))
-    assert text.count("- Headroom of ") == 2 and "- lsr gets " in text and "- lsr/posterior gets " in text
+    assert text.count("- Headroom of ") == 2
 
 
 def test_other_documents_another_lm_or_another_prompt_are_measured_anew(config, data, tmp_path):

@@ -35,7 +35,7 @@ importlib.import_module("replug.train.run")  # before the state is noted: import
 ROWS = example_rows()
 SMALL = {
     **{"retrieve.k": 4, "train.max_steps": 4, "train.batch_size": 4, "refresh.every_steps": 2, "train.lr": 1e-3},
-    **{"evaluate.k": 3, "evaluate.max_examples": 6, "evaluate.num_resamples": 100, "data.questions": None},
+    **{"evaluate.k": 3, "evaluate.max_examples": 6, "data.questions": None},
 }
 
 
