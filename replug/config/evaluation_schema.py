@@ -46,7 +46,6 @@ class QuestionsConfig:
     demonstrations: str | None = key(None, "JSONL of demonstrations. Default: questions that are not evaluated.")
     query: str = key("{question}", "Template of the search query, as training queries look; mmlu: {choices} too.")
     shots: int | None = key(None, "Demonstrations. Default: 5 (mmlu), 16 (open_qa), 15 (popqa, internet_qa).", FROM_0)
-    documents_in_shots: bool = key(True, "popqa: put before each demonstration the first document found for it.")
     max_questions: int | None = key(None, "Number of questions to evaluate (mmlu: per subject). Default: all.", ABOVE_0)
     max_new_tokens: int = key(16, "Largest number of generated tokens per answer (PopQA's own code: 15).", ABOVE_0)
 
