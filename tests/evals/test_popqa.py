@@ -1,16 +1,14 @@
 """PopQA: golden prompts, popularity, how questions and shots are drawn, what is asked, and what results say."""
 
-import json
 from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import EvaluationConfig, PaperConfig, QuestionsConfig
+from replug.config.evaluation_schema import PaperConfig
 from replug.config.methods import parse_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.loop import Item, Row
@@ -75,11 +73,6 @@ def test_a_bin_is_a_power_of_ten_whose_lower_end_belongs_to_it():
     bins[10**15] = "10^15-10^16"
     for popularity, name in bins.items():
         assert popularity_bin(float(popularity)) == f"popularity {name}"
-
-
-def write(path: Path, *rows: dict) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def question(relation: str, number: int) -> PopQuestion:
@@ -157,7 +150,6 @@ def asked_question(number: int, relation: str, popularity: float, answer: str = 
     return PopQuestion(example, (answer, "bard"), f"subject {number}", answer, popularity)
 
 
-PEOPLE = [(name, relation) for name in ("Bo", "Ann", "Eve") for relation in ("father", "mother")]
 QUESTIONS = [
     asked_question(0, "occupation", 5.0),
     asked_question(1, "occupation", 50_000.0, "painter"),
@@ -207,17 +199,6 @@ def test_every_method_asks_with_its_documents_after_the_shots_of_the_relation():
     assert {(options.max_new_tokens, options.stop, options.temperature) for _, _, options in lm.asked} == {
         (15, "\n", 0.0)
     }
-
-
-def test_demonstrations_have_their_passages(tmp_path: Path):
-    rows = [{"subj": name, "prop": prop, "obj": "x", "s_pop": 1, "possible_answers": ["x"]} for name, prop in PEOPLE]
-    keys = QuestionsConfig(str(write(tmp_path / "q.jsonl", *rows)), shots=1, max_questions=1)
-    config = EvaluationConfig("popqa", "out", ["bm25@1"], questions=keys)
-    task = PopQa.of(config, None, SimpleNamespace(max_tokens=None))
-    found = RetrievedDocuments(np.array([[1], [0], [0]]), np.ones((3, 1)))  # a question, and the two that are shown
-    of = EvidenceBook(parse_methods(["bm25@1"], 1, {}), KnownTexts(["one", "two"]), {"bm25": found}, [True] * 3)
-    [prompt] = opened(task, Poet(), of).prompts(0, "bm25@1", of.of(0)["bm25@1"]).prompts
-    assert [line for line in prompt.splitlines() if line and not line.startswith("Q:")] == ["one", "two"]
 
 
 def test_an_outcome_holds_rightness_costs_and_signals():

@@ -6,9 +6,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.cached_scores import num_cached
 from tests.support.command_line import ROOT, CommandLine
-from tests.support.evaluating import evaluated, kill_at, num_lines
+from tests.support.evaluating import evaluated
 from tests.support.preparing import write_jsonl
 
 pytestmark = pytest.mark.slow
@@ -89,18 +88,3 @@ def test_without_a_corpus_the_lm_answers_alone_or_from_its_own_document(evaluate
     assert results["genread"]["accuracy"]["n"] == 24
     rows = pq.read_table(tmp_path / "out/examples.parquet").to_pylist()
     assert "top_score" not in rows[0]
-
-
-@pytest.mark.nightly
-def test_killed_among_answers_it_has_the_results_of_an_unbroken_run(evaluate, data, tmp_path):
-    settings = [*with_corpus(data), "methods=[none,bm25@1,genread]", "data.corpus=" + str(data / "corpus.jsonl")]
-    whole, _ = evaluate(tmp_path / "whole", *settings)
-    out = tmp_path / "killed"
-    slow = [*settings, "lm.path=stand_in:0.05"]
-    done = kill_at(3, lambda: num_lines(out / "outcomes.jsonl"), *typed(data, out, *slow))
-    assert done < 20, "it was not killed in the middle"
-    assert num_cached(out / "scores.sqlite")["answers"] > 24, "documents and answers are stored as they come"
-    again, _ = evaluate(out, *slow)
-    assert again == whole
-    for folder in (out, tmp_path / "whole"):
-        assert num_cached(folder / "scores.sqlite")["answers"] == 24 + 20 * 3
