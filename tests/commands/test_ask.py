@@ -110,8 +110,9 @@ def test_keys_of_weights_without_effect_are_refused(replug, index, typed, messag
 
 
 def test_a_prompt_of_the_lm_has_the_documents_before_the_question(replug, index):
-    row = asked(replug, "--index", index, LM, "--k", "2", "--max-new-tokens", "5", "lm.prompt='{document} {context}'")
-    prompts = [f"{one['text']} Question: {QUESTION}\nAnswer:" for one in row["evidence"]]
+    prompt = 'lm.prompt="{document}\\n{context}"'
+    row = asked(replug, "--index", index, LM, prompt, "--k", "2", "--max-new-tokens", "5")
+    prompts = [f"{one['text']}\nQuestion: {QUESTION}\nAnswer:" for one in row["evidence"]]
     mixture = Mixture(prompts, [one["prior"] for one in row["evidence"]], Weighting(0.05, read=64))
     [expected] = StandInLM().generate([mixture], GenerationOptions(5, "\n"))
     assert row["answer"] == expected.text.strip()
