@@ -227,7 +227,7 @@ def main_texts() -> Iterator[MainTexts]:
 
         def read(body: bytes) -> str | None:
             try:
-                text, title = extractor.extract(decode_page(body, "")[0])
+                text, title = extractor.extract(decode_page(body, ""))
             except FetchFailed:
                 return None
             return text if text.startswith("#") or not title else f"# {title}\n\n{text}"

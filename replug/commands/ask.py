@@ -18,19 +18,16 @@ from replug.config.load import load_ask_config, names_lm
 from replug.config.methods import WEB_ENGINES
 from replug.config.plain_text import plain_json
 from replug.data.folder import require_checksums
-from replug.data.rows import question_prompt
 
 if TYPE_CHECKING:  # brings numpy
     from replug.models.ensemble import Weighting
 
 CONFIG = "config.yaml"  # of a run directory
-QUESTION = "{question}"  # placeholder in --template
-STOP = "\n"  # ends an answer outside a chat
 QUICKSTART = Path("runs/quickstart")  # searched by default
 
 
 def ask(
-    question: Annotated[str, typer.Argument(help="Question, or the text for --template.")],
+    question: Annotated[str, typer.Argument(help="Question.")],
     overrides: Overrides = None,
     index: Annotated[
         Path | None,
@@ -38,14 +35,7 @@ def ask(
     ] = None,
     engine: Annotated[str | None, typer.Option(help="Search engine: searxng or brave.")] = None,
     k: Annotated[int, typer.Option(help="Number of passages. 0: the LM answers alone.", min=0)] = 10,
-    template: Annotated[
-        str | None, typer.Option(help="Prompt without demonstrations, such as '{question}'. Documents precede it.")
-    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Largest number of generated tokens.", min=1)] = 64,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(help="Text that ends the answer, such as \\n; repeatable. Default: \\n; none with --template."),
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Answer a question from the documents of an index or the results of a search engine.
@@ -55,29 +45,15 @@ def ask(
     replug ask "what does the keyword yield do in python" --index runs/quickstart
 
     replug ask "who wrote the art of war" --engine searxng web.url=http://127.0.0.1:8888 lm.path=DIR
-
-    replug ask "The Python keyword yield" --template "{question}" --index runs/quickstart
     """
     if index is None and engine is None and QUICKSTART.is_dir():
         index = QUICKSTART
-    if template is not None and QUESTION not in template:
-        raise UserError(f"--template is {template!r}; expected a text with {QUESTION} in it")
     for problem in _problems(index, engine, k, overrides or []):
         raise UserError(problem)
     config = config_of(index, [*(overrides or []), f"web.engine={engine or 'local'}"])
-    stops = [text.replace("\\n", "\n") for text in stop or ()]
-    if not stops and template is None and not config.lm.chat:
-        stops = [STOP]
-    if template is None and (config.lm.chat or config.lm.prompt is not None):
-        template = question_prompt(QUESTION)
     from replug.commands.ask_reply import print_reply, reply_to
-    from replug.models.generation import GenerationOptions
 
-    try:
-        decoding = GenerationOptions(max_new_tokens, stops)
-    except ValueError as error:
-        raise UserError(f"--{error}") from error
-    reply = reply_to(question, config, index, k, template, decoding)
+    reply = reply_to(question, config, index, k, max_new_tokens)
     if as_json:
         print(plain_json(reply))
     else:

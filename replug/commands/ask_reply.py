@@ -14,13 +14,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from replug.answering.prompts import LINE_ENDS, OWN_SHOTS, AnswerPrompts, FittingPrompts, Shot, read_shots
-from replug.commands.ask import QUESTION, weighting_of
+from replug.answering.prompts import LINE_ENDS, OWN_SHOTS, STOP, AnswerPrompts, FittingPrompts, read_shots
+from replug.commands.ask import weighting_of
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AskConfig
 from replug.config.plain_text import plain_line, plain_text
 from replug.config.schema import LMConfig
-from replug.data.rows import one_line
+from replug.data.rows import one_line, question_prompt
 from replug.evals.tables import Table, print_blocks
 from replug.index_workers.local_index import RunRetriever
 from replug.models.black_box_lm import Mixture
@@ -39,9 +39,7 @@ FOLDER = Path("runs/ask")  # of engines' answers, if no index is searched
 Reply = dict[str, Any]  # printed by --json: the answer and its evidence
 
 
-def reply_to(
-    question: str, config: AskConfig, index: Path | None, k: int, template: str | None, decoding: GenerationOptions
-) -> Reply:
+def reply_to(question: str, config: AskConfig, index: Path | None, k: int, max_new_tokens: int) -> Reply:
     """Answer a question: each token is chosen for all passages at once; without passages the LM answers alone.
 
     A server is contacted before the search; local weights are loaded after it. A passage's weight is `prior` before the
@@ -55,11 +53,12 @@ def reply_to(
     evidence = find_evidence(question, k, index, config, folder)
     log.info(f"the LM reads {len(evidence.passages)} passages from {searched}")
     weighing = [passage for passage in evidence.passages if passage.probability > 0]  # others change nothing
-    prompts, opening = ensemble_prompts(question, weighing, source, template, config.lm, decoding.max_new_tokens)
+    prompts, opening = ensemble_prompts(question, weighing, source, config.lm, max_new_tokens)
+    decoding = GenerationOptions(max_new_tokens, None if config.lm.chat else STOP, opening=opening)
     weighting = weighting_of(config) if weighing else REPLUG_WEIGHTS
     mixture = Mixture(prompts, [passage.probability for passage in weighing] or [1.0], weighting)
     with closing(source.open_here()) as lm:
-        generated = mixture.answer(mixture.submit(lm, replace(decoding, opening=opening)).result())
+        generated = mixture.answer(mixture.submit(lm, decoding).result())
     after = iter(generated.weights.tolist())
     rows = [
         {"id": passage.doc_id}
@@ -70,7 +69,7 @@ def reply_to(
     ]
     return {
         "question": question,
-        "answer": generated.text if template is not None else generated.text.strip(),
+        "answer": generated.text.strip(),
         "lm": lm.identity,
         "searched": searched,
         "sum_logprob": generated.sum_logprob,
@@ -90,9 +89,9 @@ def find_evidence(question: str, k: int, index: Path | None, config: AskConfig, 
         temperature = own_temperature(retriever).value if given is None else float(given)
         return FoundEvidence(tuple(passages_of_documents(documents, temperature)), {})
     require_web("--engine")
-    from replug.web.evidence import evidence_finder
+    from replug.web.evidence import EvidenceFinder
 
-    with closing(evidence_finder(config.web, folder / "snapshot")) as finder:
+    with closing(EvidenceFinder(config.web, folder / "snapshot")) as finder:
         evidence = finder.find(question)
     return replace(evidence, passages=tuple(first_passages(evidence.passages, k)))
 
@@ -100,53 +99,32 @@ def find_evidence(question: str, k: int, index: Path | None, config: AskConfig, 
 # Prompts that fit ----------------------------------------------------------------------------------------------------
 
 
-def fit_passages(source: LMSource, question: str, passages: Sequence[Passage], max_new_tokens: int) -> list[Passage]:
-    """Cut evidence to fit a prompt without shots. Raises UnscorableText if the question alone does not fit."""
-    counting, bare = counting_template(source), AnswerPrompts(())
-    fitted = []
-    for passage in passages:
-        text, num_after = one_line(passage.text), max_new_tokens + LINE_ENDS
-        kept = counting.fit_document(text, lambda text: bare.ask(question, text or ""), num_after, name=repr(question))
-        fitted.append(replace(passage, text=kept or ""))
-    if counting.num_truncated:
-        log.warning(f"{counting.num_truncated} of {len(passages)} passages were cut at their end to fit the LM")
-    return fitted
-
-
-def prompts_that_fit(
-    source: LMSource, shots: Sequence[Shot], question: str, passages: Sequence[Passage], max_new_tokens: int
-) -> AnswerPrompts:
-    """Return prompts with the number of shots that fits the longest one."""
-    fitting = FittingPrompts(AnswerPrompts(shots), counting_template(source), max_new_tokens)
-    fitted = fitting.of(question, [None, *(passage.text for passage in passages)])
-    if len(fitted.shots) < len(shots):
-        log.info(f"the prompts have room for {len(fitted.shots)} of {len(shots)} shots")
-    return fitted
-
-
 def ensemble_prompts(
-    question: str,
-    passages: Sequence[Passage],
-    source: LMSource,
-    template: str | None,
-    lm: LMConfig,
-    num_new: int,
+    question: str, passages: Sequence[Passage], source: LMSource, lm: LMConfig, num_new: int
 ) -> tuple[list[str], str]:
     """Return a prompt for each passage, or the one prompt without evidence, and their common opening.
 
-    With a template each document stands before it, as REPLUG puts them (section 3.2).
+    With `lm.chat` or `lm.prompt` each document stands before the question, as REPLUG puts them (section 3.2). Raises
+    UnscorableText if the question alone does not fit.
     """
-    if template is None:
-        passages = fit_passages(source, question, passages, num_new)
-    texts: Sequence[str | None] = [passage.text for passage in passages] or [None]
-    if template is None:
-        prompts = prompts_that_fit(source, read_shots(OWN_SHOTS), question, passages, num_new)
-        return [prompts.ask(question, text) for text in texts], prompts.opening(has_evidence=bool(passages))
-    if source.max_tokens is not None and source.max_tokens <= num_new:
-        raise UserError(f"--max-new-tokens is {num_new}; the LM holds {source.max_tokens} tokens in all")
-    joining = limited_template(lm, source, None if source.max_tokens is None else source.max_tokens - num_new)
-    context = template.replace(QUESTION, question)
-    return [joining.prefix(text, context, "") for text in texts], ""
+    texts: list[str | None] = [passage.text for passage in passages] or [None]
+    if lm.chat or lm.prompt is not None:
+        if source.max_tokens is not None and source.max_tokens <= num_new:
+            raise UserError(f"--max-new-tokens is {num_new}; the LM holds {source.max_tokens} tokens in all")
+        joining = limited_template(lm, source, None if source.max_tokens is None else source.max_tokens - num_new)
+        return [joining.prefix(text, question_prompt(question), "") for text in texts], ""
+    counting, bare = counting_template(source), AnswerPrompts(())
+
+    def prompt(text: str | None) -> str:
+        return bare.ask(question, text or "")
+
+    for number, passage in enumerate(passages):
+        text = one_line(passage.text)
+        texts[number] = counting.fit_document(text, prompt, num_new + LINE_ENDS, name=repr(question)) or ""
+    if counting.num_truncated:
+        log.warning(f"{counting.num_truncated} of {len(passages)} passages were cut at their end to fit the LM")
+    prompts = FittingPrompts(AnswerPrompts(read_shots(OWN_SHOTS)), counting, num_new).of(question, texts)
+    return [prompts.ask(question, text) for text in texts], prompts.opening(has_evidence=bool(passages))
 
 
 # Showing -------------------------------------------------------------------------------------------------------------

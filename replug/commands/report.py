@@ -21,7 +21,6 @@ def report(
     folders: Annotated[
         list[Path], typer.Argument(help="Folders of finished runs, or of finished evaluations.", metavar="DIR...")
     ],
-    out: Annotated[Path | None, typer.Option(help="Also write the joined table as Markdown.")] = None,
     policies: Annotated[
         Path | None, typer.Option(help="Fit policies of when to retrieve to PopQA evaluations; report in this folder.")
     ] = None,
@@ -35,26 +34,24 @@ def report(
 
     replug report runs/popqa --policies runs/adaptive
     """
-    if out is not None and len(folders) == 1:
-        raise UserError("--out writes the table of several folders, and one is given; expected two or more")
     of_evaluations = [names_evaluation(folder / "config.yaml") for folder in folders]
     if all(of_evaluations) and policies is not None:
         _report_policies(folders, policies)
     elif policies is not None:
         raise UserError(f"--policies is fitted to evaluations of popqa, and {folders[0]} is not an evaluation")
     elif all(of_evaluations):
-        _report_evaluations(folders, out)
+        _report_evaluations(folders)
     elif any(of_evaluations):
         run, evaluation = (folders[of_evaluations.index(which)] for which in (False, True))
         raise UserError(f"{evaluation} is an evaluation and {run} is not; expected folders of one kind")
     else:
-        _report_runs(folders, out)
+        _report_runs(folders)
 
 
-def _report_evaluations(folders: list[Path], out: Path | None) -> None:
+def _report_evaluations(folders: list[Path]) -> None:
     from replug.data.files import read_json
     from replug.evals.folder import EvaluationFolder
-    from replug.evals.tables import joined_blocks, row_names
+    from replug.evals.tables import joined_blocks, print_blocks, row_names
 
     evaluations = [EvaluationFolder(folder) for folder in folders]
     if len(evaluations) == 1:
@@ -62,7 +59,7 @@ def _report_evaluations(folders: list[Path], out: Path | None) -> None:
         return
     name = _require_comparable(evaluations)
     results = [read_json(folder.results, AGAIN)[name] for folder in evaluations]
-    _show(joined_blocks(name, dict(zip(row_names(folders), results, strict=True))), out)
+    print_blocks(joined_blocks(name, dict(zip(row_names(folders), results, strict=True))), width=140)
 
 
 def _require_comparable(folders: list["EvaluationFolder"]) -> str:
@@ -102,8 +99,9 @@ def _report_policies(folders: list[Path], out: Path) -> None:
     print(f"report: {out / 'report.html'}")
 
 
-def _report_runs(folders: list[Path], out: Path | None) -> None:
+def _report_runs(folders: list[Path]) -> None:
     from replug.data.folder import sole_writer
+    from replug.evals.tables import print_blocks
     from replug.train.report import print_summary, write_report
     from replug.train.run_dir import RunDirectory
 
@@ -112,7 +110,7 @@ def _report_runs(folders: list[Path], out: Path | None) -> None:
         if not run.is_finished:
             raise UserError(f"{run.path} holds no finished run (manifest.json is missing)")
     if len(runs) > 1:
-        _show(_joined_runs(runs), out)
+        print_blocks(_joined_runs(runs), width=140)
         return
     [run] = runs
     with sole_writer(run.path):
@@ -138,13 +136,3 @@ def _joined_runs(runs: list["RunDirectory"]) -> "Blocks":
     of_dev = [[name, f"{look['bpb']:.4f}"] for name, look in best.items() if look]
     blocks = joined_blocks(HELDOUT, heldout) if heldout else []
     return [*blocks, *([Table(["run", "bpb of development texts"], of_dev)] if of_dev else [])]
-
-
-def _show(blocks: "Blocks", out: Path | None) -> None:
-    from replug.data.files import replace_file
-    from replug.evals.tables import print_blocks, to_markdown
-
-    print_blocks(blocks, width=140)
-    if out is not None:
-        replace_file(out, to_markdown(blocks).encode())
-        print(f"table: {out}")

@@ -41,7 +41,6 @@ class QuestionsConfig:
     demonstrations: str | None = key(None, "JSONL of demonstrations. Default: questions that are not evaluated.")
     query: str = key("{question}", "Template of the search query, as training queries look; mmlu: {choices} too.")
     shots: int | None = key(None, "Demonstrations. Default: 5 (mmlu), 16 (open_qa), 15 (popqa, internet_qa).", FROM_0)
-    documents_in_shots: bool = key(True, "popqa: put before each demonstration the first document found for it.")
     max_questions: int | None = key(None, "Number of questions to evaluate (mmlu: per subject). Default: all.", ABOVE_0)
     max_new_tokens: int = key(16, "Largest number of generated tokens per answer (PopQA's own code: 15).", ABOVE_0)
 
@@ -52,7 +51,6 @@ class WebConfig:
 
     engine: str = key("local", "Search engine: local (corpus), searxng or brave.")
     url: str | None = key(None, "URL of a SearXNG server, such as http://127.0.0.1:8888.")
-    api_key_env: str = resumable("REPLUG_SEARCH_API_KEY", "Environment variable that holds the API key of brave.")
     num_results: int = key(20, "Number of search results to fetch per question (paper: 20).", ABOVE_0)
     max_passages: int = key(50, "Number of passages to keep per question, nearest first (paper: 50).", ABOVE_0)
     max_requests: int | None = resumable(None, "Requests before searching stops. Default: unlimited.", ABOVE_0)

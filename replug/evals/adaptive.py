@@ -1,301 +1,265 @@
 """Adaptive retrieval (Mallen et al. 2023, section 5): retrieve for subjects that are less popular than a threshold.
 
-`replug report DIR... --policies OUT` reads finished evaluations of PopQA, one for each LM, and asks no LM. For every
-pair of methods, one without retrieval and one with it, each relation has a threshold of popularity fitted to its
-questions (`evals.thresholds`); the policy is measured on held-out questions.
+`replug report DIR... --policies OUT` reads finished evaluations of PopQA, such as one for each LM, and asks no LM. For
+every pair of methods, one without retrieval and one with it, each relation has a threshold of popularity.
 
-The page has the paper's table 1 and figure 1, and compares the policy with never retrieving, always retrieving and an
-oracle. `report.json` holds every number of the page by LM, and the thresholds, fitted to all questions.
+A question retrieves below the threshold of its relation. Candidates are never, every popularity observed in fitting,
+and always; the largest number of right answers wins, and ties go to the lowest. Thresholds fitted to few questions
+generalise badly: a relation with fewer than MIN_QUESTIONS to fit to uses the threshold of all questions. The policy is
+fitted to 75% of the questions and measured on the others, in 100 random splits.
+
+Letters: N questions, S splits, B resamples.
 """
 
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from replug.config.errors import UserError
-from replug.config.load import load_stored_evaluation_config
 from replug.config.methods import GENREAD, NONE
 from replug.data.files import replace_file, write_json
-from replug.data.progress import Progress
-from replug.evals import thresholds as fit
-from replug.evals.charts import Value, lines, to_svg
-from replug.evals.folder import LM, EvaluationFolder
-from replug.evals.intervals import Interval, wilson_interval
+from replug.evals.folder import EvaluationFolder
+from replug.evals.intervals import percentile_interval, resample_counts
 from replug.evals.loop import OutcomeFile, Row
-from replug.evals.tables import Block, Blocks, Table, figure, html_page, row_names
+from replug.evals.tables import Block, Blocks, Table, html_page, row_names
 
-log = logging.getLogger(__name__)
-
-POPULARITY = "popularity"
-Pair = tuple[str, str]  # the names of a method without retrieval and a method with it
+POPULARITY, OTHERS = "popularity", "others"
+NEVER, ALWAYS = -math.inf, math.inf
+NEVER_RETRIEVE, ALWAYS_RETRIEVE, ADAPTIVE, ORACLE = "never", "always", "adaptive", "oracle"
+NUM_SPLITS, FITTED_SHARE, NUM_RESAMPLES = 100, 0.75, 1000
+MIN_QUESTIONS = 50
 Numbers = Mapping[str, np.ndarray]  # name -> a method's numbers [N], NaN for unknown ones
-Measured = dict[str, Any]  # the content of report.json for an LM, or for a pair of its methods
-MIN_DRAWN = 5  # questions: with fewer, the interval is too wide to draw
+Measured = dict[str, Any]  # the content of report.json for a pair of methods
 COSTS = {  # of a question: name in outcomes -> column head and digits
     "lm_calls": ("LM calls", 2),
     "retriever_calls": ("searches", 2),
     "prompt_tokens": ("prompt tokens", 0),
     "generated_tokens": ("new tokens", 1),
 }
-CAPTION = "Two methods, and a policy by popularity on questions left out of fitting (dashed); Wilson's intervals."
 NOTE = (
     "The policy is fitted to 75% of the questions and measured on the others, in 100 random splits. Intervals are "
-    "95%, by a bootstrap over questions that refits the policy. Gains are over the better of never and always. A "
-    f"relation with fewer than {fit.MIN_QUESTIONS} questions to fit to uses the threshold of all questions."
+    "95%, by a bootstrap over questions with the thresholds as fitted. Gains are over the better of never and always. "
+    f"A relation with fewer than {MIN_QUESTIONS} questions to fit to uses the threshold of all questions."
 )
-
-
-def pair_name(pair: Pair) -> str:
-    """Return the name of the second method, after the first one's unless that is closed book."""
-    closed, augmented = pair
-    return augmented if closed == NONE else f"{closed} + {augmented}"
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredQuestions:
-    """One LM's answers to N questions: their relations, and the numbers of each method."""
+    """The answers of an evaluation to N questions: their relations [N], and the numbers of each method."""
 
-    name: str
-    identity: str
-    relations: Sequence[str]
+    relations: np.ndarray
     methods: Mapping[str, Numbers]
 
-    @property
-    def popularity(self) -> np.ndarray:
-        """Return the popularity of each subject, [N], the same under every method."""
-        return self.methods[NONE][POPULARITY]
-
-    def right(self, pair: Pair) -> tuple[np.ndarray, np.ndarray]:
-        """Return whether each of the two methods is right, 0 or 1, int64 [N] each."""
-        closed, augmented = (self.methods[name]["accuracy"].astype(np.int64) for name in pair)
-        return closed, augmented
-
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> dict[str, tuple[str, str]]:
         """Return closed book with each other method, and GenRead with each retrieval method, as the paper does."""
         others = [method for method in self.methods if method != NONE]
-        retrieving = [method for method in others if method != GENREAD]
-        return [*((NONE, name) for name in others), *((GENREAD, name) for name in retrieving if GENREAD in others)]
+        pairs = {method: (NONE, method) for method in others}
+        if GENREAD in others:
+            pairs |= {f"{GENREAD} + {name}": (GENREAD, name) for name in others if name != GENREAD}
+        return pairs
 
 
-def read_answered(folders: Sequence[EvaluationFolder]) -> list[AnsweredQuestions]:
-    """Return the answers of finished evaluations of the same questions, named by LM, or by folder if LMs repeat.
+def read_answered(folders: Sequence[EvaluationFolder]) -> dict[str, AnsweredQuestions]:
+    """Return the answers of finished evaluations of the same questions, by the name of the folder.
 
-    Raises UserError for outcomes without closed-book answers or without another method.
+    Raises UserError for few questions, and for outcomes without closed-book answers or without another method.
     """
-    configs = [load_stored_evaluation_config(folder.config) for folder in folders]
-    names = [config.lm.model or Path(str(config.lm.path)).name.rpartition(":")[2] for config in configs]
-    if len(set(names)) < len(names):
-        names = row_names([folder.path for folder in folders])
-    answered = []
-    for folder, name in zip(folders, names, strict=True):
-        rows = [*{row["id"]: row for row in reversed(OutcomeFile(folder.outcomes).rows)}.values()][::-1]
+    answered = {}
+    for name, folder in zip(row_names([folder.path for folder in folders]), folders, strict=True):
+        rows = OutcomeFile(folder.outcomes).rows
         methods = rows[0]["methods"]
-        if len(rows) < 2:
-            raise UserError(f"{folder.path} asked one question; expected two or more, to fit and to measure")
+        if len(rows) < MIN_QUESTIONS:
+            raise UserError(f"{folder.path} asked {len(rows)} questions; expected {MIN_QUESTIONS} or more for a policy")
         if NONE not in methods or len(methods) == 1:
             raise UserError(
                 f"{folder.path} has answers by {', '.join(methods)}; expected {NONE}, and a method with documents"
             )
-        numbers = {method: _numbers(rows, method) for method in methods}
-        identity = str((folder.folder.inputs or {})[LM])
-        answered.append(AnsweredQuestions(name, identity, [row["group"] for row in rows], numbers))
+        relations = np.array([row["group"] for row in rows])
+        answered[name] = AnsweredQuestions(relations, {method: _numbers(rows, method) for method in methods})
     return answered
 
 
 def _numbers(rows: Sequence[Row], method: str) -> dict[str, np.ndarray]:
     outcomes = [row["methods"][method]["numbers"] for row in rows]
-    names = dict.fromkeys([*COSTS, *(name for outcome in outcomes for name in outcome)])
+    names = ("accuracy", "answer_recall", POPULARITY, *COSTS)
     return {name: np.array([outcome.get(name, np.nan) for outcome in outcomes], np.float64) for name in names}
 
 
-# Measuring --------------------------------------------------------------------------------------------------------
+# Fitting and measuring ------------------------------------------------------------------------------------------------
 
 
-def measure_pair(answered: AnsweredQuestions, pair: Pair, num_resamples: int = fit.NUM_RESAMPLES) -> Measured:
-    """Return the entry of report.json for a method without retrieval and a method with it."""
-    right, splits = answered.right(pair), fit.draw_splits(len(answered.relations))
-    rule = fit.rule_by(answered.popularity, answered.relations)
-    retrieved = fit.decisions(rule, *right, splits)
-    worth, better = fit.measure(rule, *right, splits, num_resamples)
-    without, with_documents = (answered.methods[name] for name in pair)
-    counted = [name for name in COSTS if np.isfinite([without[name], with_documents[name]]).all()]
-    chosen = {name: np.where(retrieved, with_documents[name], without[name]) for name in counted}
-    costs = {
-        fit.NEVER_RETRIEVE: {name: float(without[name].mean()) for name in counted},
-        fit.ALWAYS_RETRIEVE: {name: float(with_documents[name].mean()) for name in counted},
-        fit.ADAPTIVE: {name: fit.mean_over_splits(own, splits) for name, own in chosen.items()},
-        fit.ORACLE: {},  # no real policy
+def best_threshold(popularity: np.ndarray, gains: np.ndarray) -> float:
+    """Return the threshold of popularity [N] below which the gains [N] of retrieving have the largest sum."""
+    order = np.argsort(popularity, kind="stable")
+    values, sums = popularity[order], np.concatenate([[0.0], np.cumsum(gains[order])])
+    is_first = np.append(True, values[1:] != values[:-1])
+    cuts = np.append(np.flatnonzero(is_first), len(values))  # possible numbers of questions that retrieve
+    best = cuts[sums[cuts].argmax()]
+    return NEVER if best == 0 else ALWAYS if best == len(values) else float(values[best])
+
+
+def fit_thresholds(relations: np.ndarray, popularity: np.ndarray, gains: np.ndarray) -> dict[str, float]:
+    """Return the threshold of each relation with enough questions, and of all questions for OTHERS."""
+    thresholds = {}
+    for relation, count in zip(*np.unique(relations, return_counts=True), strict=True):
+        if count >= MIN_QUESTIONS:
+            own = relations == relation
+            thresholds[str(relation)] = best_threshold(popularity[own], gains[own])
+    return {**thresholds, OTHERS: best_threshold(popularity, gains)}
+
+
+def draw_splits(num_questions: int, num_splits: int = NUM_SPLITS, seed: int = 0) -> np.ndarray:
+    """Return a mask of the questions to fit to, bool [S, N], 75% of them."""
+    rng = np.random.default_rng([seed, 3])
+    splits = np.zeros((num_splits, num_questions), dtype=bool)
+    for split in splits:
+        split[rng.permutation(num_questions)[: round(FITTED_SHARE * num_questions)]] = True
+    return splits
+
+
+def decisions(relations: np.ndarray, popularity: np.ndarray, gains: np.ndarray, splits: np.ndarray) -> np.ndarray:
+    """Return a mask of the questions that retrieve by the thresholds of each split, bool [S, N]."""
+    decided = []
+    for split in splits:
+        thresholds = fit_thresholds(relations[split], popularity[split], gains[split])
+        own = [thresholds.get(relation, thresholds[OTHERS]) for relation in relations.tolist()]
+        decided.append(popularity < own)
+    return np.array(decided)
+
+
+def means_left_out(values: np.ndarray, splits: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the means over splits of the mean over held-out questions, [B].
+
+    `values` are [N] or [S, N]; `counts` [B, N] are the counts of each question in resamples.
+    """
+    held_out = ~splits
+    return (counts @ np.where(held_out, values, 0.0).T / (counts @ held_out.T)).mean(axis=1)
+
+
+def measure_pair(relations: np.ndarray, without: Numbers, documents: Numbers) -> Measured:
+    """Return the entry of report.json for the numbers of a method without retrieval and of a method with it."""
+    closed, augmented, popularity = without["accuracy"], documents["accuracy"], without[POPULARITY]
+    gains, splits = augmented - closed, draw_splits(len(relations))
+    itself = np.ones((1, len(relations)))
+    counts = np.concatenate([itself, *resample_counts(len(relations), NUM_RESAMPLES, seed=0)])
+    policies = {  # the questions that retrieve
+        NEVER_RETRIEVE: np.zeros(len(relations), bool),
+        ALWAYS_RETRIEVE: np.ones(len(relations), bool),
+        ADAPTIVE: decisions(relations, popularity, gains, splits),
+        ORACLE: gains > 0,
     }
+    right = {
+        name: means_left_out(np.where(retrieves, augmented, closed), splits, counts)
+        for name, retrieves in policies.items()
+    }
+    better = max((NEVER_RETRIEVE, ALWAYS_RETRIEVE), key=lambda name: right[name][0])
+    known = [name for name in COSTS if np.isfinite([without[name], documents[name]]).all()]
+    measured = {}
+    for name, retrieves in policies.items():
+        spent = {cost: np.where(retrieves, documents[cost], without[cost]) for cost in known if name != ORACLE}
+        measured[name] = {
+            "accuracy": _interval(right[name]),
+            "gain": _interval(right[name] - right[better]),
+            "share": _interval(means_left_out(retrieves, splits, counts)),
+            "costs": {cost: float(means_left_out(of, splits, itself)[0]) for cost, of in spent.items()},
+        }
+    thresholds = fit_thresholds(relations, popularity, gains)
+    names = {NEVER: NEVER_RETRIEVE, ALWAYS: ALWAYS_RETRIEVE}
     return {
-        "closed": pair[0],
-        "augmented": pair[1],
-        "help and harm": help_and_harm(answered, pair),
-        POPULARITY: accuracy_by_popularity(answered, pair, fit.accuracy_left_out(*right, retrieved, splits)),
-        "thresholds": {POPULARITY: thresholds_of(answered, pair)},
+        "help and harm": help_and_harm(closed, augmented, documents["answer_recall"]),
+        "thresholds": {relation: names.get(threshold, threshold) for relation, threshold in thresholds.items()},
         "better": better,
-        "policies": {name: {**worth[name], "costs": of} for name, of in costs.items()},
+        "policies": measured,
     }
 
 
-def thresholds_of(answered: AnsweredQuestions, pair: Pair) -> dict[str, float | Literal["never", "always"]]:
-    """Return the thresholds, fitted to all questions, of relations with enough questions, and of `others`."""
-    right, popularity = answered.right(pair), answered.popularity
-    fitted = fit.fit_thresholds(fit.rule_by(popularity, answered.relations), *right)
-    [fitted["others"]] = fit.fit_thresholds(fit.rule_by(popularity), *right).values()
-    return {
-        name: "never" if threshold == fit.NEVER else "always" if threshold == fit.ALWAYS else threshold
-        for name, threshold in fitted.items()
-    }
+def _interval(resampled: np.ndarray) -> dict[str, float]:
+    """Return the first value with the interval of the others."""
+    return asdict(percentile_interval(float(resampled[0]), resampled[1:]))
 
 
-def accuracies(answered: AnsweredQuestions, among: np.ndarray) -> dict[str, Any]:
-    """Return the accuracy by method among the questions bool [N], with Wilson's intervals."""
-    right = {name: float(of["accuracy"][among].sum()) for name, of in answered.methods.items()}
-    return {name: asdict(wilson_interval(num_right, int(among.sum()))) for name, num_right in right.items()}
-
-
-def help_and_harm(answered: AnsweredQuestions, pair: Pair) -> list[Measured]:
+def help_and_harm(closed: np.ndarray, augmented: np.ndarray, holds: np.ndarray) -> list[Measured]:
     """Return the four cells of right and wrong (table 1): retrieval harms in the second, helps in the third.
 
-    `recall` is the share of questions with an answer in their documents; None without questions or without the number
-    `answer_recall`.
+    `recall` is the share of questions with an answer in their documents; None without questions.
     """
-    holds, right = answered.methods[pair[1]].get("answer_recall"), answered.right(pair)
     cells = []
-    for closed, augmented in ((True, True), (True, False), (False, True), (False, False)):
-        own = (right[0] == closed) & (right[1] == augmented)
-        recall = float(holds[own].mean()) if holds is not None and own.any() else None
-        cell = {"closed_right": closed, "augmented_right": augmented, "n": int(own.sum())}
+    for closed_right, augmented_right in ((True, True), (True, False), (False, True), (False, False)):
+        own = (closed == closed_right) & (augmented == augmented_right)
+        recall = float(holds[own].mean()) if own.any() else None
+        cell = {"closed_right": closed_right, "augmented_right": augmented_right, "n": int(own.sum())}
         cells.append({**cell, "share": float(own.mean()), "recall": recall})
     return cells
-
-
-def accuracy_by_popularity(answered: AnsweredQuestions, pair: Pair, adaptive: np.ndarray) -> list[Measured]:
-    """Return the accuracy of a pair and its policy by bin of popularity, half powers of ten, without empty bins.
-
-    `adaptive` [N] is the rate of right answers of the policy for each question. A popularity below 1 counts as 1.
-    """
-    popularity = np.maximum(answered.popularity, 1)
-    edges = 10 ** (np.arange(0, 2 * np.ceil(np.log10(popularity.max() + 1)) + 1) / 2)
-    places = np.searchsorted(edges, popularity, side="right") - 1
-    bins = []
-    for place in np.unique(places):
-        own = places == place
-        accuracy = {name: of for name, of in accuracies(answered, own).items() if name in pair}
-        if not np.isnan(adaptive[own]).all():
-            accuracy[f"{fit.ADAPTIVE} {pair_name(pair)}"] = float(np.nanmean(adaptive[own]))
-        ends = {"low": float(edges[place]), "high": float(edges[place + 1])}
-        bins.append({**ends, "n": int(own.sum()), "accuracy": accuracy})
-    return bins
 
 
 # The report ---------------------------------------------------------------------------------------------------------
 
 
-def write_report(lms: Sequence[AnsweredQuestions], out: Path) -> dict[str, Blocks]:
-    """Write figures, report.json and, last, report.html; return the sections of the page."""
+def write_report(answered: Mapping[str, AnsweredQuestions], out: Path) -> dict[str, Blocks]:
+    """Write report.json and, last, report.html; return the sections of the page."""
     out.mkdir(parents=True, exist_ok=True)
-    progress = Progress("policies compared", sum(len(answered.pairs()) for answered in lms))
-    measured: dict[str, Measured] = {}
-    for answered in lms:
-        num, pairs = len(answered.relations), {}
-        for pair in answered.pairs():
-            name = pair_name(pair)
-            pairs[name] = of = measure_pair(answered, pair)
-            if of["policies"][fit.ADAPTIVE]["gain"]["low"] <= 0:
-                log.warning(f"{answered.name}, {name}: the policy may gain nothing over {of['better']}")
-            progress.advance()
-        accuracy = accuracies(answered, np.ones(num, dtype=bool))
-        measured[answered.name] = {"identity": answered.identity, "n": num, "accuracy": accuracy, "pairs": pairs}
-
-    about = f"{len(lms[0].relations):,} questions, asked of {', '.join(measured)}."
-    sections: dict[str, Blocks] = {"": [about, accuracy_table(measured)]}
-    for answered in lms:
-        for name, of in measured[answered.name]["pairs"].items():
-            svg = to_svg(partial(_draw_popularity, bins=of[POPULARITY]), 7.0, 3.8)
-            slug = "".join(letter if letter.isalnum() else "_" for letter in f"{name} {answered.name}")
-            replace_file(out / f"{fit.ADAPTIVE}_{slug}.svg", svg.encode())
-            sections[f"{answered.name}: {of['closed']} or {of['augmented']}"] = [
-                figure(svg, CAPTION),
-                *_pair_blocks(of),
-            ]
+    measured: dict[str, dict[str, Measured]] = {}
+    sections: dict[str, Blocks] = {}
+    for name, of in answered.items():
+        measured[name] = {}
+        for pair, (closed, augmented) in of.pairs().items():
+            entry = measure_pair(of.relations, of.methods[closed], of.methods[augmented])
+            measured[name][pair] = entry
+            sections[f"{name}: {closed} or {augmented}"] = list(_pair_blocks(closed, augmented, entry))
+    num = len(next(iter(answered.values())).relations)
+    sections = {"": [f"{num:,} questions, asked in {', '.join(answered)}.", accuracy_table(measured)], **sections}
     write_json(out / "report.json", measured)
     replace_file(out / "report.html", html_page("When to retrieve", sections).encode())
     return sections
 
 
-def accuracy_table(measured: Mapping[str, Measured]) -> Table:
-    """Show the accuracy of every method by LM, and of the policies by popularity (figure 7)."""
-    shown = {name: dict(lm["accuracy"]) for name, lm in measured.items()}
-    for name, lm in measured.items():
-        for pair, of in lm["pairs"].items():
-            shown[name][f"{fit.ADAPTIVE} {pair}"] = of["policies"][fit.ADAPTIVE]["accuracy"]
+def accuracy_table(measured: Mapping[str, Mapping[str, Measured]]) -> Table:
+    """Show the accuracy of closed book, of every other method, and of the policies, by evaluation (figure 7)."""
+    shown: dict[str, dict[str, str]] = {}
+    for name, pairs in measured.items():
+        policies = {pair: of["policies"] for pair, of in pairs.items()}
+        own = {NONE: next(iter(policies.values()))[NEVER_RETRIEVE]}
+        own |= {pair: of[ALWAYS_RETRIEVE] for pair, of in policies.items() if " + " not in pair}
+        own |= {f"{ADAPTIVE} {pair}": of[ADAPTIVE] for pair, of in policies.items()}
+        shown[name] = {column: _interval_text(of["accuracy"]) for column, of in own.items()}
     columns = list(dict.fromkeys(column for own in shown.values() for column in own))
-    rows = [[n, *(_interval_text(own[of]) if of in own else "" for of in columns)] for n, own in shown.items()]
+    rows = [[name, *(own.get(column, "") for column in columns)] for name, own in shown.items()]
     return Table(["right answers", *columns], rows)
 
 
-def _draw_popularity(axes: Axes, bins: Sequence[Measured]) -> None:
-    """Draw figure 1: a line for each method, shifted slightly so that intervals do not overlap."""
-    methods = list(dict.fromkeys(method for of in bins for method in of["accuracy"]))
-
-    def drawn(accuracy: float | dict[str, float]) -> Value:
-        return accuracy if isinstance(accuracy, float) else Interval(**accuracy)
-
-    points = {
-        method: [
-            (
-                math.sqrt(of["low"] * of["high"]) * 1.06 ** (number - (len(methods) - 1) / 2),
-                drawn(of["accuracy"][method]),
-            )
-            for of in bins
-            if of["n"] >= MIN_DRAWN and method in of["accuracy"]
-        ]
-        for number, method in enumerate(methods)
-    }
-    # A logarithmic scale needs limits even if no bin has enough questions to be drawn.
-    axes.set_xlim(bins[0]["low"], bins[-1]["high"])
-    dashed = [method for method in methods if method.startswith(fit.ADAPTIVE)]
-    lines(axes, points, "popularity of the subject", "right answers", log_x=True, is_share=True, dashed=dashed)
-
-
-def _pair_blocks(of: Measured) -> Iterator[Block]:
+def _pair_blocks(closed: str, augmented: str, of: Measured) -> Iterator[Block]:
     rows = []
     for cell in of["help and harm"]:
         right = ("right" if cell[name] else "wrong" for name in ("closed_right", "augmented_right"))
         recall = "" if cell["recall"] is None else f"{cell['recall']:.2f}"
         rows.append([*right, str(cell["n"]), f"{cell['share']:.0%}", recall])
-    yield Table([of["closed"], of["augmented"], "questions", "share", "documents hold an answer"], rows)
-    yield f"{of['augmented']} harms in the second row and helps in the third."
+    yield Table([closed, augmented, "questions", "share", "documents hold an answer"], rows)
+    yield f"{augmented} harms in the second row and helps in the third."
     yield comparison_table(of)
-    if of["policies"][fit.ADAPTIVE]["gain"]["low"] <= 0:
+    if of["policies"][ADAPTIVE]["gain"]["low"] <= 0:
         yield "No gain of the policy is shown: its interval holds 0."
     rules = [
         f"{relation}: {rule if isinstance(rule, str) else f'below {rule:g}'}"
-        for relation, rule in of["thresholds"][POPULARITY].items()
+        for relation, rule in of["thresholds"].items()
     ]
     yield f"The policy retrieves by relation: {'; '.join(rules)}."
     yield NOTE
 
 
 def comparison_table(of: Measured) -> Table:
-    """Show one policy per row; columns without a value are left out."""
-    head = ["policy", "accuracy", f"gain over {of['better']}", "retrieves", *(name for name, _ in COSTS.values())]
+    """Show one policy per row; costs without a value are left out."""
+    costs = of["policies"][NEVER_RETRIEVE]["costs"]
+    head = ["policy", "accuracy", f"gain over {of['better']}", "retrieves", *(COSTS[cost][0] for cost in costs)]
     rows = []
     for name, policy in of["policies"].items():
-        costs = policy["costs"]
-        own = (f"{costs[cost]:,.{digits}f}" if cost in costs else "" for cost, (_, digits) in COSTS.items())
         gain = "" if name == of["better"] else _interval_text(policy["gain"], "+")
+        own = [f"{policy['costs'][cost]:,.{COSTS[cost][1]}f}" if policy["costs"] else "" for cost in costs]
         rows.append([name, _interval_text(policy["accuracy"]), gain, f"{policy['share']['value']:.0%}", *own])
-    shown = [column for column in range(len(head)) if any(row[column] for row in rows)]
-    return Table([head[column] for column in shown], [[row[column] for column in shown] for row in rows])
+    return Table(head, rows)
 
 
 def _interval_text(of: Mapping[str, float], sign: str = "") -> str:

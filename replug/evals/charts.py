@@ -1,12 +1,11 @@
 """The figures of all evaluations and of training, as SVG or PNG.
 
-A value is a number, or an `Interval`, which gets an error bar. Figures are created without pyplot, to keep the
-caller's backend.
+Figures are created without pyplot, to keep the caller's backend.
 """
 
 import io
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,6 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
-
-from replug.evals.intervals import Interval
 
 COLOURS = {
     "none": "#9aa0a6",
@@ -32,7 +28,6 @@ STYLE = Path(__file__).with_name("charts.mplstyle")
 LEGEND_CHARACTERS = 80
 BLANKS = str.maketrans({" ": "␣", "\n": "\\n", "\t": "\\t"})
 
-Value = float | Interval
 Draw = Callable[[Axes], None]
 
 
@@ -67,35 +62,19 @@ def _drawn(draw: Draw, width: float, height: float) -> Figure:
 
 def lines(
     axes: Axes,
-    points: Mapping[str, Sequence[tuple[float, Value]]],
+    points: Mapping[str, Sequence[tuple[float, float]]],
     x_label: str,
-    y_label: str = "",
     *,
     marks: Sequence[float] = (),
-    log_x: bool = False,
-    is_share: bool = False,
-    dashed: Collection[str] = (),
     marker: str | None = "o",
 ) -> None:
     """Draw a line of (x, value) for each key; `marks` are dotted vertical lines."""
     for name, colour in colours_of([*points]).items():
-        values = [value for _, value in points[name]]
-        look: Any = {"marker": marker, "ms": 4, "lw": 1.5, "elinewidth": 0.8, "color": colour, "label": name}
-        if name in dashed:
-            look |= {"ls": "--", "mfc": "white"}
-        axes.errorbar([x for x, _ in points[name]], [_middle(value) for value in values], _errors(values), **look)
+        xs, values = [x for x, _ in points[name]], [value for _, value in points[name]]
+        axes.plot(xs, values, marker=marker, ms=4, lw=1.5, color=colour, label=name)
     for mark in marks:
         axes.axvline(mark, color="black", alpha=0.4, linewidth=0.8, linestyle=":")
-    if log_x:
-        axes.set_xscale("log")
-        # Written out: a power of ten needs math text, which our style switches off.
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x < 1e9 else f"{x:.0e}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    if is_share:
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.set_ylim(bottom=0)
     axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
     if len(points) > 1:
         legend(axes)
 
@@ -111,21 +90,6 @@ def legend(axes: Axes) -> None:
     longest = max(len(str(label)) for label in axes.get_legend_handles_labels()[1])
     columns = min(6, max(1, LEGEND_CHARACTERS // (longest + 8)))
     axes.legend(frameon=False, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=9)
-
-
-def _middle(value: Value) -> float:
-    return value.value if isinstance(value, Interval) else value
-
-
-def _ends(value: Value) -> tuple[float, float]:
-    return (value.low, value.high) if isinstance(value, Interval) else (value, value)
-
-
-def _errors(values: Sequence[Value]) -> list[list[float]] | None:
-    if not any(isinstance(value, Interval) for value in values):
-        return None
-    spreads = [(_middle(value) - _ends(value)[0], _ends(value)[1] - _middle(value)) for value in values]
-    return [[max(spread[side], 0.0) for spread in spreads] for side in (0, 1)]  # a percentile may miss the value
 
 
 def draw_document_weights(axes: Axes, picture: Mapping[str, Any]) -> None:

@@ -154,10 +154,10 @@ class InternetQa(Task):
             require_extra("web", "sentencex", "sklearn", what="web.engine=local")
         elif task._reranking:
             require_web("evaluation=internet_qa")
-            from replug.web.evidence import evidence_finder
+            from replug.web.evidence import EvidenceFinder
 
             snapshot = EvaluationFolder(Path(config.out).expanduser()).snapshot
-            with closing(evidence_finder(config.web, snapshot)) as finder:
+            with closing(EvidenceFinder(config.web, snapshot)) as finder:
                 task.take_evidence(map(finder.find, task.queries))
             task.queries = [""] * len(task.queries)
         return task

@@ -3,10 +3,9 @@
 A set has rows with `question` and `answers`, and optional `id`, `domain` and `gold` (ids of documents).
 
 The prompt of mmlu, open_qa and popqa has the demonstrations of the question's group, each with its first retrieved
-document (unless questions.documents_in_shots=false), then the question with its document. If a prompt exceeds the LM's
-context, the earliest demonstrations are dropped (`answering.prompts.fit_shots`), and the table shows the number of
-such questions. If a question does not fit without demonstrations, lm.too_long=truncate cuts its document; otherwise
-the question is refused by name.
+document, then the question with its document. If a prompt exceeds the LM's context, the earliest demonstrations are
+dropped (`answering.prompts.fit_shots`), and the table shows the number of such questions. If a question does not fit
+without demonstrations, lm.too_long=truncate cuts its document; otherwise the question is refused by name.
 """
 
 import json
@@ -231,9 +230,8 @@ class FewShotTask(Task):
         questions: Sequence[Any],
         shots: Mapping[str, Sequence[Any]],
         num_new: int,
-        has_documents: bool = True,
     ) -> None:
-        self.questions, self._shots, self._num_new, self._has_documents = questions, shots, num_new, has_documents
+        self.questions, self._shots, self._num_new = questions, shots, num_new
         self.examples = [question.example for question in questions]
         self._shown = {shot.example.id: shot for own in shots.values() for shot in own}
         self.asked = [question.example.query for question in self._searched]
@@ -277,7 +275,7 @@ class FewShotTask(Task):
         self.prompt_by(lms.template, lms.source)
         places = {name: len(self.questions) + place for place, name in enumerate(self._shown)}
         documents = {
-            (method.name, name): book.nearest(method, place) if self._has_documents else None
+            (method.name, name): book.nearest(method, place)
             for method in book.methods
             for name, place in places.items()
         }

@@ -19,7 +19,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import WebConfig
@@ -32,11 +31,11 @@ SECONDS, MAX_BYTES, MAX_ATTEMPTS = 30.0, 8 * 2**20, 4  # of one answer
 BACKOFF_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0  # a longer Retry-After counts as a refusal
 SEARXNG, BRAVE = "searxng", "brave"
 BRAVE_URL = "https://api.search.brave.com/res/v1/web/search"
-BRAVE_PAUSE_SECONDS = 1.0  # between two requests
+API_KEY = "REPLUG_SEARCH_API_KEY"  # the environment variable with the key of brave
 REFUSED = {  # the remedies for 401 and 403
     SEARXNG: "a SearXNG gives JSON only where its settings.yml allows it: expected `search: formats: [html, json]` "
     "there, and a limiter that lets this machine through",
-    BRAVE: "expected a key of its Web Search in the environment variable",
+    BRAVE: f"expected a key of its Web Search in the environment variable {API_KEY}",
 }
 PATHS = {SEARXNG: ("results",), BRAVE: ("web", "results")}  # to the list of results in a response
 Entry = dict[str, Any]  # with `url` and `title`, as an engine gives it; with `rank`, from 1, in results
@@ -57,17 +56,19 @@ class SearchEngine:
     """
 
     def __init__(self, web: WebConfig, budget: RequestBudget) -> None:
-        self._web, self._budget, self._next_turn = web, budget, 0.0
-        self._page_size, self._max_pages, self._pause_seconds = 1, 3, 0.0
+        self._engine, self._budget = web.engine, budget
+        self._page_size, self._max_pages = 1, 3
         self._headers = {"Accept-Encoding": ACCEPTED}
         self._key: str | None = None
         if web.engine == SEARXNG:
             server = str(web.url).rstrip("/")
             self.url, self.identity = f"{server}/search", f"searxng {server}"
         elif web.engine == BRAVE:
-            self.url, self.identity, self._key = BRAVE_URL, BRAVE, _key(web)
+            self.url, self.identity, self._key = BRAVE_URL, BRAVE, os.environ.get(API_KEY, "")
+            if not self._key:
+                raise UserError(f"web.engine={BRAVE} needs a key; expected it in the environment variable {API_KEY}")
+            require_header_value(self._key, API_KEY)
             self._page_size, self._max_pages = 20, 10  # the largest offset is 9
-            self._pause_seconds = BRAVE_PAUSE_SECONDS
             self._headers["X-Subscription-Token"] = self._key  # a header keeps it out of URLs
         else:
             raise UserError(f"web.engine is {web.engine}; expected {BRAVE} or {SEARXNG}; local searches a corpus")
@@ -79,7 +80,7 @@ class SearchEngine:
         entries: list[Entry] = []
         for page in range(min(self._max_pages, -(-num_results // self._page_size))):
             body = self._get(self._parameters(query, num_results, page))
-            listed, before = entries_at(body, *PATHS[self._web.engine]), len(ranked(entries, num_results))
+            listed, before = entries_at(body, *PATHS[self._engine]), len(ranked(entries, num_results))
             entries += listed
             if len(listed) < self._page_size or len(ranked(entries, num_results)) in (before, num_results):
                 break
@@ -89,39 +90,32 @@ class SearchEngine:
 
     def _parameters(self, query: str, num_results: int, page: int) -> dict[str, str | int]:
         """Return the parameters of the request for a page of results, numbered from 0."""
-        if self._web.engine == SEARXNG:
+        if self._engine == SEARXNG:
             return {"q": query, "format": "json", "pageno": page + 1}
         return {"q": query, "count": min(self._page_size, num_results), "offset": page}
 
     def _get(self, parameters: Mapping[str, str | int]) -> Any:
         """Return the parsed response, with retries. Raises EngineRefused, BudgetSpent, UserError for 401 and 403."""
-        attempts = Retrying(
-            stop=stop_after_attempt(MAX_ATTEMPTS),
-            wait=_seconds_to_wait,
-            retry=retry_if_exception_type(ServerFault),
-            reraise=True,
-        )
-        try:
-            return attempts(self._request, parameters)
-        except ServerFault as fault:
-            raise EngineRefused("rate_limited" if fault.unread else "failed", str(fault)) from fault
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                return self._request(parameters)
+            except ServerFault as fault:
+                if attempt == MAX_ATTEMPTS:
+                    raise EngineRefused("rate_limited" if fault.unread else "failed", str(fault)) from fault
+                time.sleep(max(fault.retry_after, BACKOFF_SECONDS * 2 ** (attempt - 1)))
+        raise AssertionError
 
     def _request(self, parameters: Mapping[str, str | int]) -> Any:
-        time.sleep(max(0.0, self._next_turn - time.monotonic()))
-        self._next_turn = time.monotonic() + self._pause_seconds
         self._budget.reserve(0)
         self._budget.settle(0, 0)
         try:
             response = asyncio.run(self._exchange(parameters))
-        except TimeoutError as error:
-            raise ServerFault(f"no answer within {SECONDS:g} s") from error
-        except httpx.RequestError as error:
-            raise ServerFault(f"{type(error).__name__}: {error}") from error
+        except (TimeoutError, httpx.RequestError) as error:
+            raise ServerFault(f"no answer within {SECONDS:g} s: {type(error).__name__} {error}") from error
         status = response.status_code
         reason = f"{status}: {servers_words(response, self._key)}"
         if status in (401, 403):
-            where = f" {self._web.api_key_env}" if self._key else ""
-            raise UserError(f"{self.url} refuses the search ({reason}); {REFUSED[self._web.engine]}{where}")
+            raise UserError(f"{self.url} refuses the search ({reason}); {REFUSED[self._engine]}")
         if status in (408, 429) or status >= 500:
             if (seconds := retry_after(response)) > LONGEST_WAIT_SECONDS:
                 raise EngineRefused("rate_limited", f"it asks to wait {seconds:g} s; {reason}")
@@ -154,23 +148,6 @@ class SearchEngine:
             return httpx.Response(response.status_code, headers=kept, content=body)
 
 
-def _seconds_to_wait(state: RetryCallState) -> float:
-    fault = state.outcome.exception() if state.outcome else None
-    asked_for = fault.retry_after if isinstance(fault, ServerFault) else 0.0
-    return max(asked_for, wait_exponential(BACKOFF_SECONDS, max=LONGEST_WAIT_SECONDS)(state))
-
-
-def _key(web: WebConfig) -> str:
-    """Return the engine's key from the environment. Raises UserError if it is missing or cannot be sent."""
-    key = os.environ.get(web.api_key_env, "")
-    if not key:
-        raise UserError(
-            f"web.engine={web.engine} needs a key; expected it in the environment variable {web.api_key_env}"
-        )
-    require_header_value(key, web.api_key_env)
-    return key
-
-
 def entries_at(body: Any, *path: str) -> list[Entry]:
     """Return the objects of the list at `path` in a response; none if any part of the path is missing.
 
@@ -179,9 +156,7 @@ def entries_at(body: Any, *path: str) -> list[Entry]:
     for name in path:
         if not isinstance(body, dict):
             raise EngineRefused("ill_formed", "the answer is not an object")
-        body = body.get(name)
-        if body is None:
-            return []
+        body = body.get(name) or ([] if name == path[-1] else {})
     if not isinstance(body, list):
         raise EngineRefused("ill_formed", f"{'.'.join(path)} is not a list")
     return [entry for entry in body if isinstance(entry, dict)]

@@ -1,6 +1,6 @@
 """Passages for a question: query a search engine, read its pages, and rank their passages by TF-IDF.
 
-    finder = evidence_finder(config.web, folder)
+    finder = EvidenceFinder(config.web, folder)
     found = finder.find("who wrote the art of war")
     found.passages[0].text, found.passages[0].url, found.failures
 
@@ -29,7 +29,6 @@ from typing import Any
 
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import WebConfig
-from replug.config.rules import web_problems
 from replug.data.folder import read_mark, write_mark
 from replug.models.http.request_budget import RequestBudget
 from replug.models.score_cache import hashed
@@ -47,17 +46,13 @@ FIX_HINT = "bring the snapshot back, or remove the file to ask again, which make
 
 @dataclass(frozen=True, slots=True)
 class KeptPage:
-    """A page as it was on a date (ISO). `failure` is the reason for having no text, None if it has one.
-
-    `broken` counts undecodable characters.
-    """
+    """A page as it was on a date (ISO). `failure` is the reason for having no text, None if it has one."""
 
     url: str
     fetched: str
     final_url: str = ""
     title: str = ""
     text: str = ""
-    broken: int = 0
     failure: str | None = None
 
 
@@ -90,14 +85,18 @@ class Snapshot:
 class EvidenceFinder:
     """Find passages for questions in the snapshot, else on the web by a search engine.
 
-    `find` raises BudgetSpent, UserError, and RunError if the snapshot cannot be written.
+    The snapshot lies in `folder` unless `web.snapshot` names another. Pages come from public addresses only, and from
+    the (host, port) pairs in `exempt`, which tests set for their own servers; no configuration key does. Raises
+    UserError for a missing key. `find` raises BudgetSpent, UserError, and RunError if the snapshot cannot be written.
     """
 
     def __init__(
-        self, engine: SearchEngine, web: WebConfig, snapshot: Snapshot, fetcher: Fetcher, extractor: Extractor
+        self, web: WebConfig, folder: Path, limits: FetchLimits = LIMITS, exempt: Collection[HostPort] = ()
     ) -> None:
-        self._engine, self._web, self._snapshot = engine, web, snapshot
-        self._fetcher, self._extractor = fetcher, extractor
+        self._web, self._snapshot = web, Snapshot(Path(web.snapshot).expanduser() if web.snapshot else folder)
+        budget = RequestBudget(self._snapshot.folder / BUDGET, web.max_requests, section="web")
+        self._engine = SearchEngine(web, budget)
+        self._fetcher, self._extractor = Fetcher(limits, exempt), Extractor()
 
     def find(self, question: str) -> FoundEvidence:
         """Return the passages for a question, and counts of failures."""
@@ -136,7 +135,6 @@ class EvidenceFinder:
             if page.failure:
                 failures[page.failure] += 1
                 continue
-            failures.update(["kept_with_broken_characters"] if page.broken else [])
             if {page.final_url, page.text} & seen:
                 failures["duplicate"] += 1
                 continue
@@ -171,31 +169,13 @@ class EvidenceFinder:
         return page
 
     def _with_text(self, page: KeptPage, downloaded: Downloaded) -> KeptPage:
-        text, broken = decode_page(downloaded.body, downloaded.content_type)
-        title = ""
+        text, title = decode_page(downloaded.body, downloaded.content_type), ""
         if not downloaded.content_type.lower().startswith("text/plain"):
             text, title = self._extractor.extract(text)
         elif not text.strip():
             raise FetchFailed("no_text")
-        title = " ".join(title.split())
-        return replace(page, final_url=downloaded.url, title=title, text=text, broken=broken)
+        return replace(page, final_url=downloaded.url, title=" ".join(title.split()), text=text)
 
 
 def _today() -> str:
     return datetime.now(UTC).date().isoformat()
-
-
-def evidence_finder(
-    web: WebConfig, folder: Path, limits: FetchLimits = LIMITS, exempt: Collection[HostPort] = ()
-) -> EvidenceFinder:
-    """Return a finder that searches the web.
-
-    The snapshot lies in `folder` unless `web.snapshot` names another. Pages come from public addresses only, and from
-    the (host, port) pairs in `exempt`, which tests set for their own servers; no configuration key does. Raises
-    UserError for a wrong section and for a missing key.
-    """
-    for problem in web_problems(web):
-        raise UserError(problem)
-    snapshot = Snapshot(Path(web.snapshot).expanduser() if web.snapshot else folder)
-    engine = SearchEngine(web, RequestBudget(snapshot.folder / BUDGET, web.max_requests, section="web"))
-    return EvidenceFinder(engine, web, snapshot, Fetcher(limits, exempt), Extractor())

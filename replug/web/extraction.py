@@ -1,7 +1,7 @@
 """Turn a page's bytes into its main text: unpack, decode, extract.
 
 A page names its encoding, and some of Python's codecs are unsafe for web pages (`unicode_escape`, `utf-7`): only the
-encodings in TEXT_ENCODINGS are used. Undecodable bytes become U+FFFD and are counted.
+encodings in TEXT_ENCODINGS are used. Undecodable bytes become U+FFFD.
 
 Some HTML keeps a parser busy for hours, and a parser is C code. So trafilatura runs in a separate process,
 `python -m replug.web.extraction SECONDS [headings]`, with limits of time and memory; it ends with its caller. An input
@@ -10,6 +10,8 @@ nothing.
 """
 
 import codecs
+import gzip
+import io
 import json
 import logging
 import os
@@ -17,7 +19,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import zlib
 from contextlib import suppress
 from typing import Any
@@ -34,9 +35,7 @@ class FetchFailed(Exception):
         self.reason = reason
 
 
-ACCEPTED = "gzip, deflate"
-WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-ZLIB_HEADER = 0x8  # the low bits of the first byte; some servers send deflate without a header
+ACCEPTED = "gzip"
 
 
 def unpacked(body: bytes, coding: str, limit: int) -> bytes:
@@ -47,23 +46,16 @@ def unpacked(body: bytes, coding: str, limit: int) -> bytes:
     coding = coding.strip().lower()
     if coding in ("", "identity"):
         return body
-    if coding not in WINDOW_BITS:  # including gzip of gzip
+    if coding not in (ACCEPTED, f"x-{ACCEPTED}"):  # including gzip of gzip
         raise FetchFailed("content_encoding")
-    bits, out = WINDOW_BITS[coding], bytearray()
-    if coding == "deflate" and body and body[0] & 0x0F != ZLIB_HEADER:
-        bits = -zlib.MAX_WBITS
-    while body:  # gzip may have several members
-        decoder = zlib.decompressobj(bits)
-        try:
-            out += decoder.decompress(body, limit + 1 - len(out))
-        except zlib.error as error:
-            raise FetchFailed("content_encoding") from error
-        if len(out) > limit:
-            raise FetchFailed("too_large")
-        if not decoder.eof:
-            raise FetchFailed("incomplete")
-        body = decoder.unused_data
-    return bytes(out)
+    try:
+        with gzip.open(io.BytesIO(body)) as file:
+            out = file.read(limit + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        raise FetchFailed("content_encoding") from error
+    if len(out) > limit:
+        raise FetchFailed("too_large")
+    return out
 
 
 # Encodings -----------------------------------------------------------------------------------------------------------
@@ -82,15 +74,15 @@ MAX_BROKEN_SHARE = 0.1
 BROKEN = "\ufffd"
 
 
-def decode_page(body: bytes, content_type: str) -> tuple[str, int]:
-    """Return the text and the number of its broken characters. Raises FetchFailed above a tenth."""
+def decode_page(body: bytes, content_type: str) -> str:
+    """Return the text. Raises FetchFailed if more than a tenth of its characters cannot be decoded."""
     mark = next((mark for mark in MARKS if body.startswith(mark)), b"")
     body, encoding = body[len(mark) :], MARKS.get(mark) or _encoding(body, content_type)
     text = body.decode(encoding, errors="replace")
     broken = text.count(BROKEN) - (body.count(BROKEN.encode()) if encoding == "utf-8" else 0)
     if broken > MAX_BROKEN_SHARE * len(text):
         raise FetchFailed("encoding")
-    return text, broken
+    return text
 
 
 def _encoding(body: bytes, content_type: str) -> str:
@@ -132,7 +124,7 @@ class Extractor:
 
     def __init__(self, seconds: float = SECONDS, with_headings: bool = False) -> None:
         """Give texts as Markdown if `with_headings`."""
-        self._seconds, self._with_headings, self._lock = seconds, with_headings, threading.Lock()
+        self._options = [str(seconds), *(["headings"] if with_headings else [])]
         self._process: subprocess.Popen[str] | None = None
 
     def extract(self, html: str) -> tuple[str, str]:
@@ -140,27 +132,31 @@ class Extractor:
 
         Raises FetchFailed for a page that crashes the process, takes too long, or has no text.
         """
-        with self._lock:
-            process = self._process = self._process or self._started()
-            line = self._exchange(process, json.dumps(html))
-            if not line:
-                code = process.wait()
-                self._end(process)
-                raise FetchFailed("extraction_timeout" if code == -signal.SIGPROF else "extraction_failed")
+        process = self._process = self._process or self._started()
+        assert process.stdin is not None and process.stdout is not None
+        line = ""  # empty at the end of the process
+        with suppress(BrokenPipeError):
+            print(json.dumps(html), file=process.stdin, flush=True)
+            line = process.stdout.readline()
+        if not line:
+            code = process.wait()
+            self.close()
+            raise FetchFailed("extraction_timeout" if code == -signal.SIGPROF else "extraction_failed")
         main = json.loads(line)
         if not main["text"].strip():
             raise FetchFailed("no_text")
         return main["text"], main["title"]
 
     def close(self) -> None:
-        with self._lock:
-            if self._process is not None:
-                self._end(self._process)
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
 
     def _started(self) -> subprocess.Popen[str]:
-        options = [str(self._seconds), *(["headings"] if self._with_headings else [])]
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "replug.web.extraction", *options],  # -P: no module of the working folder
+            # -P: no module of the working folder
+            [sys.executable, "-P", "-m", "replug.web.extraction", *self._options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             encoding="ascii",
@@ -168,28 +164,9 @@ class Extractor:
         )
         assert process.stdout is not None
         if process.stdout.readline().strip() != READY:
-            self._end(process)
+            process.kill()
             raise RunError("the process that reads pages did not start; see its error above")
         return process
-
-    def _exchange(self, process: subprocess.Popen[str], line: str) -> str:
-        """Return the response line; empty means that the process has ended."""
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            return ""
-        return process.stdout.readline()
-
-    def _end(self, process: subprocess.Popen[str]) -> None:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            with suppress(BrokenPipeError):
-                pipe.close()
-        self._process = None
 
 
 def run_process() -> None:

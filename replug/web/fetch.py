@@ -14,7 +14,6 @@ nothing is (RFC 9309).
 
 import asyncio
 import ipaddress
-import re
 import socket
 import time
 from collections import defaultdict
@@ -55,30 +54,24 @@ def is_public(address: str) -> bool:
 
 
 PORTS = {"http": 80, "https": 443}
-MAX_URL_CHARACTERS = 4096
 HostPort = tuple[str, int]
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
-def parse_url(url: str) -> httpx.URL | None:
-    """Return a URL without its fragment; None if it is not the URL of a web page."""
+def allowed_url(url: str, exempt: Collection[HostPort], base: httpx.URL | None = None) -> httpx.URL:
+    """Return a URL, relative to `base`, without its fragment.
+
+    Raises FetchFailed unless it is http or https, without a password, at the scheme's default port or `exempt`.
+    """
     try:
-        parsed = httpx.URL(urldefrag(url).url) if len(url) <= MAX_URL_CHARACTERS else None
-        return parsed if parsed is not None and parsed.host else None
-    except (httpx.InvalidURL, ValueError):  # ValueError: brackets that hold no address
-        return None
-
-
-def url_problem(url: httpx.URL, exempt: Collection[HostPort]) -> str | None:
-    """Return why a URL is not allowed, or None. Allowed: http and https, no password, the scheme's default port."""
-    if url.scheme not in PORTS:
-        return "url_scheme"
-    if url.userinfo:
-        return "url_password"
-    host_port = url.raw_host.decode("ascii"), url.port or PORTS[url.scheme]
-    if host_port[1] != PORTS[url.scheme] and host_port not in exempt:
-        return "url_port"
-    return None
+        parsed = (base or httpx.URL("")).join(urldefrag(url).url)
+    except (httpx.InvalidURL, ValueError) as error:  # ValueError: brackets that hold no address
+        raise FetchFailed("url_invalid") from error
+    port = PORTS.get(parsed.scheme)
+    is_exempt = (parsed.raw_host.decode("ascii"), parsed.port) in exempt
+    if port is None or not parsed.host or parsed.userinfo or (parsed.port not in (None, port) and not is_exempt):
+        raise FetchFailed("url_forbidden")
+    return parsed
 
 
 async def system_addresses(host: str, port: int) -> list[str]:
@@ -129,8 +122,9 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
 
 AGENT = "replug"  # our name in a robots.txt
 ROBOTS_MAX_BYTES = 512_000  # RFC 9309 requires 500 KiB at least
+# Protego copies the rules of a group to each of its agents: thousands of both would keep the event loop busy.
+ROBOTS_MAX_COPIES = 300_000
 CONTENT_TYPES = ("text/html", "application/xhtml+xml", "text/plain")
-USER_AGENT_LINE = re.compile(r"(\s*user[-\s]*agent[\s:]+)(.*)", re.IGNORECASE)
 REDIRECTS = (301, 302, 303, 307, 308)
 USER_AGENT = f"{AGENT}/{version('replug')} (reads pages to answer questions; heeds robots.txt)"
 HEADERS = [
@@ -144,13 +138,12 @@ HEADERS = [
 class FetchLimits:
     """The limits of a page, and the number of `pages_at_once`. Delays are between two requests to one host."""
 
-    seconds: float = 20.0
+    seconds: float = 20.0  # of a request
     seconds_to_wait: float = 180.0  # including the wait for its turn and all redirects
     max_bytes: int = 4 * 2**20  # compressed and decompressed
     redirects: int = 5
     pages_at_once: int = 8
     delay_seconds: float = 0.5
-    longest_delay_seconds: float = 10.0  # sites with a longer crawl delay are skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +153,7 @@ class Downloaded:
     url: str
     status: int
     content_type: str
-    body: bytes
+    body: bytes = b""
     location: str | None = None
 
 
@@ -181,8 +174,9 @@ class Fetcher:
         self._limits, self._exempt = limits, frozenset(exempt)
         self._backend = GuardedBackend(self._exempt, resolve, network)
         self._certificates = httpx.create_ssl_context(trust_env=False)
-        self._robots: dict[str, Protego | None] = {}  # by origin; None if it could not be read
+        self._robots: dict[str, Protego | str] = {}  # by URL; or the reason why it could not be read
         self._next_turns: dict[str, float] = defaultdict(float)
+        self._delays: dict[str, float] = defaultdict(lambda: limits.delay_seconds)  # by host
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator["Fetcher"]:
@@ -190,10 +184,7 @@ class Fetcher:
         self._places = asyncio.Semaphore(self._limits.pages_at_once)
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by host, and by robots.txt URL
         async with httpcore.AsyncConnectionPool(
-            ssl_context=self._certificates,
-            max_connections=self._limits.pages_at_once,
-            max_keepalive_connections=0,
-            network_backend=self._backend,
+            ssl_context=self._certificates, max_keepalive_connections=0, network_backend=self._backend
         ) as self._pool:
             yield self
 
@@ -206,123 +197,72 @@ class Fetcher:
             raise FetchFailed("no_turn") from error
 
     async def _follow(self, url: str, is_page: bool = True) -> Downloaded:
-        """Follow redirects within one shared time limit; robots.txt itself is read without rules."""
-        seen: set[str] = set()
-        seconds = self._limits.seconds
-        while url not in seen:
-            if len(seen) > self._limits.redirects:
-                raise FetchFailed("too_many_redirects")
-            seen.add(url)
-            parsed = parse_url(url)
-            if parsed is None or (problem := url_problem(parsed, self._exempt)):
-                raise FetchFailed("url_invalid" if parsed is None else str(problem))
+        """Follow redirects; robots.txt itself is read without rules."""
+        parsed = allowed_url(url, self._exempt)
+        for _ in range(self._limits.redirects + 1):
             if is_page:
                 await self._check_robots(parsed)
-            answer, took = await self._ask(parsed, seconds, is_page)
-            seconds -= took
+            answer = await self._ask(parsed, is_page)
             if answer.location is None:
                 return answer
-            try:
-                url = str(parsed.join(answer.location))
-            except (httpx.InvalidURL, ValueError) as error:
-                raise FetchFailed("url_invalid") from error
-        raise FetchFailed("redirect_loop")
+            parsed = allowed_url(answer.location, self._exempt, parsed)
+        raise FetchFailed("too_many_redirects")
 
     async def _check_robots(self, url: httpx.URL) -> None:
         """Raise FetchFailed if the rules of the URL's origin, which are fetched once, forbid it."""
-        origin = _robots_url(url)
+        origin = str(url.copy_with(raw_path=b"/robots.txt"))
         async with self._locks[origin]:
             if origin not in self._robots:
                 self._robots[origin] = await self._read_robots(origin)
         rules = self._robots[origin]
-        if rules is None:
-            raise FetchFailed("robots_unreadable")
+        if isinstance(rules, str):
+            raise FetchFailed(rules)
         if not rules.can_fetch(str(url), AGENT):
             raise FetchFailed("robots")
-        if float(rules.crawl_delay(AGENT) or 0.0) > self._limits.longest_delay_seconds:
-            raise FetchFailed("crawl_delay")
+        self._delays[url.host] = max(self._limits.delay_seconds, float(rules.crawl_delay(AGENT) or 0.0))
 
-    async def _read_robots(self, url: str) -> Protego | None:
+    async def _read_robots(self, url: str) -> Protego | str:
+        """Return the rules, all allowed without a robots.txt, or the reason why it cannot be read."""
         try:
             answer = await self._follow(url, is_page=False)
         except FetchFailed as failure:
-            if failure.reason in ("forbidden_address", "unknown_host", "no_connection"):
-                raise  # the page itself would fail for the same reason
-            return None
-        if 200 <= answer.status < 300:
-            return parse_robots(answer.body.decode("utf-8-sig", errors="replace"))
-        return Protego.parse("") if 400 <= answer.status < 500 else None
+            return failure.reason
+        lines = answer.body.decode("utf-8-sig", errors="replace").splitlines()
+        copies = len(lines) * sum("agent" in line.lower() for line in lines)
+        is_read = answer.status // 100 in (2, 4) and copies <= ROBOTS_MAX_COPIES
+        return Protego.parse("\n".join(lines)) if is_read else "robots_unreadable"
 
-    async def _ask(self, url: httpx.URL, seconds: float, is_page: bool) -> tuple[Downloaded, float]:
-        """Wait for the host's turn and a free place; return the response and the seconds it took."""
+    async def _ask(self, url: httpx.URL, is_page: bool) -> Downloaded:
+        """Wait for the host's turn and a free place; return the response."""
         async with self._locks[url.host]:
             await asyncio.sleep(self._next_turns[url.host] - time.monotonic())
             async with self._places:
-                begun = time.monotonic()
                 try:
-                    async with asyncio.timeout(max(0.0, seconds)):
-                        return await self._request(url, is_page), time.monotonic() - begun
+                    async with asyncio.timeout(self._limits.seconds):
+                        return await self._request(url, is_page)
                 except TimeoutError as error:
                     raise FetchFailed("timeout") from error
                 except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
-                    raise FetchFailed(_reason(error)) from error
+                    raise FetchFailed("broken_connection") from error
                 finally:
-                    rules = self._robots.get(_robots_url(url))
-                    asked_for = float(rules.crawl_delay(AGENT) or 0.0) if rules else 0.0
-                    self._next_turns[url.host] = time.monotonic() + max(self._limits.delay_seconds, asked_for)
+                    self._next_turns[url.host] = time.monotonic() + self._delays[url.host]
 
     async def _request(self, url: httpx.URL, is_page: bool) -> Downloaded:
         target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
         async with self._pool.stream("GET", target, headers=[*HEADERS, (b"Host", url.netloc)]) as response:
             headers = httpx.Headers(response.headers)
-            answer = Downloaded(str(url), response.status, headers.get("Content-Type", ""), b"")
-            if response.status in REDIRECTS:
-                if "Location" not in headers:
-                    raise FetchFailed("redirect_nowhere")
+            answer = Downloaded(str(url), response.status, headers.get("Content-Type", ""))
+            if response.status in REDIRECTS and "Location" in headers:
                 return replace(answer, location=headers["Location"])
-            if is_page:
-                if answer.status != httpx.codes.OK:
+            if response.status != httpx.codes.OK:
+                if is_page:
                     raise FetchFailed(f"status_{answer.status}")
-                if answer.content_type.partition(";")[0].strip().lower() not in CONTENT_TYPES:
-                    raise FetchFailed("content_type")
-            elif response.status != httpx.codes.OK:
                 return answer
-            limit = self._limits.max_bytes if is_page else ROBOTS_MAX_BYTES
-            return replace(answer, body=await self._body(response, headers, limit))
-
-    async def _body(self, response: httpcore.Response, headers: httpx.Headers, limit: int) -> bytes:
-        coding, body = headers.get("Content-Encoding", ""), bytearray()
-        async for piece in response.aiter_stream():
-            body += piece
-            if len(body) > limit:
-                raise FetchFailed("too_large")
-        return unpacked(bytes(body), coding, limit)
-
-
-def parse_robots(text: str) -> Protego:
-    """Return the rules, with all other agents under one name.
-
-    Protego copies rules to each agent of a group: thousands of names above thousands of rules would keep the event loop
-    busy for minutes.
-    """
-
-    def ours(line: str) -> str:
-        if (match := USER_AGENT_LINE.match(line)) is None:
-            return line
-        name = match[2].partition("#")[0].strip().lower()
-        if name != "*":
-            name = name.replace("*", "")
-            name = name if name and name in AGENT else "another"
-        return f"{match[1]}{name}"
-
-    return Protego.parse("\n".join(map(ours, text.splitlines())))  # the same lines as Protego splits
-
-
-def _robots_url(url: httpx.URL) -> str:
-    return str(url.copy_with(raw_path=b"/robots.txt"))
-
-
-def _reason(error: Exception) -> str:
-    """Name a broken exchange; h11 marks an oversized header by its status, 431."""
-    cause = error.__cause__ or error.__context__
-    return "header_too_large" if getattr(cause, "error_status_hint", 0) == 431 else "broken_connection"
+            if is_page and answer.content_type.partition(";")[0].strip().lower() not in CONTENT_TYPES:
+                raise FetchFailed("content_type")
+            limit, body = self._limits.max_bytes if is_page else ROBOTS_MAX_BYTES, bytearray()
+            async for piece in response.aiter_stream():
+                body += piece
+                if len(body) > limit:
+                    raise FetchFailed("too_large")
+            return replace(answer, body=unpacked(bytes(body), headers.get("Content-Encoding", ""), limit))

@@ -124,16 +124,6 @@ def answered(lm: AsyncLM, prompts: AnswerPrompts, passages: list[Passage], **opt
     return answerer.submit(QUESTION[:20], passages, prompts, prompts)()()
 
 
-def test_labels_are_scored_and_not_sampled() -> None:
-    lm = CountingLM()
-    factors = answered(lm, PROMPTS, PASSAGES, labels=LABELS)
-    assert not [asked for asked in lm.asked if asked[1] == 4]
-    assert factors.distinct == LABELS
-    for passage in range(3):
-        mine = factors.passages == passage
-        assert np.exp(factors.answer_given_question[mine]).sum() == pytest.approx(1)
-
-
 @pytest.mark.parametrize("labels", [(), LABELS], ids=["sampled", "labels"])
 def test_a_question_without_passages_has_no_answer(labels: tuple[str, ...]) -> None:
     lm = CountingLM()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.answering.prompts import LINE_ENDS, OWN_SHOTS, AnswerPrompts, Shot, read_shots
-from replug.commands.ask_reply import ensemble_prompts, fit_passages, print_reply, prompts_that_fit
+from replug.answering.prompts import LINE_ENDS, OWN_SHOTS, AnswerPrompts, read_shots
+from replug.commands.ask_reply import ensemble_prompts, print_reply
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.data.records import Document
@@ -62,8 +62,8 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebSite]:
         for row, text in enumerate(long):
             made.routes[f"/{row}"] = answer(article(f"Page <b>{row}</b>", text))
         made.routes["/search"] = searxng(made, [Document(f"/{row}", text, "", "") for row, text in enumerate(long)])
-        allowed = partial(build.evidence_finder, limits=QUICK, exempt=made.exempt)
-        monkeypatch.setattr("replug.web.evidence.evidence_finder", allowed)
+        allowed = partial(build.EvidenceFinder, limits=QUICK, exempt=made.exempt)
+        monkeypatch.setattr("replug.web.evidence.EvidenceFinder", allowed)
         yield made
 
 
@@ -109,12 +109,13 @@ def test_keys_of_weights_without_effect_are_refused(replug, index, typed, messag
     assert done.status == 2 and message in " ".join(done.printed.split())
 
 
-def test_a_template_continues_with_the_documents_before_it(replug, index):
-    row = asked(replug, "--index", index, LM, "--k", "2", "--max-new-tokens", "5", "--template", "{question}")
-    prompts = [f"{one['text']}\n{QUESTION}" for one in row["evidence"]]
+def test_a_prompt_of_the_lm_has_the_documents_before_the_question(replug, index):
+    prompt = 'lm.prompt="{document}\\n{context}"'
+    row = asked(replug, "--index", index, LM, prompt, "--k", "2", "--max-new-tokens", "5")
+    prompts = [f"{one['text']}\nQuestion: {QUESTION}\nAnswer:" for one in row["evidence"]]
     mixture = Mixture(prompts, [one["prior"] for one in row["evidence"]], Weighting(0.05, read=64))
-    [expected] = StandInLM().generate([mixture], GenerationOptions(5))
-    assert row["answer"] == expected.text
+    [expected] = StandInLM().generate([mixture], GenerationOptions(5, "\n"))
+    assert row["answer"] == expected.text.strip()
 
 
 def test_without_passages_the_lm_answers_alone_and_says_so(replug):
@@ -160,7 +161,6 @@ ENGINE = ["--engine", "searxng", "web.url=http://127.0.0.1:1"]
         (["--index", "."], "lm.path is missing; expected lm.path=DIR for local weights"),
         (["--engine", "altavista"], "--engine is altavista; expected one of brave, searxng"),
         (["--engine", "searxng", "--index", "."], "--index and --engine are both given; expected one of them"),
-        ([*ENGINE, "--template", "Q:"], "--template is 'Q:'; expected a text with {question} in it"),
         ([*ENGINE, "--k", "60"], "--k is 60, and web.max_passages=50 are kept; raise that too"),
         (["--index", ".", "web.url=x"], "web.url has no effect here"),
         ([*ENGINE, "ensemble.temperature=2"], "ensemble.temperature has no effect here"),
@@ -189,7 +189,6 @@ def test_a_real_lm_answers_from_the_passage_that_says_it(replug: CommandLine, tm
 
 
 SHORT, NEW_TOKENS = "who?", 8
-SHOTS = [Shot("w?", "A", "A x.")] * 3
 
 
 def passage(text: str) -> Passage:
@@ -211,28 +210,24 @@ def length(source: LMSource, text: str) -> int:
 def test_the_earliest_shots_go_and_then_the_end_of_the_evidence(source, caplog):
     long, short = passage("the cat sat " * 100), passage("the cat sat")
     with caplog.at_level(logging.INFO, logger="replug"):
-        fitted = fit_passages(source, SHORT, [short, long], NEW_TOKENS)
-        prompts = prompts_that_fit(source, SHOTS, SHORT, fitted, NEW_TOKENS)
-    assert "1 of 2 passages were cut at their end" in caplog.text and "room for 0 of 3 shots" in caplog.text
-    for one in fitted:
-        assert length(source, prompts.ask(SHORT, one.text)) <= MAX_TOKENS - NEW_TOKENS - LINE_ENDS
-    assert fitted[0] == short
-    assert long.text.startswith(fitted[1].text) and len(fitted[1].text) > 100
-    assert prompts_that_fit(source, SHOTS[:1], SHORT, [short], NEW_TOKENS).shots == tuple(SHOTS[:1])
+        prompts, opening = ensemble_prompts(SHORT, [short, long], source, LMConfig(), NEW_TOKENS)
+    assert "1 of 2 passages were cut at their end" in caplog.text and opening == ""
+    assert prompts[0] == AnswerPrompts(()).ask(SHORT, short.text) and len(prompts[1]) > 100
+    assert all(length(source, prompt) <= MAX_TOKENS - NEW_TOKENS - LINE_ENDS for prompt in prompts)
 
 
 def test_a_question_that_fits_no_prompt_is_refused(source):
     with pytest.raises(UnscorableText, match=r"its prompt is \d+ tokens too long .* the LM holds 128, 10 of them"):
-        fit_passages(source, "who? " * 100, [passage("x")], NEW_TOKENS)
+        ensemble_prompts("who? " * 100, [passage("x")], source, LMConfig(), NEW_TOKENS)
 
 
-def test_a_template_cuts_its_documents(source):
-    template, long = "{question}", passage("the cat sat " * 100)
-    [prompt], opening = ensemble_prompts(SHORT, [long], source, template, LMConfig(), NEW_TOKENS)
-    assert prompt.startswith("the cat sat") and prompt.endswith(SHORT) and opening == ""
+def test_a_prompt_of_the_lm_cuts_its_documents(source):
+    lm, long = LMConfig(prompt="{document} {context}"), passage("the cat sat " * 100)
+    [prompt], opening = ensemble_prompts(SHORT, [long], source, lm, NEW_TOKENS)
+    assert prompt.startswith("the cat sat") and SHORT in prompt and opening == ""
     assert length(source, prompt) <= MAX_TOKENS - NEW_TOKENS
     with pytest.raises(UserError, match="--max-new-tokens is 128; the LM holds 128 tokens in all"):
-        ensemble_prompts(SHORT, [long], source, template, LMConfig(), MAX_TOKENS)
+        ensemble_prompts(SHORT, [long], source, lm, MAX_TOKENS)
 
 
 # Showing: nothing that others wrote is more than text -----------------------------------------------------------

@@ -1,14 +1,8 @@
 """`replug evaluate` from searched passages on stand-ins: the grid, a reranking LM, labels, and killed in the middle."""
 
 import json
-import threading
-import time
-from collections import Counter
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
-from urllib.parse import parse_qs, urlsplit
 
 import pyarrow.parquet as pq
 import pytest
@@ -136,42 +130,3 @@ def test_killed_among_questions_it_goes_on_to_the_same_results(evaluate_typed, e
     assert again == whole
     assert num_cached(out / "scores.sqlite") == num_cached(tmp_path / "whole/scores.sqlite") > killed_at
     assert killed_at.total() > 0
-
-
-class CountingEngine(BaseHTTPRequestHandler):
-    """Speaks SearXNG's JSON, takes its time, and finds pages that nobody may fetch."""
-
-    asked: ClassVar[Counter[str]] = Counter()
-
-    def do_GET(self) -> None:
-        [query] = parse_qs(urlsplit(self.path).query)["q"]
-        self.asked[query] += 1
-        time.sleep(0.1)
-        body = json.dumps(
-            {"results": [{"url": "http://10.0.0.1/", "title": "inside"}]} if "&pageno=1" in self.path else {}
-        )
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.mark.slow
-def test_killed_among_searches_it_asks_the_engine_nothing_twice(data, evaluate_here, tmp_path):
-    """Searches come before Ray is started, so what is killed has none."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), CountingEngine)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    web = ["web.engine=searxng", f"web.url=http://127.0.0.1:{server.server_port}"]
-    settings = [*web, "methods=[none,direct@1]", "web.num_results=1"]
-    out = tmp_path / "out"
-    kill_at(4, lambda: len([*out.glob("snapshot/searches/*/*.json")]), *typed(data, out, *settings))
-    assert 4 <= len(CountingEngine.asked) < 24 - SHOTS, "it was not killed in the middle"
-    results, printed = evaluate_here(out, *settings)
-    server.shutdown()
-    assert len(CountingEngine.asked) == 24 - SHOTS
-    assert sum(CountingEngine.asked.values()) <= 24 - SHOTS + 1, "at most the one under way is asked again"
-    assert results["direct@1"]["exact_match"]["value"] == results["direct@1"]["passages"]["value"] == 0.0
-    assert "have no passage" in printed

@@ -1,17 +1,13 @@
 """PopQA: golden prompts, popularity, how questions and shots are drawn, what is asked, and what results say."""
 
-import json
-import math
 from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import EvaluationConfig, QuestionsConfig
 from replug.config.methods import parse_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
 from replug.evals.loop import Item, Row
@@ -21,16 +17,12 @@ from replug.evals.popqa import (
     PopQuestion,
     plan_shots,
     popularity_bin,
-    popularity_correlation,
     question_of,
     read_popqa,
-    relative_popularity,
-    with_most_frequent_answers,
 )
 from replug.evals.questions import first_line
 from replug.evals.results import compare
 from replug.evals.search import genread_prompt
-from replug.evals.tables import to_markdown
 from replug.models.generation import Generated
 from tests.support.known_lm import KnownTexts, opened
 
@@ -80,22 +72,6 @@ def test_a_bin_is_a_power_of_ten_whose_lower_end_belongs_to_it():
     bins[10**15] = "10^15-10^16"
     for popularity, name in bins.items():
         assert popularity_bin(float(popularity)) == f"popularity {name}"
-
-
-def test_the_correlation_is_pearsons_with_the_logarithm():
-    rng = np.random.default_rng(0)
-    popularity, right = rng.integers(1, 10**6, 200), rng.integers(0, 2, 200)
-    expected = np.corrcoef(np.log10(popularity), right)[0, 1]
-    assert popularity_correlation(popularity, right) == pytest.approx(expected)
-    assert popularity_correlation(np.array([1, 10, 100]), np.array([0, 0.5, 1])) == pytest.approx(1)
-    assert popularity_correlation(np.array([0, 10]), np.array([0, 1])) == pytest.approx(1), "0 counts as 1"
-    for same in (([5, 5, 5], [0, 1, 1]), ([1, 2, 3], [1, 1, 1]), ([1], [1])):
-        assert popularity_correlation(*map(np.array, same)) is None
-
-
-def write(path: Path, *rows: dict) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def question(relation: str, number: int) -> PopQuestion:
@@ -154,13 +130,11 @@ class Poet:
     """An LM that says poet where the prompt does, and keeps what it was asked. It tells what it is made to tell."""
 
     def __init__(self, entropies=True, prompt_tokens: int | None = 100):
-        self.moving = []  # the share and the `prune` of each mixture
         self.asked, self._entropies, self._tokens = [], entropies, prompt_tokens
 
     def submit_call(self, call):
         [mixture], options = call.prompts, call.options
         prompts = mixture.prompts
-        self.moving.append((mixture.weighting.share, mixture.weighting.prune))
         self.asked.append((list(prompts), list(mixture.weights), options))
         text = " A POET, or poet\nQ: next" if any("poet" in prompt for prompt in prompts) else " no idea"
         logprobs = np.array([-1.0, -3.0], dtype=np.float32)
@@ -172,10 +146,9 @@ class Poet:
 
 def asked_question(number: int, relation: str, popularity: float, answer: str = "poet") -> PopQuestion:
     example = Item(str(number), f"asked_question {number}?", relation)
-    return PopQuestion(example, (answer, "bard"), f"subject {number}", answer, popularity, "poet")
+    return PopQuestion(example, (answer, "bard"), f"subject {number}", answer, popularity)
 
 
-PEOPLE = [(name, relation) for name in ("Bo", "Ann", "Eve") for relation in ("father", "mother")]
 QUESTIONS = [
     asked_question(0, "occupation", 5.0),
     asked_question(1, "occupation", 50_000.0, "painter"),
@@ -183,15 +156,17 @@ QUESTIONS = [
 
 
 def book(names=METHODS, written_tokens: int | None = 30, **more) -> EvidenceBook:
-    rows = RetrievedDocuments(np.array([[0, 1, 2], [1, 2, 0]]), np.array([[3.0, 1.0, 0.5], [2.0, 2.0, 1.0]]))
+    """Evidence of two questions and of the demonstration, whose first document is of Chad."""
+    similarities = np.array([[3.0, 1.0, 0.5], [2.0, 2.0, 1.0], [2.0, 2.0, 1.0]])
+    rows = RetrievedDocuments(np.array([[0, 1, 2], [1, 2, 0], [2, 1, 0]]), similarities)
     found = dict.fromkeys(("replug", "random", "bm25"), rows)
-    written = [WrittenDocument("A poet it was.", written_tokens, 20), WrittenDocument(None, written_tokens, 4)]
+    written = [WrittenDocument("A poet it was.", written_tokens, 20), *[WrittenDocument(None, written_tokens, 4)] * 2]
     methods = parse_methods(list(names), 2, {"replug": "path"})
-    return EvidenceBook(methods, KnownTexts(TEXTS), found, [True, True], written, **more)
+    return EvidenceBook(methods, KnownTexts(TEXTS), found, [True] * 3, written, **more)
 
 
 def task(lm, shots=TASK_SHOTS, asked=QUESTIONS, of=None) -> PopQa:
-    return opened(PopQa(asked, {"occupation": shots}, 15, has_documents=False), lm, of or book())
+    return opened(PopQa(asked, {"occupation": shots}, 15), lm, of or book())
 
 
 def measured(lm=None, **settings) -> list[Row]:
@@ -210,32 +185,19 @@ def test_every_method_asks_with_its_documents_after_the_shots_of_the_relation():
     lm = Poet()
     task(lm).submit(0, book().of(0))()
     shot = "Q: In what city was Bo born? A: Rome\n\n"
+    with_document = f"{TEXTS[2]}\n\n{shot}"
     asked = "Q: asked_question 0? A:"
     prompts = dict(zip(METHODS, [some for some, _, _ in lm.asked], strict=True))
     assert prompts["none"] == [f"{shot}{asked}"]
-    assert prompts["bm25@1"] == [f"{shot}{TEXTS[0]}\n\n{asked}"]
-    assert prompts["replug"] == [f"{shot}{text}\n\n{asked}" for text in TEXTS[:2]]
+    assert prompts["bm25@1"] == [f"{with_document}{TEXTS[0]}\n\n{asked}"]
+    assert prompts["replug"] == [f"{with_document}{text}\n\n{asked}" for text in TEXTS[:2]]
     assert prompts["genread"] == [f"{shot}A poet it was.\n\n{asked}"]
     weights = np.exp([3.0, 1.0]) / np.exp([3.0, 1.0]).sum()
     assert lm.asked[2][1] == pytest.approx(list(weights))
-    assert {options.opening for _, _, options in lm.asked} == {shot}
+    assert {options.opening for _, _, options in lm.asked} == {shot, with_document}
     assert {(options.max_new_tokens, options.stop, options.temperature) for _, _, options in lm.asked} == {
         (15, "\n", 0.0)
     }
-
-
-@pytest.mark.parametrize(("in_shots", "passages"), [(True, ["one", "two"]), (False, ["two"])])
-def test_demonstrations_have_their_passages_or_none(tmp_path: Path, in_shots: bool, passages: list[str]) -> None:
-    rows = [{"subj": name, "prop": prop, "obj": "x", "s_pop": 1, "possible_answers": ["x"]} for name, prop in PEOPLE]
-    keys = QuestionsConfig(
-        str(write(tmp_path / "q.jsonl", *rows)), shots=1, max_questions=1, documents_in_shots=in_shots
-    )
-    config = EvaluationConfig("popqa", "out", ["bm25@1"], questions=keys)
-    task = PopQa.of(config, None, SimpleNamespace(max_tokens=None))
-    found = RetrievedDocuments(np.array([[1], [0], [0]]), np.ones((3, 1)))  # a question, and the two that are shown
-    of = EvidenceBook(parse_methods(["bm25@1"], 1, {}), KnownTexts(["one", "two"]), {"bm25": found}, [True] * 3)
-    [prompt] = opened(task, Poet(), of).prompts(0, "bm25@1", of.of(0)["bm25@1"]).prompts
-    assert [line for line in prompt.splitlines() if line and not line.startswith("Q:")] == passages
 
 
 def test_an_outcome_holds_rightness_costs_and_signals():
@@ -244,7 +206,6 @@ def test_an_outcome_holds_rightness_costs_and_signals():
     assert numbers["none"] == {
         "accuracy": 0.0,
         "answer_recall": 0.0,
-        "most_frequent_accuracy": 1.0,
         "popularity": 5.0,
         "lm_calls": 1.0,
         "retriever_calls": 0.0,
@@ -267,10 +228,8 @@ def test_an_outcome_holds_rightness_costs_and_signals():
         "answer": "no idea",
         "relation": "occupation",
         "subject": "subject 0",
-        "most_frequent_answer": "poet",
     }
     assert first["methods"]["bm25@1"]["detail"]["answer"] == "A POET, or poet", "its first line"
-    assert second["methods"]["none"]["numbers"]["most_frequent_accuracy"] == 0.0, "a painter it was"
     assert second["methods"]["genread"]["numbers"]["answer_recall"] == 0.0, "nothing was written"
 
 
@@ -284,60 +243,3 @@ def test_what_is_not_known_is_left_out_and_never_zero():
     of = task(lm, [], asked, book(["none"]))
     rows = [{"methods": {"none": {"numbers": numbers["none"], "detail": {}}}}]
     assert "prompt_tokens" not in compare(of, rows, [], num_resamples=100)["none"]
-
-
-def test_results_have_the_most_frequent_answer_and_the_correlation():
-    popularity, right = [1, 10, 100, 1000, 5, 50], [0, 0, 1, 1, 0, 1]
-    asked = [asked_question(n, "mother" if n % 2 else "father", p) for n, p in enumerate(popularity)]
-    rows = [
-        {
-            "id": str(number),
-            "methods": {
-                "none": {
-                    "numbers": {
-                        **dict.fromkeys(PopQa.metrics, 0.0),
-                        "accuracy": float(is_right),
-                        "most_frequent_accuracy": float(number < 2),
-                        "dropped_shots": 2.0 * (number == 3),
-                        "popularity": one.popularity,
-                    },
-                    "detail": {
-                        "relation": one.relation,
-                        "most_frequent_answer": f"{one.relation}'s",
-                    },
-                }
-            },
-        }
-        for number, (one, is_right) in enumerate(zip(asked, right, strict=True))
-    ]
-    some = opened(PopQa(asked, dict.fromkeys(("mother", "father"), ()), 15), Poet(), book(["none"]))
-    results = compare(some, rows, [], num_resamples=100)
-    lines = to_markdown(some.findings(rows, results, None))
-    assert "none: 1 of 6 questions lost their earliest demonstrations, 2 in all: the LM holds no more tokens." in lines
-    of = results["none"]
-    assert of["accuracy/father"]["n"] == 3 and of["accuracy/popularity 10^0-10^1"]["n"] == 2
-    assert of["accuracy"]["most_frequent_answer"] == pytest.approx(2 / 6)
-    logs = np.log10(popularity)
-    assert of["correlation"]["value"] == pytest.approx(np.corrcoef(logs, right)[0, 1])
-    assert of["correlation/mother"]["n"] == 3
-    assert "monthly page views" in lines
-    assert "| +1 to +2 deviations | 2 | 1.0000 |" in lines
-    assert "| all | 6 | 0.333 |" in lines and "| mother | 3 | 0.333 |" in lines
-
-
-def test_relative_popularity_is_by_mean_and_deviation_of_the_relation():
-    popularity, relations = [10, 1000, 10, 100_000, 0], ["a", "a", "b", "b", "c"]
-    expected = []
-    for views, name in zip(popularity, relations, strict=True):  # logs: a has 1 and 3, b has 1 and 5
-        own = [math.log10(max(1, v)) for v, other in zip(popularity, relations, strict=True) if other == name]
-        mean = sum(own) / len(own)
-        deviation = math.sqrt(sum((log - mean) ** 2 for log in own) / len(own))
-        expected.append((math.log10(max(1, views)) - mean) / deviation if deviation else 0.0)
-    assert relative_popularity(np.array(popularity), relations).tolist() == pytest.approx(expected)
-    assert expected == pytest.approx([-1, 1, -1, 1, 0])
-
-
-def test_the_most_frequent_answer_is_counted_on_the_other_questions():
-    objects = {"occupation": ["poet", "poet", "painter"], "mother": ["Ann"]}
-    questions = [asked_question(n, of, 5.0, one) for of, some in objects.items() for n, one in enumerate(some)]
-    assert [one.most_frequent_answer for one in with_most_frequent_answers(questions)] == ["poet", "poet", "poet", ""]

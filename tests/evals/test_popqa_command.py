@@ -1,15 +1,13 @@
 """`replug evaluate` of PopQA on stand-ins: every way to answer, without a corpus, and killed in the middle."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.cached_scores import num_cached
 from tests.support.command_line import ROOT, CommandLine
-from tests.support.evaluating import evaluated, kill_at, num_lines
+from tests.support.evaluating import evaluated
 from tests.support.preparing import write_jsonl
 
 pytestmark = pytest.mark.slow
@@ -65,7 +63,7 @@ def evaluate(replug: CommandLine, data: Path) -> Evaluate:
     return lambda out, *overrides: evaluated(replug, out, *typed(data, out, *overrides))
 
 
-def test_every_way_to_answer_is_measured_with_its_costs_and_reported(evaluate, replug, data, tmp_path):
+def test_every_way_to_answer_is_measured_with_its_costs(evaluate, data, tmp_path):
     out = tmp_path / "out"
     results, _ = evaluate(out, *with_corpus(data))
     assert list(results) == METHODS
@@ -75,19 +73,13 @@ def test_every_way_to_answer_is_measured_with_its_costs_and_reported(evaluate, r
     assert [value[name]["retriever_calls"] for name in METHODS] == [0, 0, 1, 1, 1, 1, 0]
     assert value["none"]["answer_recall"] == 0 < value["bm25@1"]["answer_recall"] < 1
     assert value["genread"]["prompt_tokens"] > value["none"]["prompt_tokens"]
-    assert {"accuracy/occupation", "accuracy/popularity 10^0-10^1", "correlation"} <= results["bm25@1"].keys()
+    assert {"accuracy/occupation", "accuracy/popularity 10^0-10^1"} <= results["bm25@1"].keys()
     low, high = results["bm25@1"]["accuracy"]["interval"]
     assert value["none"]["accuracy"] == 0 < low < value["bm25@1"]["accuracy"] < high, "the stand-in repeats the town"
     rows = pq.read_table(out / "examples.parquet").to_pylist()
     assert len(rows) == 20 * len(METHODS)
     of_bm25 = [row for row in rows if row["method"] == "bm25@1"]
     assert all(row["top_score"] is not None and row["documents"] for row in of_bm25)
-    assert "Popularity is monthly page views" in (out / "table.md").read_text()
-    ended = replug("report", out, "--policies", tmp_path / "policies")
-    assert ended.status == 0, ended.printed
-    pairs = json.loads((tmp_path / "policies/report.json").read_text())["stand_in"]["pairs"]
-    assert set(pairs) == {*METHODS[1:], *(f"genread + {name}" for name in METHODS[1:-1])}
-    assert pairs["bm25@1"]["policies"]["never"]["costs"]["lm_calls"] == 1
 
 
 def test_without_a_corpus_the_lm_answers_alone_or_from_its_own_document(evaluate, tmp_path):
@@ -95,18 +87,3 @@ def test_without_a_corpus_the_lm_answers_alone_or_from_its_own_document(evaluate
     assert results["genread"]["accuracy"]["n"] == 24
     rows = pq.read_table(tmp_path / "out/examples.parquet").to_pylist()
     assert "top_score" not in rows[0]
-
-
-@pytest.mark.nightly
-def test_killed_among_answers_it_has_the_results_of_an_unbroken_run(evaluate, data, tmp_path):
-    settings = [*with_corpus(data), "methods=[none,bm25@1,genread]", "data.corpus=" + str(data / "corpus.jsonl")]
-    whole, _ = evaluate(tmp_path / "whole", *settings)
-    out = tmp_path / "killed"
-    slow = [*settings, "lm.path=stand_in:0.05"]
-    done = kill_at(3, lambda: num_lines(out / "outcomes.jsonl"), *typed(data, out, *slow))
-    assert done < 20, "it was not killed in the middle"
-    assert num_cached(out / "scores.sqlite")["answers"] > 24, "documents and answers are stored as they come"
-    again, _ = evaluate(out, *slow)
-    assert again == whole
-    for folder in (out, tmp_path / "whole"):
-        assert num_cached(folder / "scores.sqlite")["answers"] == 24 + 20 * 3

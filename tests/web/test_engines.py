@@ -26,7 +26,6 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebSite]:
         monkeypatch.setattr(f"replug.web.engine.{name}", value)
     with web_site() as made:
         monkeypatch.setattr("replug.web.engine.BRAVE_URL", made.url + "/brave")
-        monkeypatch.setattr("replug.web.engine.BRAVE_PAUSE_SECONDS", 0.3)
         yield made
 
 
@@ -123,10 +122,3 @@ def test_the_budget_is_never_passed_and_never_forgotten(site: WebSite, tmp_path:
     assert site.requests["/search"] == 5
     with pytest.raises(BudgetSpent, match=r"web\.max_requests=5 is spent"):
         engine(site, "searxng", RequestBudget(tmp_path / "requests.json", 5, section="web")).search("q", 5)
-
-
-def test_brave_is_asked_with_a_pause_between(site: WebSite) -> None:
-    site.routes["/brave"] = paged("brave", 20, 100)
-    begun = time.monotonic()
-    assert len(engine(site, "brave").search("q", 60)) == 60
-    assert site.requests["/brave"] == 3 and time.monotonic() - begun >= 0.6
