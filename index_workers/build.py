@@ -11,7 +11,7 @@ from replug.cluster.places import index_actors
 from replug.config.errors import UserError
 from replug.config.schema import Config
 from replug.data.store import Corpus, CorpusStore, PreparedSet, StoredCorpus, comparable
-from replug.index_workers.build_plan import BuildPlan, IndexState
+from replug.index_workers.build_plan import BLOCK_DOCUMENTS, BuildPlan, IndexState
 from replug.index_workers.faiss_index import check_kind
 from replug.index_workers.kinds import IndexKind, resolve_kind
 from replug.index_workers.service import IndexService
@@ -58,7 +58,7 @@ def build_plan(
         corpus_relative=os.path.relpath(data.corpus_path.absolute(), store.root.absolute()),
         corpus_sha256=data.corpus_sha256,
         num_documents=len(data.corpus),
-        block_documents=config.index.block_documents,
+        block_documents=BLOCK_DOCUMENTS,
         similarity=encoder.similarity,
         max_tokens=encoder.max_tokens,
         dim=encoder.dim,

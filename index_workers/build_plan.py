@@ -17,6 +17,7 @@ from replug.data.files import json_sha256
 from replug.data.folder import MANIFEST
 from replug.index_workers.kinds import IndexKind
 
+BLOCK_DOCUMENTS = 1024  # embedded together; files hold whole blocks
 FILES = 512  # target; each file holds at least a block and at most MOST_ROWS
 MOST_ROWS = 1 << 16  # 100 MB in 768 dimensions; embedded in 8 s by an A100
 

@@ -179,7 +179,6 @@ class IndexConfig:
     nprobe: int | None = key(None, "Number of IVF lists that a search visits. Default: depends on index.kind.", ABOVE_0)
     dims: int | None = key(None, "Store and search only this many leading dimensions. Default: all.", ABOVE_0)
     num_shards: int | None = key(None, "Shards, one searcher each. Default: one per searching GPU or node.", ABOVE_0)
-    block_documents: int = key(1024, "Documents per block: builders embed whole blocks, and files hold them.", ABOVE_0)
     dtype: DType = key(DType.auto, "Precision for embedding the corpus: auto, float32, bfloat16 or float16.")
 
 

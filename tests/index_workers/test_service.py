@@ -71,6 +71,7 @@ def publish(
     kind: IndexKind | None = None,
 ) -> BuildPlan:
     plan = publish_snapshot(config, encoder, data, service.store, IndexState(version, version * 10))
+    plan = replace(plan, block_documents=128)  # several files
     return plan if kind is None else replace(plan, kind=kind, num_shards=2)
 
 

@@ -78,7 +78,7 @@ def test_weights_gradients_and_moments_are_those_that_torch_has(
 @pytest.fixture(scope="module")
 def config() -> Config:
     own = ["data.source=package:numpy_docstrings", "data.document_tokens=64", "data.context_tokens=32"]
-    return load_config(ROOT / "configs/debug.yaml", [*own, "data.num_queries=400", "index.block_documents=256"])
+    return load_config(ROOT / "configs/debug.yaml", [*own, "data.num_queries=400"])
 
 
 @pytest.fixture(scope="module")
