@@ -138,27 +138,6 @@ class Folder:
                     raise UserError(f"{problem}{meaning}; {self.fix_hint}")
                 self._unread.pop(name, None)
 
-    def verify(self) -> list[str]:
-        """Return a line for every file that is missing, changed, or not listed in the manifest."""
-        try:
-            files = self.manifest()["files"]
-        except UserError as error:
-            return [str(error)]
-        problems, progress = [], Progress(f"checking {self.path}", len(files))
-        for name in files:
-            problems += [f"{line}; {self.fix_hint}" for line in file_problems(self.path, {name: files[name]})]
-            progress.advance()
-        return [
-            *problems,
-            *(f"{self.path / name} is not listed in {MANIFEST}; move it elsewhere" for name in self.surplus()),
-        ]
-
-    def surplus(self) -> list[str]:
-        """Return the names of unlisted files that match none of `others`."""
-        known = {*self.manifest()["files"], MANIFEST}
-        names = sorted(str(path.relative_to(self.path)) for path in self.path.rglob("*") if path.is_file())
-        return [name for name in names if name not in known and not self._is_other(name)]
-
     def _read(self, path: Path) -> dict[str, Any]:
         content = read_mark(path, self.fix_hint)
         if content.get("kind") != self.kind:
@@ -204,6 +183,21 @@ def file_problems(folder: Path, files: Mapping[str, FileSum]) -> list[str]:
             problems.append(f"{path} is missing")
         elif path.stat().st_size != known["bytes"] or file_sha256(path) != known["sha256"]:
             problems.append(f"{path} is damaged: its checksum differs")
+    return problems
+
+
+def manifest_problems(folder: Path) -> list[str]:
+    """Return a line for each listed file of a folder that is missing or damaged; none for an unfinished folder."""
+    if not (folder / MANIFEST).is_file():
+        return []
+    try:
+        files = read_mark(folder / MANIFEST, "remove it, and run the command that made the folder again")["files"]
+    except UserError as error:
+        return [str(error)]
+    problems, progress = [], Progress(f"checking {folder}", len(files))
+    for name in files:
+        problems += file_problems(folder, {name: files[name]})
+        progress.advance()
     return problems
 
 

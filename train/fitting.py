@@ -104,7 +104,7 @@ class Fit:
             run.forget_after(done)
             if self.newest:
                 log.info(f"resuming at step {done}")
-            with self.interruption.deferred(lambda: f"the newest saved step is {writer.newest_step}"):
+            with self.interruption.deferred():
                 run_trainer(trainer, config, module, self.newest.path if self.newest else None)
                 self.steps = trainer.global_step
                 self._check_end(trainer)

@@ -30,7 +30,7 @@ KINDS = {
 # Sections and keys that every kind reads; `Task.reads` names the others of a kind.
 SHARED = (
     *("evaluation", "out", "methods", "k", "num_resamples", "seed"),
-    *("data", "retriever", "lm", "index", "ray", "paper"),
+    *("data", "retriever", "lm", "index", "resources.score", "resources.index", "ray", "paper"),
 )
 ASK_QUESTIONS = ("open_qa", "popqa")  # for whole answers
 MAY_RERANK_DOCUMENTS = ("language_modelling", "mmlu", "open_qa", "token_gain")

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from replug.cluster.places import scorer_actors
 from replug.cluster.ray_cluster import ray_cluster
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import GENREAD, Method
@@ -151,7 +152,7 @@ def opened_lms(
 
 def num_in_flight(lm: LMConfig) -> int:
     """Return the number of examples that keeps all replicas of an LM, or connections to its server, busy."""
-    return max(EXAMPLES_IN_FLIGHT, lm.max_concurrency if lm.url else EXAMPLES_IN_FLIGHT * (lm.num_replicas or 1))
+    return max(EXAMPLES_IN_FLIGHT, lm.max_concurrency if lm.url else EXAMPLES_IN_FLIGHT * scorer_actors()[0])
 
 
 def write_results(

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replug.cluster.background import InlineExecutor
-from replug.cluster.layout import scorers
 from replug.config.errors import UserError
 from replug.config.schema import LMConfig
 from replug.models.batching import tokens_per_unit, weights_of_layers
@@ -102,9 +101,10 @@ class LocalSource(LMSource):
 
     def open(self, lm: LMConfig, second: "LocalSource | None" = None) -> AsyncLM:
         """Open the LM on replicas, which also hold a `second` one (`ScorerPool.second`)."""
-        from replug.models.scorer_pool import ScorerPool  # imports Ray, which `open_here` does not need
+        from replug.cluster.places import scorer_actors  # both import Ray, which `open_here` does not need
+        from replug.models.scorer_pool import ScorerPool
 
-        replicas, gpus = scorers(lm)
+        replicas, gpus = scorer_actors()
         return ScorerPool(self, replicas, None, gpus, lm.timeout_seconds, second=second)
 
     def open_here(self) -> AsyncLM:

@@ -159,7 +159,7 @@ class ScorerPool(AsyncLM):
         shipped = ray.put(lm)  # once for all replicas; raises TypeError for an unpicklable LM
         also = ray.put(second)
         self.pool = ActorPool(
-            lambda number: actor.options(**place(SCORER, number, gpus, env), max_concurrency=CALLS_AT_ONCE).remote(
+            lambda number: actor.options(**place(SCORER, number, env), max_concurrency=CALLS_AT_ONCE).remote(
                 shipped, threads, number, gpus > 1, also
             ),
             num_replicas,
@@ -205,7 +205,6 @@ class ScorerPool(AsyncLM):
             "respawns": float(pool.num_respawns),
             "retries": float(pool.num_retries),
             "queue_length": float(pool.num_waiting),
-            "queue_wait_seconds": pool.waited_seconds / max(1, pool.num_calls),
         }
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from replug.cluster.layout import Node, lay_out
 from replug.config.load import load_config
 from replug.config.schema import Config, LoRAConfig
 from replug.data.store import PreparedSet
@@ -114,5 +115,6 @@ def test_an_index_version_takes_the_bytes_estimated(
 def test_a_vector_store_holds_its_vectors_itself(paper: Config) -> None:
     config = replace(paper, data=replace(paper.data, corpus="lance:///nowhere?table=docs", source=None))
     assert version_bytes(config, 36_000_000, CONTRIEVER) == 4 * CONTRIEVER.parameters
-    assert host_bytes(config, 36_000_000, has_bfloat16=True) < 6e9
+    layout = lay_out(config, [Node("here", 9, 0, is_driver=True)], roles=["index"])
+    assert host_bytes(layout, 36_000_000, has_bfloat16=True) < 6e9
     assert run_sizes(config, 36_000_000, has_bfloat16=True).vectors == 0

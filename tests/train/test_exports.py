@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from huggingface_hub import ModelCard, constants
@@ -216,22 +214,6 @@ def test_llama_index_has_the_measured_vectors(export: Export, cache: Path) -> No
             other._model.max_seq_length = config.max_tokens
         documents = other.get_text_embedding_batch(DOCUMENT_TEXTS)
     require_measured(export, tuned.get_query_embedding(QUERY_TEXT), documents)
-
-
-@only("query")
-def test_llama_index_takes_the_documents_of_an_index_and_embeds_none(
-    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("llama_index.embeddings.huggingface", reason="not installed")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs/mine").mkdir(parents=True)
-    (tmp_path / "runs/mine/retriever").symlink_to(export.folder)
-    ids = [f"d{row}" for row in range(len(DOCUMENT_TEXTS))]
-    columns = {"id": ids, "text": DOCUMENT_TEXTS, "vector": export.documents.tolist()}
-    pq.write_table(pa.table(columns), "vectors.parquet")
-    nodes = of_page("llama_index").as_retriever(similarity_top_k=len(ids)).retrieve(QUERY_TEXT)
-    product = dict(zip(ids, (export.queries @ export.documents.T)[0].tolist(), strict=True))
-    assert {node.node_id: node.score for node in nodes} == pytest.approx(product, abs=1e-5)
 
 
 def test_queries_tuned_alone_are_plain_and_name_their_documents(export: Export) -> None:

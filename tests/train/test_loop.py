@@ -49,7 +49,7 @@ def test_batches_record_the_version_they_saw_and_refreshes_come_at_their_lag(qui
 def test_slowed_workers_change_no_number(quiet_run, tmp_path):
     """A sleeping LM on two replicas, and builders that are stopped and let go again all the time."""
     run = tmp_path / "slow"
-    process = start(run, "lm.path=stand_in:0.01", "lm.num_replicas=2", "resources.index=2")
+    process = start(run, "lm.path=stand_in:0.01", "resources.score=2", "resources.index=2")
     while process.poll() is None:
         builders = [p for p in descendants(process.pid) if "Builder" in name_of(p)]
         for signal_number in (signal.SIGSTOP, signal.SIGCONT):
