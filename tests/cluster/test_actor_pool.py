@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import ray
-import torch
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from replug.cluster import actor_pool
@@ -123,20 +122,6 @@ def test_a_replica_that_the_user_has_to_mend_is_not_started_again(make_pool):
     until(lambda: 0 in pool.quarantined)
     assert pool.quarantined == {0: "it failed to start 1 times: UserError: lm.path: DIR lacks lm_head.weight"}
     assert pool.num_respawns == 0
-
-
-ILLEGAL = torch.AcceleratorError(
-    "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported\n"
-    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA`\n"
-)
-
-
-def test_a_device_that_breaks_at_every_start_is_named_and_not_the_advice_after_it(make_pool, caplog):
-    pool = make_pool(numbered([actor(probe=task_error(ILLEGAL))]), validate=accept)
-    until(lambda: 0 in pool.quarantined)
-    error = "AcceleratorError: CUDA error: an illegal memory access was encountered"
-    assert pool.quarantined == {0: f"it failed to start {MAX_FAILED_STARTS} times: {error}"}
-    assert f"worker 0 did not start ({error}); starting another" in caplog.text
 
 
 # Threads -----------------------------------------------------------------------------------------------------
