@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from replug.index_workers.vectors import BlockVectors
+from replug.index_workers.exact_search import BlockVectors
 from replug.models.encoder import Encoder
 from replug.models.hardware import resolve_dtype
 from replug.models.packaged import resolve_encoder_path

@@ -9,7 +9,6 @@ candidates are ordered by the stored vectors.
 """
 
 import argparse
-import math
 import os
 import statistics
 import time
@@ -25,14 +24,12 @@ from benchmarks.grown_vectors import BLOCK, CPU, blocks_of
 from benchmarks.machine import describe_machine
 from benchmarks.vector_index import memory_of
 from replug.index_workers import faiss_index
-from replug.index_workers.answers import merge_top_k, top_k_overlap
-from replug.index_workers.exact_search import ExactShard
+from replug.index_workers.exact_search import ExactShard, merge_top_k, top_k_overlap
 from replug.index_workers.faiss_index import FaissShard
-from replug.index_workers.kinds import MOST_LISTS_AT_ONCE, IndexKind, num_lists, resolve_kind, training_rows
+from replug.index_workers.kinds import IndexKind, resolve_kind, training_rows
 from replug.index_workers.searcher import Shard
 
 K, BATCH = 20, 64
-CLUSTERS = 4  # of lists, of their square root, in which a vector's list is looked for
 
 
 @dataclass(frozen=True)
@@ -106,38 +103,9 @@ def filled(setting: Setting, kind: IndexKind, shards: int) -> list[Path]:
     for number, part in enumerate(parts):
         if not part.exists():
             blocks = blocks_of(setting.vectors, rows_of(number, shards, rows)).blocks
-            fill = fill_in_two_levels if num_lists(kind.factory) > MOST_LISTS_AT_ONCE else faiss_index.fill
-            seconds = seconds_of(lambda fill=fill, blocks=blocks, part=part: fill(quantizer, blocks, part))
+            seconds = seconds_of(lambda blocks=blocks, part=part: faiss_index.fill(quantizer, blocks, part))
             print(f"{kind.factory}, shard {number} of {shards}: {seconds:.0f} s to add", flush=True)
     return parts
-
-
-def fill_in_two_levels(quantizer: Path, blocks: list[np.ndarray], out: Path) -> None:
-    """As a build fills an index, but the list of a vector is found by clusters of lists: a tenth of the time, or less.
-
-    Not in a build, where a vector would be in another than its nearest list at times: how often is printed.
-    """
-    index = faiss.read_index(str(quantizer))
-    lists = faiss.extract_index_ivf(index)
-    exact = lists.quantizer
-    lists.quantizer = coarse = clusters_of(exact.reconstruct_n(0, lists.nlist))
-    some = blocks[0][:2_000].astype(np.float32)
-    same = (coarse.search(some, 1)[1] == exact.search(some, 1)[1]).mean()
-    for block in blocks:
-        index.add(np.ascontiguousarray(block, dtype=np.float32))
-    lists.quantizer = exact
-    faiss.write_index(index, str(out))
-    print(f"{same:.1%} of vectors are in their nearest list", flush=True)
-
-
-def clusters_of(centroids: np.ndarray) -> faiss.Index:
-    lists, dim = centroids.shape
-    coarse = faiss.index_factory(dim, f"IVF{math.isqrt(lists)},Flat", faiss.METRIC_INNER_PRODUCT)
-    coarse.train(centroids)
-    coarse.add(centroids)
-    coarse.make_direct_map()
-    coarse.nprobe = CLUSTERS
-    return coarse
 
 
 def rows_of(number: int, shards: int, rows: int) -> range:

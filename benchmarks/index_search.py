@@ -37,7 +37,7 @@ from benchmarks.vector_index import (
     write_version,
 )
 from replug.cluster.ray_cluster import own_ray
-from replug.index_workers.answers import top_k_overlap
+from replug.index_workers.exact_search import top_k_overlap
 from replug.index_workers.kinds import IndexKind, resolve_kind
 from replug.index_workers.searcher import Shard, open_shard
 from replug.index_workers.service import IndexService

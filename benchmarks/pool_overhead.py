@@ -61,19 +61,20 @@ class Pickled:
 class InstantLM(GivenSource):
     """Stands in for a source of local weights."""
 
-    def __init__(self, unit_tokens: int, answers: list[bytes]) -> None:
+    def __init__(self, replicas: int, unit_tokens: int, answers: list[bytes]) -> None:
         super().__init__(StandInLM())
-        self._unit_tokens, self.answers = unit_tokens, answers  # to units of no pair, of one, and so on
+        self._replicas, self._unit_tokens = replicas, unit_tokens
+        self.answers = answers  # to units of no pair, of one, and so on
 
     def tokens_per_unit(self, on_gpu: bool) -> int:
         return self._unit_tokens
 
-    def open(self, lm: LMConfig) -> ScorerPool:
+    def open(self, lm: LMConfig, second: Any = None) -> ScorerPool:
         """Start replicas that answer at once, and wait until they are up."""
         with patch.multiple(scorer_pool, Scorer=Replica, ActorPool=Handles):
-            pool = ScorerPool(self, lm.num_replicas, threads=1)  # type: ignore[arg-type]
+            pool = ScorerPool(self, self._replicas, threads=1)  # type: ignore[arg-type]
         pool._units_per_call = scorer_pool.UNITS_PER_CALL_GPU
-        while pool.pool.num_up < lm.num_replicas:
+        while pool.pool.num_up < self._replicas:
             time.sleep(0.1)
         return pool
 
@@ -154,12 +155,13 @@ def searched(arguments: argparse.Namespace, shards: int) -> dict[int, float]:
 
 def scored(arguments: argparse.Namespace, replicas: int, is_fed: bool) -> dict[int, tuple[float, float]]:
     """Return the milliseconds of scoring by pairs: rank 0's, and the feeder's."""
-    source = InstantLM(arguments.unit_tokens, [pickle.dumps(_answer(n)) for n in range(129)])
-    lm, fed_here = LMConfig(num_replicas=replicas), 0 if is_fed else replicas
+    source = InstantLM(replicas, arguments.unit_tokens, [pickle.dumps(_answer(n)) for n in range(129)])
+    fed_here = 0 if is_fed else replicas
     with (
         tempfile.TemporaryDirectory() as folder,
         patch.object(workers, "MOST_FED_HERE", fed_here),
-        workers.started_lm(lm, source, Path(folder, "scores.sqlite")) as opened,  # type: ignore[arg-type]
+        patch.object(workers, "scorer_actors", lambda: (replicas, 0.0)),
+        workers.started_lm(LMConfig(), source, Path(folder, "scores.sqlite")) as opened,  # type: ignore[arg-type]
     ):
         both = Workers(opened, None, PromptTemplate())  # type: ignore[arg-type]
         both.lm.submit_examples(both.template, [Example("", "a", "b", "")], [["c"]]).result(300)

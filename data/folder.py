@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 
 from replug.config.errors import UserError
 from replug.data.files import file_sha256, json_sha256, read_json, reading, write_json
+from replug.data.progress import Progress
 
 INPUTS, MANIFEST, LOCK, CHECKSUMS = "inputs.json", "manifest.json", ".writer.json", "checksums.json"
 OWN = "sha256_of_this"
@@ -137,14 +138,6 @@ class Folder:
                     raise UserError(f"{problem}{meaning}; {self.fix_hint}")
                 self._unread.pop(name, None)
 
-    def verify(self) -> list[str]:
-        """Return a line for every file of the manifest that is missing or changed."""
-        try:
-            files = self.manifest()["files"]
-        except UserError as error:
-            return [str(error)]
-        return [f"{line}; {self.fix_hint}" for line in file_problems(self.path, files)]
-
     def _read(self, path: Path) -> dict[str, Any]:
         content = read_mark(path, self.fix_hint)
         if content.get("kind") != self.kind:
@@ -183,6 +176,21 @@ def file_problems(folder: Path, files: Mapping[str, FileSum]) -> list[str]:
             problems.append(f"{path} is missing")
         elif path.stat().st_size != known["bytes"] or file_sha256(path) != known["sha256"]:
             problems.append(f"{path} is damaged: its checksum differs")
+    return problems
+
+
+def manifest_problems(folder: Path) -> list[str]:
+    """Return a line for each listed file of a folder that is missing or damaged; none for an unfinished folder."""
+    if not (folder / MANIFEST).is_file():
+        return []
+    try:
+        files = read_mark(folder / MANIFEST, "remove it, and run the command that made the folder again")["files"]
+    except UserError as error:
+        return [str(error)]
+    problems, progress = [], Progress(f"checking {folder}", len(files))
+    for name in files:
+        problems += file_problems(folder, {name: files[name]})
+        progress.advance()
     return problems
 
 

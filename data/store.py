@@ -379,16 +379,3 @@ class PreparedSet(Corpus):
                 "(your own rows)"
             )
         return self.dev
-
-
-def verify_prepared(folder: Path) -> tuple[list[str], list[str]]:
-    """Return a line that describes a prepared set, and a line for each thing that is wrong."""
-    problems = prepared_folder(folder).verify()
-    try:
-        counts = prepared_folder(folder).manifest()["counts"]
-        if not problems and counts.keys() != {"documents"}:
-            PreparedSet(folder)
-    except UserError as error:
-        return [], problems or [str(error)]
-    described = ", ".join(f"{count} {split}" for split, count in counts.items())
-    return [f"{folder}: {described}, {'all intact' if not problems else f'wrong in {len(problems)} places'}"], problems

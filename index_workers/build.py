@@ -11,7 +11,7 @@ from replug.cluster.places import index_actors
 from replug.config.errors import UserError
 from replug.config.schema import Config
 from replug.data.store import Corpus, CorpusStore, PreparedSet, StoredCorpus, comparable
-from replug.index_workers.build_plan import BuildPlan, IndexState
+from replug.index_workers.build_plan import BLOCK_DOCUMENTS, BuildPlan, IndexState
 from replug.index_workers.faiss_index import check_kind
 from replug.index_workers.kinds import IndexKind, resolve_kind
 from replug.index_workers.service import IndexService
@@ -50,15 +50,15 @@ def build_plan(
 ) -> BuildPlan:
     require_store_of(data.corpus, encoder)
     kind = IndexKind(store=data.corpus.url) if data.corpus.url else index_kind(config, encoder.dim, len(data.corpus))
+    corpus_path, root = data.corpus_path.absolute(), store.root.absolute()
     return BuildPlan(
         version=index.version,
         step=index.step,
         weights_sha256=weights_sha256,
-        corpus_path=str(data.corpus_path.absolute()),
-        corpus_relative=os.path.relpath(data.corpus_path.absolute(), store.root.absolute()),
+        corpus_path=os.path.relpath(corpus_path, root) if corpus_path.is_relative_to(root.parent) else str(corpus_path),
         corpus_sha256=data.corpus_sha256,
         num_documents=len(data.corpus),
-        block_documents=config.index.block_documents,
+        block_documents=BLOCK_DOCUMENTS,
         similarity=encoder.similarity,
         max_tokens=encoder.max_tokens,
         dim=encoder.dim,
@@ -70,7 +70,6 @@ def build_plan(
         tokens_per_batch=ENCODER_TOKENS["cuda" if index_actors().build_on_gpu else "cpu"],
         kind=kind,
         num_shards=1 if kind.is_exact else config.index.num_shards or 1,  # exact vectors suit any number
-        quantizer_from=store.latest_quantizer(kind.factory, index.version),
     )
 
 

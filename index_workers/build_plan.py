@@ -5,7 +5,6 @@ corpus has many files of one block, for even shares; 36 million documents make 5
 """
 
 import re
-from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from replug.data.files import json_sha256
 from replug.data.folder import MANIFEST
 from replug.index_workers.kinds import IndexKind
 
+BLOCK_DOCUMENTS = 1024  # embedded together; files hold whole blocks
 FILES = 512  # target; each file holds at least a block and at most MOST_ROWS
 MOST_ROWS = 1 << 16  # 100 MB in 768 dimensions; embedded in 8 s by an A100
 
@@ -62,9 +62,6 @@ def newest_encoder(directory: Path) -> Path | None:
     return next((folder / ENCODER for folder in folders if (folder / MANIFEST).is_file()), None)
 
 
-MOST, MOST_FILES = 10**12, 10**6  # of any size in a plan; of its files and shards
-
-
 @dataclass(frozen=True, slots=True)
 class IndexState:
     """The index at a step boundary: its version and the step of its weights."""
@@ -83,7 +80,7 @@ class BuildPlan:
     version: int
     step: int
     weights_sha256: str
-    corpus_path: str
+    corpus_path: str  # from the index's folder if it lies in the same run directory, which may be moved
     corpus_sha256: str
     num_documents: int
     block_documents: int
@@ -94,11 +91,9 @@ class BuildPlan:
     tokens_per_batch: int
     kind: IndexKind = field(default_factory=IndexKind)
     num_shards: int = 1
-    corpus_relative: str = ""  # `corpus_path` from the index's folder, for a run directory that was moved
     modules: str = "mean"  # the modules after the encoder's backbone, in words
     query_prompt: str = ""
     document_prompt: str = ""
-    quantizer_from: int | None = None  # version with the quantizer that a lossy kind takes over; None trains one
     dims: int | None = None  # vectors keep the encoder's first `dims` numbers; None: all
 
     @property
@@ -140,35 +135,16 @@ class BuildPlan:
 
     def vectors(self) -> dict[str, object]:
         """Return the fields that determine the vectors; the corpus counts by its hash, not its path."""
-        others = ("kind", "num_shards", "quantizer_from", "corpus_path", "corpus_relative")
+        others = ("kind", "num_shards", "corpus_path")
         return {name: value for name, value in asdict(self).items() if name not in others}
 
     def built(self) -> tuple:
         """Return the fields that, with the vectors, determine the files of a lossy kind."""
-        return self.kind.factory, self.num_shards, self.quantizer_from
+        return self.kind.factory, self.num_shards
 
 
 def plan_from_json(content: dict[str, Any]) -> BuildPlan:
     return BuildPlan(**{**content, "kind": IndexKind(**content["kind"])})
-
-
-def plan_problem(inputs: dict[str, Any], files: Collection[str]) -> str | None:
-    """Return the first problem of an untrusted plan: opening it divides by its sizes and loops over them."""
-    try:
-        plan = plan_from_json(inputs)
-    except (KeyError, TypeError) as error:
-        return str(error)
-    for name in ("num_documents", "block_documents", "max_tokens", "dim", "tokens_per_batch", "num_shards"):
-        value = getattr(plan, name)
-        if type(value) is not int or not 0 < value <= MOST:
-            return f"{name} is {value!r}"
-    if plan.num_shards > plan.num_documents:
-        return f"num_shards is {plan.num_shards} for {plan.num_documents} documents"
-    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
-        return "files names files elsewhere"
-    if plan.num_files > MOST_FILES or plan.num_shards > MOST_FILES:
-        return f"{plan.num_files} files in {plan.num_shards} shards"
-    return None
 
 
 def reading_identity(modules: str, query_prompt: str, document_prompt: str) -> str:

@@ -5,7 +5,6 @@ repeats a block. One call computes while another reads its documents or writes i
 files in progress: at most a 256th of the corpus, or 130,000 documents.
 """
 
-import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -17,13 +16,11 @@ import torch
 
 from replug.cluster.places import keep_to_memory_bound
 from replug.config.errors import UserError
-from replug.data.store import CorpusStore, open_corpus
+from replug.data.store import CorpusStore
 from replug.index_workers import faiss_index
-from replug.index_workers.answers import mean_drift, sample_rows
 from replug.index_workers.build_plan import BuildPlan
-from replug.index_workers.exact_search import ExactShard
+from replug.index_workers.exact_search import BlockVectors, ExactShard
 from replug.index_workers.kinds import training_rows
-from replug.index_workers.vectors import BlockVectors
 from replug.index_workers.version_store import VersionStore, weights_sha256
 from replug.models.encoder import Encoder
 from replug.models.hardware import DTYPES, default_device
@@ -66,23 +63,14 @@ class Builder:
             return encoder.encode_tokens(ids, plan.tokens_per_batch, "query").numpy()
 
     def make_quantizer(self, plan: BuildPlan) -> None:
-        """Copy the quantizer of the version that the plan names, or train one on a sample of this version's vectors.
+        """Train a quantizer on a sample of the vectors.
 
         This step and `build_shard` can be repeated, by any builder, with the same result.
         """
-        store = self._store
-
-        def save(partial: Path) -> int:
-            if plan.quantizer_from is not None:
-                before = store.quantizer_path(plan.quantizer_from)
-                store.check(plan.quantizer_from, [before])
-                shutil.copyfile(before, partial)
-                return 0
-            assert plan.kind.factory is not None
-            rows = training_rows(plan.kind.factory, plan.num_documents)
-            return faiss_index.train_quantizer(plan.kind, self._vectors(plan).take(rows), partial)
-
-        store.write_marked(store.quantizer_path(plan.version), save)
+        assert plan.kind.factory is not None
+        sample = self._vectors(plan).take(training_rows(plan.kind.factory, plan.num_documents))
+        path = self._store.quantizer_path(plan.version)
+        self._store.write_marked(path, lambda out: faiss_index.train_quantizer(plan.kind, sample, out))
 
     def build_shard(self, plan: BuildPlan, shard: int) -> None:
         """Fill the trained index with one shard's vectors, one file in memory at a time."""
@@ -97,11 +85,6 @@ class Builder:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return rows and similarities [B, <=k] by the float16 vectors of one part of a version of any kind."""
         return ExactShard(self._vectors(plan, part, parts), torch.device("cpu")).search(queries, k)
-
-    def drift(self, previous: BuildPlan, plan: BuildPlan) -> float:
-        """Return 1 - mean cosine between two versions' vectors of the same sample of documents."""
-        rows = sample_rows(plan.num_documents)
-        return mean_drift(self._vectors(previous).take(rows), self._vectors(plan).take(rows))
 
     def _vectors(self, plan: BuildPlan, part: int = 0, parts: int = 1) -> BlockVectors:
         vectors = self._store.open_vectors(plan, plan.files_of_shard(part, parts))
@@ -122,38 +105,21 @@ class Builder:
         same = replace(plan, version=0, step=0, tokens_per_batch=0).vectors()
         with self._loading:
             if self._loaded is None or self._loaded[0] != same:
-                self._loaded = same, self._load_encoder(plan), self._corpus(plan)
+                # A corpus is opened once for all its versions: thousands of files take seconds, and twice the mappings.
+                is_same = self._loaded is not None and self._loaded[0]["corpus_sha256"] == plan.corpus_sha256
+                corpus = self._loaded[2] if self._loaded is not None and is_same else self._store.open_corpus(plan)
+                self._loaded = same, self._load_encoder(plan), corpus
             return self._loaded[1:]
 
     def _load_encoder(self, plan: BuildPlan) -> Encoder:
         folder = self._store.encoder_folder(plan.version)
         encoder = Encoder(str(folder), plan.similarity, plan.max_tokens, dims=plan.dims)
-        for name, actual, wanted in (
-            ("weights_sha256", weights_sha256(folder), plan.weights_sha256),
-            ("dim", encoder.dim, plan.dim),
-            ("modules", encoder.pooling, plan.modules),
-            ("query_prompt", encoder.prompt("query"), plan.query_prompt),
-            ("document_prompt", encoder.prompt("document"), plan.document_prompt),
-        ):
-            if actual != wanted:
-                raise UserError(
-                    f"the encoder of index version {plan.version} differs from its plan: {folder} has "
-                    f"{name} {actual}, expected {wanted}; remove {self._store.folder(plan.version)} and build it again"
-                )
-        return encoder.to(default_device(), DTYPES[plan.dtype])
-
-    def _corpus(self, plan: BuildPlan) -> CorpusStore:
-        """Open a corpus once for all its versions: thousands of files take seconds, and twice the mappings."""
-        if self._loaded is not None and self._loaded[0]["corpus_sha256"] == plan.corpus_sha256:
-            return self._loaded[2]
-        path = self._store.corpus_path(plan)
-        corpus = open_corpus(path)
-        if len(corpus) != plan.num_documents:
+        if weights_sha256(folder) != plan.weights_sha256:
             raise UserError(
-                f"{path} holds {len(corpus)} documents, but index version {plan.version} was begun over "
-                f"{plan.num_documents}: put that corpus back, or remove {self._store.root} and build it again"
+                f"{folder} differs from the encoder that index version {plan.version} was begun with; remove "
+                f"{folder.parent} and build it again"
             )
-        return corpus
+        return encoder.to(default_device(), DTYPES[plan.dtype])
 
 
 def _check_finite(plan: BuildPlan, corpus: CorpusStore, vectors: np.ndarray, rows: range) -> None:

@@ -3,7 +3,6 @@
 Inner products throughout, on CPUs.
 """
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,10 @@ import numpy as np
 import torch
 
 from replug.config.errors import UserError
-from replug.index_workers.exact_search import MARGIN, ExactShard
-from replug.index_workers.kinds import EXPECTED, MOST_LISTS_AT_ONCE, IndexKind, num_centroids, num_lists
-from replug.index_workers.vectors import BlockVectors, most_similar, order_exactly
+from replug.index_workers.exact_search import MARGIN, BlockVectors, ExactShard, most_similar, order_exactly
+from replug.index_workers.kinds import EXPECTED, IndexKind, num_centroids
 
 QUERIES = 64  # searched at once; the vectors of their candidates are held in memory
-TRAINS_ALONE = "\x01"  # FAISS's `quantizer_trains_alone` of a quantizer that is not filled with centroids
 
 
 def check_kind(kind: IndexKind, dim: int, num_documents: int) -> None:
@@ -43,63 +40,21 @@ def check_kind(kind: IndexKind, dim: int, num_documents: int) -> None:
         )
 
 
-def train_quantizer(kind: IndexKind, sample: np.ndarray, out: Path) -> int:
-    """Write an empty index trained on a sample of vectors [N, D]; returns N."""
+def train_quantizer(kind: IndexKind, sample: np.ndarray, out: Path) -> None:
+    """Write an empty index trained on a sample of vectors [N, D]."""
     assert kind.factory is not None
     index = faiss.index_factory(sample.shape[1], kind.factory, faiss.METRIC_INNER_PRODUCT)
     if not index.is_trained:
-        vectors = np.ascontiguousarray(sample, dtype=np.float32)
-        if num_lists(kind.factory) > MOST_LISTS_AT_ONCE:
-            _train_lists(index, vectors)
-        index.train(vectors)
+        index.train(np.ascontiguousarray(sample, dtype=np.float32))
     _write(index, out)
-    return len(sample)
 
 
-def _train_lists(index: Any, vectors: np.ndarray) -> None:
-    """Give an index with very many lists their centroids; FAISS then trains the rest."""
-    lists: Any = index
-    if isinstance(index, faiss.IndexPreTransform):  # a rotation or projection before the lists
-        lists = faiss.downcast_index(index.index)
-        chain: Any = index.chain
-        transforms = [faiss.downcast_VectorTransform(chain.at(i)) for i in range(chain.size())]
-        for transform in transforms:
-            if not transform.is_trained:
-                transform.train(vectors)
-            vectors = transform.apply(vectors)
-    if lists.quantizer_trains_alone == TRAINS_ALONE:  # its lists are no centroids of k-means
-        return
-    centroids = two_level_centroids(vectors, lists.nlist, lists.cp.niter, lists.cp.spherical)
-    lists.quantizer.train(centroids)
-    lists.quantizer.add(centroids)
-
-
-def two_level_centroids(vectors: np.ndarray, count: int, iterations: int, spherical: bool) -> np.ndarray:
-    """Return centroids [count, D] of vectors [N, D]: of sqrt(count) clusters, then of each by its share.
-
-    An iteration compares each vector with about 2 sqrt(count) centroids, not with all: 512 instead of 65,536.
-    """
-
-    def k_means(points: np.ndarray, k: int) -> faiss.Kmeans:
-        means = faiss.Kmeans(points.shape[1], k, niter=iterations, spherical=spherical, min_points_per_centroid=1)
-        means.train(points)
-        return means
-
-    coarse = k_means(vectors, math.isqrt(count))
-    _, cluster_of = coarse.assign(vectors)
-    sizes = np.bincount(cluster_of, minlength=coarse.k)
-    shares = np.diff(np.cumsum(sizes) * count // len(vectors), prepend=0)  # a cluster of a few vectors may have none
-    members = np.split(np.argsort(cluster_of, kind="stable"), np.cumsum(sizes)[:-1])
-    return np.concatenate([k_means(vectors[of], int(k)).centroids for of, k in zip(members, shares, strict=True) if k])
-
-
-def fill(quantizer: Path, blocks: Iterable[np.ndarray], out: Path) -> int:
-    """Write the trained index with the vectors of all blocks added; returns their number."""
+def fill(quantizer: Path, blocks: Iterable[np.ndarray], out: Path) -> None:
+    """Write the trained index with the vectors of all blocks added."""
     index = faiss.read_index(str(quantizer))
     for block in blocks:
         index.add(np.ascontiguousarray(block, dtype=np.float32))
     _write(index, out)
-    return int(index.ntotal)
 
 
 class FaissShard:
@@ -110,7 +65,6 @@ class FaissShard:
     def __init__(self, path: Path, kind: IndexKind, vectors: BlockVectors) -> None:
         self._index = faiss.read_index(str(path))
         self._kind, self._vectors = kind, vectors
-        self._lists = num_lists(kind.factory or "")
 
     def __len__(self) -> int:
         return int(self._index.ntotal)
@@ -126,31 +80,18 @@ class FaissShard:
     def _search_some(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         wanted = min(k * self._kind.overretrieve, len(self))
         queries = np.ascontiguousarray(queries, dtype=np.float32)
-        rows = self._candidates(queries, wanted)
+        rows = self._search_lists(queries, wanted) + self._vectors.first_row
+        if len(short := np.flatnonzero((rows < self._vectors.first_row).any(axis=1))):  # few documents in these lists
+            rows[short], _ = ExactShard(self._vectors, torch.device("cpu")).search(queries[short], wanted)
         rows, vectors = most_similar(queries, rows, self._vectors.take(rows), k + MARGIN)
         return order_exactly(queries, rows, vectors, k)
 
-    def _candidates(self, queries: np.ndarray, wanted: int) -> np.ndarray:
-        """Return rows [B, wanted]; queries with too few results double the lists they probe until they have enough.
-
-        A graph may return too few; exact search answers then.
-        """
-        first, probes = self._vectors.first_row, self._kind.nprobe
-        rows = self._search_lists(queries, wanted, probes) + first
-        while len(short := np.flatnonzero((rows < first).any(axis=1))):
-            if probes >= self._lists:
-                rows[short], _ = ExactShard(self._vectors, torch.device("cpu")).search(queries[short], wanted)
-                break
-            probes *= 2
-            rows[short] = self._search_lists(queries[short], wanted, probes) + first
-        return rows
-
-    def _search_lists(self, queries: np.ndarray, wanted: int, probes: int) -> np.ndarray:
+    def _search_lists(self, queries: np.ndarray, wanted: int) -> np.ndarray:
         """Return places [B, wanted] as FAISS finds them, -1 where it finds too few."""
-        if not self._lists:
+        if not self._kind.nprobe:
             return self._index.search(queries, wanted)[1]
         parameters: Any = faiss.SearchParametersIVF()
-        parameters.nprobe = min(probes, self._lists)
+        parameters.nprobe = self._kind.nprobe
         if isinstance(self._index, faiss.IndexPreTransform):  # a rotation before the lists
             inner, parameters = parameters, faiss.SearchParametersPreTransform()
             parameters.index_params = inner

@@ -1,18 +1,12 @@
 """Search the newest published version of an index in this process, as `replug ask` does, or export it as Parquet."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from replug.config.errors import UserError
-from replug.data.shards import ROWS_PER_BATCH, shard_paths, write_parquet
-from replug.data.store import StoredCorpus, open_corpus
-from replug.index_workers.answers import merge_top_k
 from replug.index_workers.build_plan import BuildPlan, index_folder, missing_index
+from replug.index_workers.exact_search import merge_top_k
 from replug.index_workers.faiss_index import set_search_threads
 from replug.index_workers.searcher import open_shard
 from replug.index_workers.version_store import VersionStore, weights_sha256
@@ -36,12 +30,7 @@ class LocalIndex:
         self.plan = store.plan(versions[-1])
         store.check_encoder(self.plan.version)
         self.encoder_folder = store.encoder_folder(self.plan.version)
-        path, expected = store.corpus_path(self.plan), self.plan.num_documents
-        if not shard_paths(path):
-            raise UserError(f"the index's corpus {path} is gone; bring it back, or build the index again")
-        self.corpus = open_corpus(path)
-        if len(self.corpus) != expected:
-            raise UserError(f"{path} holds {len(self.corpus)} documents, the index {expected}; build the index again")
+        self.corpus = store.open_corpus(self.plan)
         num_shards = self.plan.num_shards
         self._shards = [open_shard(store, self.plan, shard, num_shards) for shard in range(num_shards)]
         self.is_independent = all(shard.is_independent for shard in self._shards)  # see `searcher.Shard`
@@ -110,39 +99,3 @@ class RunRetriever(IndexRetriever):
 
     def __init__(self, directory: str | Path) -> None:
         super().__init__(LocalIndex(index_folder(Path(directory).expanduser()), available_cores()))
-
-
-# Export -------------------------------------------------------------------------------------------------------------
-
-
-def export_index(directory: Path, out: Path) -> int:
-    """Write the newest version of a run's index, or its vector store, to a Parquet file; returns its rows.
-
-    Vectors are float32, as queries are; an index has rounded its vectors to float16. Raises UserError if nothing is
-    published or a file is damaged.
-    """
-    root = index_folder(directory).absolute()
-    store = VersionStore(root)
-    if not (versions := store.published()):
-        raise missing_index(root)
-    dim = store.plan(versions[-1]).dim
-    schema = pa.schema(
-        [*((name, pa.string()) for name in ("id", "text", "source")), ("vector", pa.list_(pa.float32(), dim))]
-    )
-    return write_parquet(out, _rows(store, versions[-1]), schema, ROWS_PER_BATCH)
-
-
-def _rows(store: VersionStore, version: int) -> Iterator[dict[str, Any]]:
-    plan = store.plan(version)
-    corpus = open_corpus(store.corpus_path(plan))
-    if isinstance(corpus, StoredCorpus):
-        with closing(corpus.open()) as source:
-            for doc in source.iterate():
-                yield {"id": doc.id, "text": doc.text, "source": doc.source, "vector": doc.vector}
-        return
-    for file in range(plan.num_files):
-        store.check(version, store.vectors_paths(plan, [file]))
-        documents = corpus.documents(plan.rows_of_file(file))
-        for document, vector in zip(documents, store.open_vectors(plan, [file])[0], strict=True):
-            fields = {"id": document.id, "text": document.text, "source": document.source}
-            yield {**fields, "vector": vector.astype("float32")}

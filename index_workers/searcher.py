@@ -15,9 +15,8 @@ import torch
 from replug.config.errors import UserError
 from replug.data.store import StoredCorpus, comparable
 from replug.index_workers.build_plan import BuildPlan
-from replug.index_workers.exact_search import ExactShard
+from replug.index_workers.exact_search import BlockVectors, ExactShard, order_exactly
 from replug.index_workers.faiss_index import FaissShard, set_search_threads
-from replug.index_workers.vectors import BlockVectors, order_exactly
 from replug.index_workers.version_store import VersionStore
 
 Found = tuple[np.ndarray, np.ndarray]  # rows of the corpus and inner products [B, <= k], best first
@@ -96,9 +95,8 @@ class Searcher:
 
     def _load_once(self, version: int) -> Shard:
         with self._loading:
-            fingerprint = self._store.fingerprint(version)
+            plan, fingerprint = self._store.plan(version), self._store.fingerprint(version)
             if version not in self._versions or self._versions[version][1] != fingerprint:
-                plan = self._store.plan(version)
                 with ThreadPoolExecutor(1, initializer=_yield_to_searches) as thread:
                     shard = thread.submit(open_shard, self._store, plan, self._shard, self._num_shards, self._device)
                     self._versions = {**self._versions, version: (shard.result(), fingerprint)}

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import ray
@@ -26,17 +26,15 @@ from replug.cluster.places import index_actors, place
 from replug.config.errors import RunError, UserError
 from replug.data.progress import Progress
 from replug.data.records import SearchResult
-from replug.data.store import CorpusStore, open_corpus
-from replug.index_workers.answers import Measures, merge_top_k, search_excluding, top_k_overlap
+from replug.data.store import CorpusStore
 from replug.index_workers.build_plan import BuildPlan
 from replug.index_workers.builder import Builder
+from replug.index_workers.exact_search import merge_top_k, search_excluding, top_k_overlap
 from replug.index_workers.searcher import Searcher
 from replug.index_workers.version_store import Missing, VersionStore
 from replug.models.hardware import available_cores
 
 log = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 TIMEOUT_SECONDS = 3600.0  # of a file of vectors, a step of a lossy kind's build, loading a version
 SEARCHER_CALLS, SEARCH_ATTEMPTS = 8, 10  # of one searcher at once: searches continue while a version is loaded
@@ -110,11 +108,11 @@ class SearcherGroup:
 
 @dataclass(frozen=True, slots=True)
 class Refreshed:
-    """A version loaded on every shard, with the figures of its build and its differences from the previous one."""
+    """Shares of documents that a version shares with exact search and with the version before, and its build's time."""
 
-    measures: Measures
-    build_seconds: float
-    documents_per_second: float
+    recall: float = 1.0
+    overlap: float = 1.0
+    build_seconds: float = 0.0
 
 
 class IndexService:
@@ -142,18 +140,15 @@ class IndexService:
             timeout_seconds=TIMEOUT_SECONDS,
         )
 
-    def build(self, plan: BuildPlan) -> "Future[float]":
-        """Embed and publish a version in the background; marked files are kept.
-
-        The result is the number of documents embedded per second.
-        """
+    def build(self, plan: BuildPlan) -> "Future[None]":
+        """Embed and publish a version in the background; marked files are kept."""
         missing = self.store.begin(plan)  # now: a checkpoint may name this version as soon as this returns
-        return _build_in_background(lambda: self._build(plan, missing))
+        return in_background(lambda: self._build(plan, missing), "index-build")
 
     def refresh(self, plan: BuildPlan, previous: int) -> "Future[Refreshed]":
         """Build a version and load it on every shard, beside the previous one, in the background."""
         missing = self.store.begin(plan)
-        return _build_in_background(lambda: self._refresh(plan, missing, previous))
+        return in_background(lambda: self._refresh(plan, missing, previous), "index-build")
 
     def prepare(self, version: int) -> None:
         """Load a published version on every shard, beside the version in use."""
@@ -178,7 +173,7 @@ class IndexService:
         if exclude is None:
             return SearchResult(*search(queries, k), version)
         if self._corpus is None:
-            self._corpus = open_corpus(self.store.corpus_path(self.store.plan(version)))
+            self._corpus = self.store.open_corpus(self.store.plan(version))
         try:
             results = search_excluding(search, self._corpus.sources, queries, k, exclude, k)
         except ValueError as error:
@@ -204,11 +199,11 @@ class IndexService:
 
     def _refresh(self, plan: BuildPlan, missing: Missing, previous: int) -> Refreshed:
         start = time.monotonic()
-        rate = self._build(plan, missing)
+        self._build(plan, missing)
         seconds = time.monotonic() - start
         try:
             self.prepare(plan.version)
-            return Refreshed(self._measures(plan, previous), seconds, rate)
+            return Refreshed(*self._measures(plan, previous), seconds)
         except Exception:  # no searcher may answer for it
             if plan.version != previous:  # a rebuilt version has the same number, and may differ
                 self._loaded.discard(plan.version)
@@ -216,12 +211,10 @@ class IndexService:
                     self.searchers.release(list(self._loaded))
             raise
 
-    def _build(self, plan: BuildPlan, missing: Missing) -> float:
+    def _build(self, plan: BuildPlan, missing: Missing) -> None:
         self._remove_stale()  # first: the disk may need the room
-        start = time.monotonic()
         files, needs_quantizer, missing_shards = missing
-        documents = self._embed(plan, files)
-        seconds = time.monotonic() - start
+        self._embed(plan, files)
         if needs_quantizer:
             self.builders.submit("make_quantizer", plan).result()
         shards = [self.builders.submit("build_shard", plan, shard) for shard in missing_shards]
@@ -229,7 +222,6 @@ class IndexService:
         for shard in shards:
             shard.result()
         self.store.publish(plan)
-        return documents / seconds if seconds else 0.0
 
     def _remove_stale(self) -> None:
         try:
@@ -237,8 +229,8 @@ class IndexService:
         except RunError as error:
             log.warning(f"{error}; trying again at the next removal")
 
-    def _embed(self, plan: BuildPlan, files: list[int]) -> int:
-        """Have the builders embed files; returns the number of documents.
+    def _embed(self, plan: BuildPlan, files: list[int]) -> None:
+        """Have the builders embed files.
 
         After an error it waits for running calls, which must not write into a restarted build of the version.
         """
@@ -251,15 +243,13 @@ class IndexService:
                 progress.advance(len(plan.rows_of_file(file)))
         finally:
             wait([call for call in calls if not call.cancel()])
-        return total
 
-    def _measures(self, plan: BuildPlan, previous: int) -> Measures:
-        """Compare a loaded version with exact search and with the previous version, by the watched texts."""
+    def _measures(self, plan: BuildPlan, previous: int) -> tuple[float, float]:
+        """Return recall and overlap of a loaded version, by the watched texts."""
         texts, k = self._watched_texts, min(self._watched_k, plan.num_documents)
         if not texts or plan.kind.store:
-            return Measures()
+            return 1.0, 1.0
         queries = self.builders.submit("encode", plan, texts).result()
-        drift = self.builders.submit("drift", self.store.plan(previous), plan).result()
         rows = self.search(plan.version, queries, k).doc_rows
         before = self.search(previous, queries, k).doc_rows
         recall = 1.0
@@ -267,25 +257,15 @@ class IndexService:
             parts = self._actors.num_builders
             answers = [self.builders.submit("search_exactly", plan, part, parts, queries, k) for part in range(parts)]
             recall = top_k_overlap(merge_top_k([answer.result() for answer in answers], k)[0], rows)
-        return Measures(recall, top_k_overlap(before, rows), drift)
+        return recall, top_k_overlap(before, rows)
 
     def _make_searcher(self, shard: int) -> Any:
         env = {**thread_env(self._threads)["env_vars"], **RETURN_MEMORY}
-        actor = ray.remote(Searcher).options(**place(SEARCHER, shard, 0.0, env), max_concurrency=SEARCHER_CALLS)
+        actor = ray.remote(Searcher).options(**place(SEARCHER, shard, env), max_concurrency=SEARCHER_CALLS)
         device = "cuda" if self._actors.search_on_gpu else "cpu"
         return actor.remote(self.store.root, shard, self._actors.num_shards, self._threads, device)
 
     def _make_builder(self, number: int) -> Any:
         env = thread_env(self._threads)["env_vars"]
-        actor = ray.remote(Builder).options(**place(BUILDER, number, 0.0, env), max_concurrency=BUILDER_CALLS)
+        actor = ray.remote(Builder).options(**place(BUILDER, number, env), max_concurrency=BUILDER_CALLS)
         return actor.remote(self.store.root, self._threads)
-
-
-def _build_in_background(work: Callable[[], Result]) -> "Future[Result]":
-    def warn(done: Future) -> None:
-        if error := done.exception():
-            log.warning(f"building the index failed: {error}")
-
-    done = in_background(work, "index-build")
-    done.add_done_callback(warn)
-    return done

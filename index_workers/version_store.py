@@ -2,8 +2,8 @@
 
     INDEX/v000003/encoder/            the snapshot of the retriever that embedded it, loadable by AutoModel
     INDEX/v000003/vectors-00000.npy   float16 [rows, D], whole blocks (`build_plan` says how many)
-    INDEX/v000003/vectors-00000.json  written after the file: its checksum and rows
-    INDEX/v000003/quantizer.faiss     the trained, empty index of a lossy kind; later versions copy it
+    INDEX/v000003/vectors-00000.json  written after the file: its checksum
+    INDEX/v000003/quantizer.faiss     the trained, empty index of a lossy kind
     INDEX/v000003/shard-00000.faiss   a lossy kind's index over the files of one shard, and its mark
     INDEX/v000003/inputs.json         the plan that it is built by
     INDEX/v000003/manifest.json       written when everything is there: the version is published
@@ -15,33 +15,35 @@ rename folders, and read, write or remove no file of vectors.
 """
 
 import json
+import math
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
+import torch
 
 from replug.config.errors import RunError, UserError
 from replug.data.files import file_sha256, json_sha256, read_json, reading, writing
 from replug.data.folder import INPUTS, MANIFEST, FileSum, Folder, file_sum, require_file
-from replug.data.shards import OWN_CORPUS, corpus_sha256, prepared_folder, shard_paths
+from replug.data.shards import corpus_sha256, shard_paths
+from replug.data.store import CorpusStore, open_corpus
 from replug.index_workers.build_plan import (
     ENCODER,
     BuildPlan,
     plan_from_json,
-    plan_problem,
     version_folder,
     version_numbers,
 )
-from replug.index_workers.vectors import MEND, map_vectors, write_vectors
 
-FORMAT = 7
+MEND = "remove it and run the command that built the index: it makes only the missing files"
+ITEM_BYTES, HEADER_BYTES = 2, 128  # of float16; of a .npy file with two dimensions
+FORMAT = 8
 WEIGHTS = "model.safetensors"
 READERS = 4  # files checked in parallel: one stream does not use a disk's whole bandwidth
 
@@ -64,9 +66,21 @@ class VersionStore:
         return self.folder(version) / ENCODER
 
     def corpus_path(self, plan: BuildPlan) -> Path:
-        """Return the current path of a plan's corpus; the run directory may have been moved as a whole."""
-        moved = (self.root / plan.corpus_relative).resolve()
-        return moved if plan.corpus_relative and shard_paths(moved) else Path(plan.corpus_path)
+        """Return the current path of a plan's corpus."""
+        return (self.root / plan.corpus_path).resolve()
+
+    def open_corpus(self, plan: BuildPlan) -> CorpusStore:
+        """Open the corpus of a plan. Raises UserError if it is gone or of another size."""
+        path = self.corpus_path(plan)
+        if not shard_paths(path):
+            raise UserError(f"the index's corpus {path} is gone; bring it back, or build the index again")
+        corpus = open_corpus(path)
+        if len(corpus) != plan.num_documents:
+            raise UserError(
+                f"{path} holds {len(corpus)} documents, but index version {plan.version} was begun over "
+                f"{plan.num_documents}: put that corpus back, or remove {self.root} and build it again"
+            )
+        return corpus
 
     def published(self) -> list[int]:
         """Return versions that can be searched, oldest first."""
@@ -96,35 +110,28 @@ class VersionStore:
         with reading(path):
             files = self._version(version).manifest()["files"]
             self._version(version).require(INPUTS)
-        inputs = self._inputs(version)
-        if (problem := plan_problem(inputs, files)) is not None:
-            raise UserError(f"{path.parent} is not an index version of replug: {problem}; remove it")
-        needed = self.files(plan_from_json(inputs))
-        if missing := [path.name for path in needed if path.name not in files]:
-            raise UserError(f"{path} lists no {missing[0]} ({len(missing)} such files)")
         return files
 
     def fingerprint(self, version: int) -> str:
-        """Return a hash that changes when a version is rebuilt. Raises UserError if it is not published."""
-        if not self.is_published(version):
-            raise UserError(f"index version {version} is not published: {self.folder(version) / MANIFEST} is missing")
+        """Return a hash that changes when a published version is rebuilt."""
         return file_sha256(self.folder(version) / MANIFEST)
 
     def pending_plan(self, version: int) -> BuildPlan:
         """Return the plan of a finished or unfinished build."""
-        return plan_from_json(self._inputs(version))
-
-    def _inputs(self, version: int) -> dict[str, Any]:
         path = self.folder(version) / INPUTS
         with reading(path):
             inputs = self._version(version).inputs
         if inputs is None:
             raise RunError(f"{path} is missing")
-        return inputs
+        return plan_from_json(inputs)
 
-    def verify(self, version: int) -> list[str]:
-        """Return a line for each file of a published version that is missing, changed or surplus."""
-        return self._version(version).verify()
+    def corpus_problems(self, version: int) -> list[str]:
+        """Return a line if the corpus of a published version is gone or changed."""
+        plan = self.plan(version)
+        corpus = self.corpus_path(plan)
+        if shard_paths(corpus) and corpus_sha256(corpus) == plan.corpus_sha256:
+            return []
+        return [f"the corpus {corpus} is gone, or changed since it was embedded"]
 
     def save_snapshot(self, version: int, save: Callable[[Path], None]) -> str:
         """Write the encoder of a version, beside and renamed; returns the hash of its weights.
@@ -170,11 +177,8 @@ class VersionStore:
         """Drop another plan's unusable files, the manifest first, so that no search uses them. The encoder stays."""
         folder = self.folder(plan.version)
         self._version(plan.version).reopen()
-        same_vectors = before is not None and before.vectors() == plan.vectors()
-        if before is not None and same_vectors and before.built() == plan.built():
-            return
-        if same_vectors:
-            for path in folder.glob("*.faiss*"):
+        if before is not None and before.vectors() == plan.vectors():
+            for path in folder.glob("*.faiss*") if before.built() != plan.built() else ():
                 path.unlink()
         elif any(path.is_file() for path in folder.iterdir()):
             stale = self._set_aside(folder)
@@ -185,39 +189,27 @@ class VersionStore:
         """Write vectors [rows, D] as float16, then their mark. Raises RunError naming the file."""
         self.write_marked(self.vectors_path(version, file), lambda partial: write_vectors(partial, vectors))
 
-    def write_marked(self, path: Path, save: Callable[[Path], int]) -> None:
-        """Have `save` write a file beside `path` and return its rows; then rename it, then mark it.
+    def write_marked(self, path: Path, save: Callable[[Path], object]) -> None:
+        """Have `save` write a file beside `path`; then rename it, then mark it.
 
         The temporary name is unique: a builder that is believed dead may still be writing the same file.
         """
         partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
         with writing(partial):
-            rows = save(partial)
-            mark = {**file_sum(partial), "rows": rows}
+            save(partial)
+            mark = file_sum(partial)
             partial.replace(path)
             partial.write_text(json.dumps(mark))
             partial.replace(_mark(path))
 
     def publish(self, plan: BuildPlan) -> None:
-        """Mark a version as searchable; raises RunError for a file without a mark or a wrong number of rows."""
+        """Mark a version as searchable; raises RunError for a file without a mark."""
         marks = {path.name: _read_mark(path) for path in self.files(plan)}
-        rows = sum(marks[self.vectors_path(plan.version, file).name]["rows"] for file in range(plan.num_files))
-        if rows != plan.num_documents and not plan.kind.store:
-            raise RunError(f"{self.folder(plan.version)}: its files hold {rows} rows, expected {plan.num_documents}")
         self._remove_partials(plan.version)
         encoder = self.encoder_folder(plan.version)
         snapshot = (path for path in sorted(encoder.rglob("*")) if path.is_file())
         files = {str(path.relative_to(encoder.parent)): file_sum(path) for path in snapshot}
-        files |= {name: {"bytes": mark["bytes"], "sha256": mark["sha256"]} for name, mark in marks.items()}
-        self._version(plan.version).finish(files)
-
-    def latest_quantizer(self, factory: str | None, before: int) -> int | None:
-        """Return the newest published version below `before` with a quantizer of this kind."""
-        for version in reversed([version for version in self.published() if factory and version < before]):
-            with suppress(UserError):  # skip a damaged version
-                if self.plan(version).kind.factory == factory:
-                    return version
-        return None
+        self._version(plan.version).finish(files | marks)
 
     def _remove_partials(self, version: int) -> None:
         """Remove the half-written files of killed builders."""
@@ -306,6 +298,29 @@ class VersionStore:
         return Folder(self.folder(version), "index version", key="run_dir", fix_hint=MEND, others=others, format=FORMAT)
 
 
+def write_vectors(path: Path, vectors: np.ndarray) -> None:
+    """Write vectors [rows, D] as float16. Raises OSError if the disk does not take all of it."""
+    vectors = np.ascontiguousarray(vectors, dtype=np.float16)
+    with path.open("wb") as file:  # given a file, np.save ignores a failure to write the last bytes
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(vectors))
+        file.write(vectors.data)
+
+
+def map_vectors(path: Path, shape: tuple[int, int]) -> np.ndarray:
+    """Map the vectors of a file, which are read when they are first used. Raises UserError for another size.
+
+    By torch, since each of Python's own maps keeps a descriptor open.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} is missing; {MEND}")
+    size = path.stat().st_size
+    if size != HEADER_BYTES + ITEM_BYTES * math.prod(shape):
+        raise UserError(f"{path} is damaged, it has {size} bytes for float16 {list(shape)}; {MEND}")
+    # Private and writable: torch warns of read-only arrays.
+    whole = torch.from_file(str(path), shared=False, size=size // ITEM_BYTES, dtype=torch.float16)
+    return whole[HEADER_BYTES // ITEM_BYTES :].view(shape).numpy()
+
+
 def weights_sha256(folder: Path) -> str:
     """Return a hash of an encoder folder's weights, including its modules, to tell snapshots apart."""
     files = {str(path.relative_to(folder)): path for path in folder.rglob(WEIGHTS)}
@@ -329,50 +344,3 @@ def _read_mark(path: Path) -> dict[str, Any]:
         raise RunError(f"{mark} is missing")
     with reading(mark):
         return read_json(mark, MEND)
-
-
-# Checks for `replug doctor` -----------------------------------------------------------------------------------------
-
-
-def verify_index(root: Path) -> tuple[list[str], list[str]]:
-    """Return a line for each version, and one for each file that is missing, damaged or surplus."""
-    store = VersionStore(root.absolute())
-    versions = store.versions()
-    lines: list[str] = []
-    missing = f"{root} holds no index; expected a run directory, as `replug prepare --index` writes it"
-    problems = [] if versions else [missing]
-    for version in versions:
-        if not store.is_published(version):
-            lines.append(f"v{version:06d}: unfinished, not searched")
-            continue
-        wrong = list(_problems(store, version))
-        lines.append(f"v{version:06d}: {_describe(store, version) if not wrong else f'wrong in {len(wrong)} places'}")
-        problems += wrong
-    own_corpus = prepared_folder(store.root / OWN_CORPUS)
-    problems += own_corpus.verify() if own_corpus.is_finished else []
-    if versions and not store.published():
-        problems.append(f"{root} holds no finished version; run the command that was building it again")
-    return lines, problems
-
-
-def _describe(store: VersionStore, version: int) -> str:
-    plan = store.plan(version)
-    size = sum(path.stat().st_size for path in store.files(plan)) / 1e6
-    kind = plan.kind.store or plan.kind.factory or "flat_fp16"
-    return (
-        f"{plan.num_documents} documents x {plan.dim}, {kind}, weights of step {plan.step}, {size:,.1f} MB, all intact"
-    )
-
-
-def _problems(store: VersionStore, version: int) -> Iterator[str]:
-    try:
-        plan = store.plan(version)
-    except UserError as error:
-        yield str(error)
-        return
-    yield from store.verify(version)
-    corpus = store.corpus_path(plan)
-    if not shard_paths(corpus):
-        yield f"the corpus {corpus} is gone"
-    elif corpus_sha256(corpus) != plan.corpus_sha256:
-        yield f"the corpus {corpus} changed since it was embedded: its checksum differs"

@@ -23,13 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from replug.slurm.ray_node import write_token
+from replug.slurm.ray_node import JOIN_SECONDS, NOT_JOINED, write_token
 
 INTERRUPTED = 75  # replug's exit status: it saved its step, and the same command resumes
-RAYS_OWN_STATUS = 1  # of a process that Ray ends because its raylet is gone
-MOST_RESTARTS = 10  # then a job with a killed Ray is not requeued: it has too little memory
-SECONDS_TO_SEE = 10  # for Ray's step to end behind its raylet
-JOIN_SECONDS = 120
 STOP_SECONDS = 30
 LOOK_SECONDS = 0.2
 TAIL_LINES = 30
@@ -44,10 +40,6 @@ OF_THE_JOB = (
 )
 
 
-class JobError(Exception):
-    """A failure that ends the job with exit status 1."""
-
-
 @dataclass(frozen=True, slots=True)
 class JobAllocation:
     """The nodes and CPUs that SLURM gave to this job, the first node first."""
@@ -55,14 +47,12 @@ class JobAllocation:
     job_id: int
     nodes: tuple[str, ...]
     cpus_per_node: str
-    num_restarts: int
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "JobAllocation":
         names = output("scontrol", "show", "hostnames", environment["SLURM_JOB_NODELIST"]).split()
         cpus = environment.get("SLURM_CPUS_PER_TASK") or environment["SLURM_CPUS_ON_NODE"]
-        restarts = int(environment.get("SLURM_RESTART_COUNT", "0"))
-        return cls(int(environment["SLURM_JOB_ID"]), tuple(names), cpus, restarts)
+        return cls(int(environment["SLURM_JOB_ID"]), tuple(names), cpus)
 
     def step(self, node: str, *command: str) -> list[str]:
         """Return the srun command of a step on one node, beside the job's other steps there."""
@@ -109,16 +99,12 @@ def main() -> int:
     allocation = JobAllocation.from_environment(os.environ)
     if "SLURM_GPUS" in os.environ and len(allocation.nodes) > 1:  # no step of one node would start
         sys.exit("replug job: --gpus counts all nodes together; submit with --gpus-per-node or --gres=gpu:COUNT")
-    again = f", start {allocation.num_restarts + 1}" if allocation.num_restarts else ""
-    say(f"job {allocation.job_id} on {' '.join(allocation.nodes)}{again}")
+    say(f"job {allocation.job_id} on {' '.join(allocation.nodes)}")
     # Short, and not $TMPDIR: the sockets in it have at most 107 characters, and all nodes take the same path.
     folder = Path(tempfile.mkdtemp(prefix=f"replug-{allocation.job_id}-", dir="/tmp"))
     nodes: list[JobNode] = []
     try:
         status = run(allocation, folder, nodes, request)
-    except JobError as error:
-        say(str(error))
-        status = 1
     finally:
         stop(nodes)
         shutil.rmtree(folder, ignore_errors=True)
@@ -136,11 +122,10 @@ def run(allocation: JobAllocation, folder: Path, nodes: list[JobNode], request: 
     write_token(folder, token)
     for name in allocation.nodes:
         nodes.append(start_node(allocation, name, folder, address, token, environment))
-    if not wait_for_nodes(nodes, address, environment, request):
-        return INTERRUPTED  # before `replug` had begun
-    say(f"Ray runs at {address} with {len(nodes)} nodes of {allocation.cpus_per_node} CPUs")
-    command = allocation.step(allocation.nodes[0], "-m", "replug.commands.cli", *sys.argv[1:], f"ray.address={address}")
-    return run_replug(command, nodes, environment, request, allocation.num_restarts)
+    say(f"Ray starts at {address} with {len(nodes)} nodes of {allocation.cpus_per_node} CPUs")
+    once_joined = ("-m", "replug.slurm.ray_node", "--run", address, str(len(nodes)))
+    command = allocation.step(allocation.nodes[0], *once_joined, *sys.argv[1:])
+    return run_replug(command, nodes, environment, request)
 
 
 def job_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
@@ -153,11 +138,8 @@ def job_environment(environment: Mapping[str, str], folder: Path) -> dict[str, s
 
 def free_port(job_id: int) -> int:
     """Return the first of two neighbouring free ports; other jobs on this machine start elsewhere."""
-    for attempt in range(50):
-        port = FIRST_PORT + (job_id * 20 + attempt * 2) % NUM_PORTS
-        if is_free(port) and is_free(port + 1):
-            return port
-    raise JobError(f"no two neighbouring free ports from {FIRST_PORT} to {FIRST_PORT + NUM_PORTS}")
+    ports = (FIRST_PORT + (job_id * 20 + attempt * 2) % NUM_PORTS for attempt in range(50))
+    return next(port for port in ports if is_free(port) and is_free(port + 1))
 
 
 def is_free(port: int) -> bool:
@@ -187,46 +169,13 @@ def start_node(
             start_new_session=True,
         )
     assert step.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it ended at once, which `require_alive` reports
+    with contextlib.suppress(BrokenPipeError):  # it ended at once, which `run_replug` reports
         step.stdin.write(f"{token}\n")
         step.stdin.flush()
     return JobNode(name, step, log)
 
 
-def wait_for_nodes(nodes: list[JobNode], address: str, environment: dict[str, str], request: StopRequest) -> bool:
-    """Return whether all nodes joined; False if the job was asked to stop. Raises JobError for a node that failed."""
-    command = [sys.executable, "-m", "replug.slurm.ray_node", "--wait", address, str(len(nodes))]
-    end = time.monotonic() + JOIN_SECONDS
-    probe = subprocess.Popen(command, env=environment, start_new_session=True)
-    try:
-        while probe.poll() is None:
-            require_alive(nodes)
-            if time.monotonic() > end:
-                raise JobError(f"not all nodes joined Ray within {JOIN_SECONDS} s\n{tails(nodes)}")
-            if request.number is not None:
-                return False
-            time.sleep(LOOK_SECONDS)
-    finally:
-        probe.kill()
-        probe.wait()
-    if probe.returncode != 0:
-        raise JobError(f"Ray at {address} does not list its nodes\n{tails(nodes)}")
-    return True
-
-
-def require_alive(nodes: list[JobNode]) -> None:
-    for node in nodes:
-        if (status := node.step.poll()) is not None:
-            raise JobError(f"Ray on node {node.name} ended with status {status} before all had joined\n{tails([node])}")
-
-
-def tails(nodes: list[JobNode]) -> str:
-    return "\n".join(f"--- the end of {node.name}'s log\n{node.tail()}" for node in nodes)
-
-
-def run_replug(
-    command: list[str], nodes: list[JobNode], environment: dict[str, str], request: StopRequest, num_restarts: int = 0
-) -> int:
+def run_replug(command: list[str], nodes: list[JobNode], environment: dict[str, str], request: StopRequest) -> int:
     """Run `replug` and return its exit status; report nodes that are lost on the way."""
     lost: set[str] = set()
     request.step = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
@@ -236,22 +185,15 @@ def run_replug(
         for node in nodes:
             if node.step.poll() is not None and node.name not in lost:
                 lost.add(node.name)
-                say(f"Ray on node {node.name} has ended with status {node.step.returncode}\n{tails([node])}")
+                say(f"Ray on node {node.name} has ended with status {node.step.returncode}\n{node.tail()}")
         time.sleep(LOOK_SECONDS)
+    if status == NOT_JOINED:
+        tails = "\n".join(f"--- the end of {node.name}'s log\n{node.tail()}" for node in nodes)
+        say(f"not all nodes joined Ray within {JOIN_SECONDS} s\n{tails}")
+        return 1
     if status == 128 + signal.SIGUSR1:
         return INTERRUPTED  # ended by the signal before it listened; its results are on disk
-    if status == RAYS_OWN_STATUS and has_ended(nodes[0]):
-        say("Ray was killed on this node, as the system does when memory is short")
-        return INTERRUPTED if num_restarts < MOST_RESTARTS else status
     return status if status >= 0 else 128 - status
-
-
-def has_ended(node: JobNode) -> bool:
-    """Return whether Ray on a node ends by itself within SECONDS_TO_SEE."""
-    end = time.monotonic() + SECONDS_TO_SEE
-    while node.step.poll() is None and time.monotonic() < end:
-        time.sleep(LOOK_SECONDS)
-    return node.step.poll() is not None
 
 
 def stop(nodes: list[JobNode]) -> None:

@@ -1,7 +1,7 @@
 """Run Ray on one node of a job.
 
     python -m replug.slurm.ray_node FOLDER HOST:PORT [--head]        reads the token from standard input
-    python -m replug.slurm.ray_node --wait HOST:PORT NODES           ends when that many nodes have joined
+    python -m replug.slurm.ray_node --run HOST:PORT NODES ARGUMENT…  runs `replug` once that many nodes have joined
 
 Ray ends when standard input ends, which `slurm.ray_job` holds open. It ignores SIGTERM and SIGUSR1, which pre-emption
 and `scancel` send to every process at once, because `replug` still needs its actors to save its step.
@@ -10,7 +10,6 @@ and `scancel` send to every process at once, because `replug` still needs its ac
 import contextlib
 import logging
 import os
-import re
 import shutil
 import signal
 import socket
@@ -18,40 +17,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 OBJECT_STORE_BYTES = 2**30  # ids, queries and answers pass through it, vectors and weights do not
 LOOK_SECONDS = 0.3
+JOIN_SECONDS = 120
+NOT_JOINED = 69  # EX_UNAVAILABLE
 SHIELDED = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
-UNSUPPORTED = {"gpus", "gpus-per-task", "gpus-per-socket"}
-GPU_RESOURCES = ("gpu", "shard", "mps")  # the latter are parts of a GPU, which other jobs use too
-
-
-def gpus_per_node(options: Mapping[str, str]) -> tuple[int, str | None]:
-    """Return the GPUs of each node by sbatch's options, and their type where it is named.
-
-    Options are `--gpus-per-node` (4, a100, a100:4) or `--gres` (gpu, gpu:4, gpu:a100:4, lustre:1,gpu:2). Raises
-    ValueError for options that do not determine them.
-    """
-    resources = [re.sub(r"^gres[:/]", "", part.strip()) for part in options.get("gres", "").split(",")]
-    requested = [f"--gres={part}" for part in resources if part.partition(":")[0] in GPU_RESOURCES]
-    requested += [f"--{name}={options[name]}" for name in {"gpus-per-node"} | UNSUPPORTED if name in options]
-    if not requested:
-        return 0, None
-    match = re.fullmatch(r"--(?:gpus-per-node=|gres=gpu:?)([A-Za-z][\w.-]*)?:?(\d+)?", requested[0])
-    if len(requested) > 1 or match is None:
-        raise ValueError(
-            f"{', '.join(requested)}: the GPUs of each node do not follow from it; expected one option, such as "
-            "--gpus-per-node=4 or --gpus-per-node=a100:4"
-        )
-    return int(match[2] or 1), match[1]
 
 
 def main() -> int:
     """Return the exit status of `ray start`, or 0 if its input ended first."""
-    if sys.argv[1] == "--wait":
-        return wait_for_nodes(sys.argv[2], int(sys.argv[3]))
+    if sys.argv[1] == "--run":
+        return run_on_nodes(sys.argv[2], int(sys.argv[3]), sys.argv[4:])
     folder, address, *rest = sys.argv[1:]
     is_first_here = not Path(folder).exists()  # else another process of the job made it, and removes it
     write_token(Path(folder), sys.stdin.readline().strip())
@@ -109,23 +87,26 @@ def stop_at_end_of_input(ray: subprocess.Popen, is_told: threading.Event) -> Non
     os.killpg(ray.pid, signal.SIGKILL)
 
 
-def wait_for_nodes(address: str, wanted: int) -> int:
-    """Wait until `wanted` nodes have joined; `slurm.ray_job` sets the limit.
+def run_on_nodes(address: str, wanted: int, arguments: list[str]) -> int:
+    """Replace this process by `replug` once `wanted` nodes have joined; return NOT_JOINED after JOIN_SECONDS.
 
     Ask the port first: Ray itself tries for minutes where nothing listens yet.
     """
     import ray  # only here: starting Ray on a node does not need it
 
     host, _, port = address.rpartition(":")
-    while True:
+    end = time.monotonic() + JOIN_SECONDS
+    while time.monotonic() < end:
+        time.sleep(LOOK_SECONDS)
         with contextlib.suppress(OSError):
-            socket.create_connection((host, int(port)), timeout=5).close()
-            break
-        time.sleep(LOOK_SECONDS)
-    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    while sum(node["Alive"] for node in ray.nodes()) < wanted:
-        time.sleep(LOOK_SECONDS)
-    return 0
+            if not ray.is_initialized():
+                socket.create_connection((host, int(port)), timeout=5).close()
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            if sum(node["Alive"] for node in ray.nodes()) == wanted:
+                ray.shutdown()
+                replug = [sys.executable, "-m", "replug.commands.cli", *arguments, f"ray.address={address}"]
+                os.execv(sys.executable, replug)
+    return NOT_JOINED
 
 
 if __name__ == "__main__":

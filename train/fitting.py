@@ -137,12 +137,12 @@ class OtherRanks:
         address = ray.util.get_node_ip_address()
         store = open_store(address)
         use_interface_of(address)
-        device = device_of(gpu_of_rank_0(gpus)) if gpus else 0
+        device = device_of(gpu_of_rank_0()) if gpus else 0
         keep_to_memory_bound(memory_bound(TRAINER, 0), device)
         self.environment = RankEnvironment(0, ranks, address, store.port, device)
         self.environment.store = store
         actor, env = ray.remote(TrainerRank), thread_env(threads)["env_vars"]
-        options = [place(TRAINER, rank, gpus, env) for rank in range(1, ranks)]
+        options = [place(TRAINER, rank, env) for rank in range(1, ranks)]
         self._actors: list[Any] = [actor.options(**own).remote() for own in options]
         self._fits: dict[Any, int] = {
             own.run.remote(fit, RankEnvironment(rank, ranks, address, store.port)): rank
@@ -316,7 +316,7 @@ class Fit:
             run.forget_after(done)
             if self.newest:
                 log.info(f"resuming at step {done}")
-            with self.interruption.deferred(lambda: f"the newest saved step is {writer.newest_step}"):
+            with self.interruption.deferred():
                 run_trainer(trainer, config, module, self.newest.path if self.newest else None)
                 self.steps = trainer.global_step
                 self._check_end(trainer)

@@ -35,8 +35,8 @@ from replug.data.store import CorpusStore, ExampleStore, PreparedSet, StoredCorp
 from replug.index_workers.bm25 import search_bm25, without_words
 from replug.index_workers.build import build_version, require_store_of
 from replug.index_workers.build_plan import IndexState, reading_identity
+from replug.index_workers.exact_search import BlockVectors
 from replug.index_workers.service import IndexService
-from replug.index_workers.vectors import BlockVectors
 from replug.index_workers.version_store import weights_sha256
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, sums_of
 from replug.models.build import lm_source, load_encoder

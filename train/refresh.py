@@ -15,7 +15,6 @@ from typing import Any
 from replug.cluster.interruption import LOOK_SECONDS, wait_for
 from replug.config.errors import Interrupted, RunError
 from replug.config.refresh_policy import RefreshPolicy
-from replug.index_workers.answers import Measures
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.service import IndexService, Refreshed
 from replug.train.development import DevResult
@@ -66,7 +65,7 @@ class RefreshController:
         self._pending: _Pending | None = None
         self._last_error: BaseException | None = None
         self._is_resumed = False
-        self.last = Refreshed(Measures(), 0.0, 0.0)  # of the live version
+        self.last = Refreshed()  # of the live version
         self.swap_wait_seconds = self.swap_ms = 0.0  # the boundary waited for the refresh, and for the switch itself
         self.num_failed = 0
 
@@ -125,7 +124,7 @@ class RefreshController:
     def restore(self, state: dict[str, Any]) -> None:
         """Serve the checkpoint's version again and resume the refresh under way."""
         self.live = IndexState(int(state["live_version"] or 0), int(state["live_step"] or 0))
-        self.last = Refreshed(**{**state["last"], "measures": Measures(**state["last"]["measures"])})
+        self.last = Refreshed(**state["last"])
         self.dev, self.adopted_step = DevResult(**state["dev"]) if state["dev"] else None, state["adopted_step"]
         self.num_failed = state["num_failed"]
         self._last_error = None if state["last_error"] is None else RunError(state["last_error"])

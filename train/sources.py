@@ -230,9 +230,9 @@ class LiveBatches(BatchSource):
             "index/live_step": float(refresh.live.step),
             "index/swapped": float(step > 0 and refresh.adopted_step == step),
             "index/refresh_under_way": float(refresh.is_under_way),
-            **{f"index/{name}": value for name, value in asdict(last.measures).items()},
+            "index/recall": last.recall,
+            "index/overlap": last.overlap,
             "index/swap_build_seconds": last.build_seconds,
-            "index/swap_documents_per_second": last.documents_per_second,
             "index/swap_wait_seconds": refresh.swap_wait_seconds,
             "index/swap_ms": refresh.swap_ms,
             "index/refreshes_failed": float(refresh.num_failed),
@@ -277,11 +277,11 @@ class LiveBatches(BatchSource):
 
     def _adopted(self, step: int) -> None:
         self._record()
-        live, measures, result = self._refresh.live, self._refresh.last.measures, self._refresh.dev
+        live, last, result = self._refresh.live, self._refresh.last, self._refresh.dev
         log.info(
             f"step {step}: swapped to index v{live.version} (weights of step {live.step}); recall "
-            f"{measures.recall:.3f}, {measures.overlap:.0%} of the retrieved documents stay, vectors moved by "
-            f"{measures.drift:.4f}" + ("" if result is None else f"; development texts {result.bpb:.4f} bits per byte")
+            f"{last.recall:.3f}, {last.overlap:.0%} of the retrieved documents stay"
+            + ("" if result is None else f"; development texts {result.bpb:.4f} bits per byte")
         )
 
     def _record(self) -> None:

@@ -22,8 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from replug.cluster.actor_pool import ActorPool, thread_env
 from replug.cluster.interruption import Interruption
-from replug.cluster.layout import scorers
-from replug.cluster.places import NO_GPU, Places, shared_places, take_places
+from replug.cluster.places import NO_GPU, Places, scorer_actors, shared_places, take_places
 from replug.cluster.ray_cluster import ray_cluster, require_seen_by_all
 from replug.config.schema import Config, LMConfig
 from replug.data.folder import sole_writer
@@ -165,7 +164,7 @@ class FedLM(AsyncLM):
 
 def started_lm(lm: LMConfig, source: LMSource, scores: Path) -> AbstractContextManager[AsyncLM]:
     """Open the LM behind its cache, in a separate process for many replicas."""
-    if isinstance(source, LocalSource) and scorers(lm)[0] > MOST_FED_HERE:
+    if isinstance(source, LocalSource) and scorer_actors()[0] > MOST_FED_HERE:
         return closing(FedLM(lm, source, scores))
     return opened_lm(lm, source, scores)
 

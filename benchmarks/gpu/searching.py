@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.kit import Kit
-from replug.index_workers.exact_search import ExactShard
-from replug.index_workers.vectors import BlockVectors
+from replug.index_workers.exact_search import BlockVectors, ExactShard
 
 
 def exact_search(kit: Kit) -> None:

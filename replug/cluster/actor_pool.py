@@ -3,9 +3,9 @@
 Calls must be idempotent: an actor may die after it has done a call. Errors that the actor itself raises are not
 retried. A fault of its GPU counts as the actor's death, since no later result can be trusted.
 
-A replica starts in two stages. Its constructor is quick, and waits for room in the cluster without a limit: replicas
-join when a node joins. Slow work, such as loading a model, belongs in `probe`, which has a deadline. A replica that
-cannot start, or fails its probe, is quarantined; calls fail when none is left.
+A replica has a time-out from its launch until it has answered `probe`, where slow work belongs, such as loading a
+model. A replica that cannot start, finds no room in the cluster, or fails its probe is quarantined; calls fail when
+none is left.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import ActorDiedError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from replug.cluster.environment import torch_environment
 from replug.config.errors import RunError, UserError
@@ -29,10 +29,8 @@ from replug.config.errors import RunError, UserError
 log = logging.getLogger(__name__)
 
 
-# Times in a row that a replica may fail to start: a GPU's memory may still be held by the one before it.
-MAX_FAILED_STARTS = 3
-# Times in a row that it may be killed while it starts: nodes leave, but a node without the memory kills each one.
-MAX_KILLED_STARTS = 20
+# Times in a row that a replica may fail to start: its GPU's memory may still be held, or its node may leave.
+MAX_FAILED_STARTS = 5
 # Marks of CUDA libraries' errors, which are plain RuntimeErrors; torch's own errors have a class.
 DEVICE_FAULTS = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "CUSOLVER_STATUS", "CUSPARSE_STATUS", "NCCL error")
 # A failed allocation is not a fault: the device still works.
@@ -50,7 +48,6 @@ class _Call:
     args: tuple
     future: Future
     times: int = 1
-    submitted: float = field(default_factory=time.monotonic)
     attempts: int = 0
     deadline: float = float("inf")
 
@@ -59,10 +56,9 @@ class _Call:
 class _Replica:
     number: int
     handle: Any
+    start_deadline: float
     failed_starts: int = 0
-    killed_starts: int = 0
     is_up: bool = False
-    start_deadline: float = float("inf")  # from its placement until it is up
     in_flight: dict[int, _Call] = field(default_factory=dict)
 
 
@@ -70,7 +66,6 @@ class ActorPool:
     """Up to `size` replicas made by `make_actor(number)`; `submit` returns a future at once.
 
     `validate(number, result)` takes the result of a new replica's `probe` method and returns a problem, or None.
-    A placed replica has `start_timeout_seconds` for its probe, and the cluster the same time to place a first replica.
     One dispatcher thread owns all state; completions and new calls reach it through one queue. A call's future cannot
     be cancelled once a replica has it.
     """
@@ -87,9 +82,7 @@ class ActorPool:
         validate: Callable[[int, Any], str | None] | None = None,
     ) -> None:
         self.name = name
-        # Since the start; a call waits from `submit` until a replica gets it.
-        self.num_calls = self.num_retries = self.num_respawns = 0
-        self.waited_seconds = 0.0
+        self.num_retries = self.num_respawns = 0  # since the start
         self._make_actor, self._validate = make_actor, validate
         self._max_in_flight, self._max_attempts = max_in_flight, max_attempts
         self._timeout, self._start_timeout = timeout_seconds, start_timeout_seconds
@@ -98,7 +91,6 @@ class ActorPool:
         self._tickets = itertools.count()
         self._replicas: dict[int, _Replica] = {}
         self.quarantined: dict[int, str] = {}  # replicas out of use, with the reason
-        self._last_launch = time.monotonic()
         self._end: ActorPoolError | None = None  # why no more calls are taken
         self._end_lock = threading.Lock()  # so that no call is put into the queue after it was emptied
         for number in range(size):
@@ -149,7 +141,6 @@ class ActorPool:
     def _dispatch_until_closed(self) -> None:
         handlers: dict[str, Callable[..., None]] = {
             "submit": self._waiting.append,
-            "placed": self._probe,
             "started": self._finish_start,
             "done": self._finish,
         }
@@ -169,21 +160,12 @@ class ActorPool:
             if self._events.empty():  # once for many events, since it visits every replica
                 self._dispatch()
 
-    def _launch(self, number: int, failed_starts: int = 0, killed_starts: int = 0) -> None:
-        """Start an actor under this number; it waits for its place in the cluster."""
+    def _launch(self, number: int, failed_starts: int = 0) -> None:
+        """Start an actor under this number, and probe it; without `validate` it takes calls once it is there."""
         handle = self._make_actor(number)
-        replica = self._replicas[number] = _Replica(number, handle, failed_starts, killed_starts)
-        self._last_launch = time.monotonic()
-        self._when_done(handle.__ray_ready__.remote(), "placed", replica)
-
-    def _probe(self, replica: _Replica, done: Future) -> None:
-        """Probe a placed replica; without `validate` it takes calls at once."""
-        if self._replicas.get(replica.number) is not replica:
-            return None
-        if self._validate is None or done.exception() is not None:
-            return self._finish_start(replica, done)
-        replica.start_deadline = time.monotonic() + self._start_timeout
-        return self._when_done(replica.handle.probe.remote(), "started", replica)
+        deadline = time.monotonic() + self._start_timeout
+        replica = self._replicas[number] = _Replica(number, handle, deadline, failed_starts)
+        self._when_done((handle.probe if self._validate else handle.__ray_ready__).remote(), "started", replica)
 
     def _when_done(self, reference: ray.ObjectRef, event: str, *about: Any) -> None:
         reference.future().add_done_callback(lambda done: self._events.put((event, *about, done)))
@@ -191,35 +173,23 @@ class ActorPool:
     def _finish_start(self, replica: _Replica, done: Future) -> None:
         if self._replicas.get(replica.number) is not replica:
             return
-        replica.start_deadline = float("inf")
-        error = done.exception()
-        if error is not None:
+        if (error := done.exception()) is not None:
             self._start_again(replica, error)
         elif self._validate and (problem := self._validate(replica.number, done.result())):
             self._quarantine(replica, f"its probe is not accepted: {problem}")
         else:
-            replica.is_up, replica.failed_starts, replica.killed_starts = True, 0, 0
+            replica.is_up, replica.failed_starts, replica.start_deadline = True, 0, float("inf")
 
     def _start_again(self, replica: _Replica, error: BaseException) -> None:
-        """Replace a replica that did not start: many times if it was killed, a few if its own code fails or hangs.
-
-        A UserError is not retried: only the user can remove its cause.
-        """
-        is_its_own = isinstance(error, RayTaskError | TimeoutError) or (
-            isinstance(error, ActorDiedError) and error.actor_init_failed
-        )
-        if is_its_own and UserError.__name__ in (reason := _telling_line(error)):
-            self._quarantine(replica, f"it cannot start: {reason}")
+        """Replace a replica that did not start, a few times. Only the user can remove the cause of a UserError."""
+        failed, reason = replica.failed_starts + 1, _in_brief(error)
+        if failed >= MAX_FAILED_STARTS or reason.startswith(UserError.__name__):
+            self._quarantine(replica, f"it failed to start {failed} times: {reason}")
             return
-        failed, killed = replica.failed_starts + is_its_own, replica.killed_starts + (not is_its_own)
-        if failed >= MAX_FAILED_STARTS or killed >= MAX_KILLED_STARTS:
-            times = failed if is_its_own else killed
-            self._quarantine(replica, f"it failed to start {times} times: {_telling_line(error)}")
-            return
-        log.warning(f"{self.name} {replica.number} did not start ({_in_brief(error)}); starting another")
+        log.warning(f"{self.name} {replica.number} did not start ({reason}); starting another")
         self.num_respawns += 1
         ray.kill(replica.handle)
-        self._launch(replica.number, failed, killed)
+        self._launch(replica.number, failed)
 
     def _quarantine(self, replica: _Replica, reason: str) -> None:
         log.warning(f"{self.name} {replica.number} is quarantined: {reason}")
@@ -229,7 +199,10 @@ class ActorPool:
 
     def _dispatch(self) -> None:
         if not self._replicas:
-            self._fail_waiting(f"all replicas are quarantined{self._reasons()}")
+            reasons = ", ".join(f"{number}: {reason}" for number, reason in sorted(self.quarantined.items()))
+            error = ActorPoolError(f"{self.name}: all replicas are quarantined ({reasons})")
+            while self._waiting:
+                _fail(self._waiting.popleft(), error)
         while self._waiting:
             up = [replica for replica in self._replicas.values() if replica.is_up]
             replica = min(up, key=lambda r: (len(r.in_flight), r.number), default=None)
@@ -242,9 +215,6 @@ class ActorPool:
             return None  # the caller cancelled it
         ticket = next(self._tickets)
         now = time.monotonic()
-        if call.attempts == 0:
-            self.num_calls += 1
-            self.waited_seconds += now - call.submitted
         self.num_retries += call.attempts > 0
         call.attempts += 1
         # Calls queue in a replica, so the deadline covers the calls before this one too.
@@ -292,38 +262,15 @@ class ActorPool:
         ray.kill(replica.handle)
         self._launch(replica.number)
 
-    def _room_deadline(self) -> float:
-        """Return when calls fail while all replicas wait for room, counted from the first call or the last launch.
-
-        A placed replica ends the wait by itself: it comes up, or is quarantined.
-        """
-        replicas = self._replicas.values()
-        have_room = any(replica.is_up or replica.start_deadline < float("inf") for replica in replicas)
-        if have_room or not (self._waiting and replicas):
-            return float("inf")
-        return max(self._last_launch, self._waiting[0].submitted) + self._start_timeout
-
     def _end_overdue(self) -> None:
         now = time.monotonic()
         for replica in list(self._replicas.values()):
             if any(call.deadline <= now for call in replica.in_flight.values()):
                 self._replace(replica, TimeoutError(f"no answer within {self._timeout:g} s"))
             elif replica.start_deadline <= now:
-                self._start_again(replica, TimeoutError(f"it was not up {self._start_timeout:g} s after it had room"))
-        if self._room_deadline() <= now:
-            self._fail_waiting(
-                f"no replica came up within {self._start_timeout:g} s; is there room for one in the cluster?"
-                f"{self._reasons()}"
-            )
-
-    def _reasons(self) -> str:
-        """Return the reasons of the quarantined replicas in brackets, or an empty string."""
-        reasons = ", ".join(f"{number}: {reason}" for number, reason in sorted(self.quarantined.items()))
-        return f" ({reasons})" if reasons else ""
-
-    def _fail_waiting(self, reason: str) -> None:
-        while self._waiting:
-            _fail(self._waiting.popleft(), ActorPoolError(f"{self.name}: {reason}"))
+                self._quarantine(
+                    replica, f"it was not up within {self._start_timeout:g} s; is there room for it in the cluster?"
+                )
 
     def _shut_down(self, end: ActorPoolError) -> None:
         """Fail open and later calls, then kill the actors."""
@@ -359,18 +306,11 @@ def _fail(call: _Call, error: BaseException) -> None:
 
 
 def _in_brief(error: BaseException) -> str:
-    """Return an error in brief: messages of Ray's own errors are long and add nothing to their names."""
+    """Return an error in one line: Ray puts a traceback before its line, CUDA general advice after it."""
     if isinstance(error, RayTaskError):
         return _in_brief(error.cause)
-    return type(error).__name__ if isinstance(error, RayError) else f"{type(error).__name__}: {_telling_line(error)}"
-
-
-def _telling_line(error: BaseException) -> str:
-    """Return an error's line for the user: Ray puts a traceback before it, CUDA general advice after it."""
-    if isinstance(error, RayTaskError) and not isinstance(error.cause, RayError):
-        return _in_brief(error.cause)
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[-1 if isinstance(error, RayError) else 0].strip()
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[-1 if isinstance(error, RayError) else 0].strip()}"
 
 
 def thread_env(threads: int) -> dict:

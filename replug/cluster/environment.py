@@ -9,17 +9,12 @@ import os
 import resource
 import shutil
 import tempfile
-import time
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import psutil
-from filelock import FileLock, Timeout
 
-PREFIX, LONGEST_PARENT = "replug-", 20  # of the private folder, and characters of the folder above it
-LOCK = ".replug-private"  # marks a folder as ours: abandoned folders are removed
-SECONDS_TO_LOCK = 60.0  # after a private folder is made
+LONGEST_PARENT = 20  # characters of the folder above the private one
 # LM, builders and trainer share the cores. A thread that spins at a barrier keeps the thread that it waits for from
 # running; this is libgomp's own count for more threads than cores, which it cannot see across processes.
 SHARED_CORES = {"GOMP_SPINCOUNT": "1000"}
@@ -41,18 +36,8 @@ def private_folder() -> Path:
     Not in a deep $TMPDIR: the path of a socket has 107 characters at most, of which Ray needs 70.
     """
     parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    parent = parent if len(parent) <= LONGEST_PARENT else "/tmp"
-    for lock in Path(parent).glob(f"{PREFIX}*/{LOCK}"):  # of killed processes: a live process holds its lock
-        with suppress(OSError, NotImplementedError, Timeout):
-            if time.time() - lock.parent.stat().st_mtime > SECONDS_TO_LOCK:
-                with FileLock(lock, timeout=0, fallback_to_soft=False):
-                    shutil.rmtree(lock.parent)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    held = FileLock(folder / LOCK, fallback_to_soft=False)
-    with suppress(OSError, NotImplementedError):  # without locks nobody removes it as abandoned
-        held.acquire()
-    atexit.register(held.release)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # called before the release
+    folder = Path(tempfile.mkdtemp(prefix="replug-", dir=parent if len(parent) <= LONGEST_PARENT else "/tmp"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 

@@ -1,11 +1,10 @@
-"""Pre-emption: the effect of SIGTERM, SIGUSR1, a closed terminal (SIGHUP) and Ctrl-C on a run.
+"""Pre-emption: the effect of SIGTERM, SIGUSR1 and Ctrl-C on a run.
 
 Outside the training steps all results are on disk, so the process ends at once. During the steps the signal is
 remembered; the next boundary, or the current wait, raises, and the step is saved. A main thread that waits inside a
 library runs no Python, so a second thread receives the signal too, and ends the process when its time is over.
 
-In a user's program Ctrl-C raises KeyboardInterrupt, as in Python, instead of ending the process. A run outside the main
-thread handles no signals.
+In a user's program Ctrl-C raises KeyboardInterrupt, as in Python. A run outside the main thread handles no signals.
 
 Ray's agents outlive a killed raylet by up to a minute, so this process kills its own.
 """
@@ -13,12 +12,10 @@ Ray's agents outlive a killed raylet by up to a minute, so this process kills it
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from types import FrameType
 from typing import TypeVar
 
 import psutil
@@ -45,14 +42,14 @@ def kill(processes: Iterable[psutil.Process]) -> None:
 
 Result = TypeVar("Result")
 
+RESUMES = "the same command resumes"
 EXIT_STATUS = 75  # EX_TEMPFAIL: the same command resumes
 CTRL_C_STATUS = 130  # as shells have it: 128 and the signal's number
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 LOOK_SECONDS = 0.2  # between checks for a signal or another end of a wait
 # From the signal until the process has ended. SLURM kills 30 s after SIGTERM by default; our job scripts ask it for
 # SIGUSR1 120 s before the end. Nothing kills after Ctrl-C, and a second Ctrl-C ends the wait.
-SECONDS_TO_END = {signal.SIGTERM: 25.0, signal.SIGUSR1: 110.0, signal.SIGHUP: 25.0, signal.SIGINT: 110.0}
-assert set(SECONDS_TO_END) == set(SIGNALS)
+SECONDS_TO_END = {signal.SIGTERM: 25.0, signal.SIGUSR1: 110.0, signal.SIGINT: 110.0}
 SAVING = "replug: Ctrl-C: saving the current step; a second Ctrl-C ends at once, without it"
 
 
@@ -62,12 +59,8 @@ class Interruption:
     def __init__(self) -> None:
         self._is_deferred = False
         self._signal: int | None = None
-        self._numbers: tuple[int, ...] = ()
-        self._of_terminal: list[int] = []
-        self._heard: list[int] = []
-        self._describe: Callable[[], str] = str
-        self._ended, self._is_timed = threading.Event(), False
-        self._raises = False  # KeyboardInterrupt on Ctrl-C: in a user's program, not on the command line
+        self._numbers: list[signal.Signals] = []
+        self._ended = threading.Event()
         self._wakeup: socket.socket | None = None  # Python writes signal numbers to it even while C code runs
 
     @contextmanager
@@ -75,18 +68,14 @@ class Interruption:
         """Replace the handlers of the signals; Ray's own handler raises where its error may be swallowed.
 
         The process ends in time only while the outermost of these blocks runs. Outside the main thread nothing is
-        installed, since Python does not allow it.
+        installed, since Python does not allow it, and Python's own Ctrl-C stays.
         """
         if self._wakeup is not None or threading.current_thread() is not threading.main_thread():
             self.install()
             yield
             return
-        self._raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         before = {number: signal.getsignal(number) for number in SIGNALS}
-        if before[signal.SIGHUP] is signal.SIG_IGN:  # by nohup
-            del before[signal.SIGHUP]
-        self._numbers = tuple(before)
-        self._of_terminal = [stream for stream in (0, 1, 2) if os.isatty(stream)]  # now: isatty denies a closed one
+        self._numbers = [number for number in SIGNALS if before[number] is not signal.default_int_handler]
         own, self._wakeup = socket.socketpair()
         self._wakeup.setblocking(False)
         wakeup_before = signal.set_wakeup_fd(-1)
@@ -107,16 +96,13 @@ class Interruption:
         if self._wakeup is None:
             return
         for number in self._numbers:
-            signal.signal(number, self._on_signal)
+            signal.signal(number, lambda *_: None)  # `_listen` acts
         signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
 
     @contextmanager
-    def deferred(self, describe: Callable[[], str] = str) -> Iterator[None]:
-        """Let signals wait for `check` while the block runs.
-
-        `describe` returns the saved state, for the message of a forced end; it must not wait for other processes.
-        """
-        self._is_deferred, self._describe = True, describe
+    def deferred(self) -> Iterator[None]:
+        """Let signals wait for `check` while the block runs."""
+        self._is_deferred = True
         try:
             yield
         finally:
@@ -124,63 +110,32 @@ class Interruption:
 
     def check(self) -> None:
         if self._signal is not None:
-            raise Interrupted(f"interrupted by {_called(self._signal)}; the same command resumes", self._signal)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Handle Ctrl-C in a user's program: defer it or raise KeyboardInterrupt. `_listen` handles all else."""
-        if self._is_pythons(number):
-            if self._ends_at_once(number):
-                raise KeyboardInterrupt
-            self._ask(number)
+            raise Interrupted(f"interrupted by {_called(self._signal)}; {RESUMES}", self._signal)
 
     def _listen(self, own: socket.socket) -> None:
-        """Receive signals in a thread: the main thread may be inside a library, where it runs no handler."""
+        """Receive signals in a thread: the main thread may be inside a library, where it runs no handler.
+
+        End at once if there is nothing to save, or at a second Ctrl-C; else let the next `check` raise.
+        """
         while byte := own.recv(1):
-            if byte[0] in SIGNALS and not self._is_pythons(byte[0]):
-                self._on_byte(byte[0])
-
-    def _on_byte(self, number: int) -> None:
-        if number == signal.SIGHUP:
-            self._leave_terminal()
-        if self._ends_at_once(number):
-            _say(f"replug: interrupted by {_called(number)}; finished work is kept; run the same command again")
-            end_process(number)
-        self._ask(number)
-        if not self._is_timed:  # in another thread: this one receives a second Ctrl-C
-            self._is_timed = True
-            threading.Thread(target=self._end_in_time, args=(number,), daemon=True, name="interruption-time").start()
-
-    def _ask(self, number: int) -> None:
-        """Make the next `check` raise. Further signals change nothing, but a second Ctrl-C ends at once."""
-        if number == signal.SIGINT:
-            _say(SAVING)
-        self._signal = self._signal or number
-
-    def _leave_terminal(self) -> None:
-        """Redirect output from the closed terminal to /dev/null: every line would raise an error there."""
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for stream in self._of_terminal:
-            os.dup2(nowhere, stream)
-        os.close(nowhere)
-
-    def _is_pythons(self, number: int) -> bool:
-        return self._raises and number == signal.SIGINT
-
-    def _ends_at_once(self, number: int) -> bool:
-        """Return whether there is nothing to save, or the user does not wait for it."""
-        is_again = number == signal.SIGINT and number in self._heard
-        self._heard.append(number)
-        return is_again or (self._signal is None and not self._is_deferred)
+            number = byte[0]
+            if number not in self._numbers:
+                continue
+            is_again = number == self._signal == signal.SIGINT
+            if is_again or (self._signal is None and not self._is_deferred):
+                _say(f"replug: interrupted by {_called(number)}; finished work is kept; run the same command again")
+                end_process(number)
+            if self._signal is None:
+                if number == signal.SIGINT:
+                    _say(SAVING)
+                self._signal = number
+                # In another thread: this one receives a second Ctrl-C.
+                threading.Thread(target=self._end_in_time, args=(number,), daemon=True, name="end-in-time").start()
 
     def _end_in_time(self, number: int) -> None:
         seconds = SECONDS_TO_END[signal.Signals(number)]
         if not self._ended.wait(seconds):
-            frame = sys._current_frames().get(threading.main_thread().ident or 0)
-            while frame is not None and not str(frame.f_globals.get("__name__")).startswith("replug."):
-                frame = frame.f_back
-            place = f"{frame.f_globals['__name__']}.{frame.f_code.co_name}" if frame else "its start"
-            state = "; ".join(filter(None, [f"after {seconds:g} s it still waits in {place}", self._describe()]))
-            _say(f"replug: interrupted by {_called(number)}; {state}; the same command resumes")
+            _say(f"replug: interrupted by {_called(number)}; the step is not saved after {seconds:g} s; {RESUMES}")
             end_process(number)
 
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from replug.config.errors import UserError
-from replug.config.schema import Config, LMConfig
+from replug.config.schema import Config
 
 # Actors are known by the key that sets their number.
-TRAINER, SEARCHER, BUILDER, SCORER = "resources.train", "index.num_shards", "resources.index", "lm.num_replicas"
+TRAINER, SEARCHER, BUILDER, SCORER = "resources.train", "index.num_shards", "resources.index", "resources.score"
 NAMES = {TRAINER: "trainer rank", SEARCHER: "searcher", BUILDER: "builder", SCORER: "scorer"}
 
 USABLE = 0.92  # of a device's memory: the rest is the driver's, the allocator's gaps, one process's context
@@ -25,10 +25,10 @@ CONTEXT_BYTES = 7.2e8  # of each further process on a GPU: CUDA's context and cu
 ROLES = ("train", "score", "index")
 GPUS_PER_RANK = 8  # with `auto`, one of them trains
 SMALLER = {
-    TRAINER: "train.chunk_tokens=8192, or more train.micro_batches",
+    TRAINER: "train.chunk_tokens=8192, or more train.micro_batches or resources.train",
     SEARCHER: "more index.num_shards",
     BUILDER: "resources.score and resources.index that share no GPU",
-    SCORER: "a larger lm.gpus_per_replica, or a smaller lm.tokens_per_batch",
+    SCORER: "a smaller lm.path or lm.tokens_per_batch",
 }
 EXACT_KINDS = ("flat_fp16",)  # any number of searchers can share their vectors
 VERSIONS = 2  # of the index that are held during a swap
@@ -46,7 +46,6 @@ class Node:
     memory_bytes: float | None = None  # of the machine
     is_driver: bool = False  # the command was started here
     address: str = ""
-    is_exclusive: bool = False  # its GPUs take one process each
 
     @property
     def where(self) -> str:
@@ -95,8 +94,8 @@ class PlannedGPU:
 
         None if the process is alone on the GPU, if only the index is there, or if a size is not known.
         """
-        held = [one.num_bytes for one in self.actors]
-        if self.gpu_bytes is None or None in held or len(held) < 2 or not self.has(TRAINER, SCORER):
+        held, keys = [one.num_bytes for one in self.actors], {one.key for one in self.actors}
+        if self.gpu_bytes is None or None in held or len(held) < 2 or keys <= {SEARCHER, BUILDER}:
             return None
         free = self.gpu_bytes - CONTEXT_BYTES * (len(held) + 1)  # less all contexts, and one for the driver
         planned = sum(one.bytes_per_gpu for one in self.actors)
@@ -105,10 +104,6 @@ class PlannedGPU:
     def describe(self) -> str:
         """Name the actors, as `builder 0 and searcher 0`."""
         return " and ".join(f"{NAMES[actor.key]} {actor.number}" for actor in self.actors)
-
-    def has(self, *keys: str) -> bool:
-        """Return whether an actor of one of these kinds is on this GPU."""
-        return any(actor.key in keys for actor in self.actors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +120,6 @@ class Sizes:
 UNKNOWN = Sizes()
 
 
-class NoRoom(UserError):
-    """Raised for actors that find no place on the nodes."""
-
-
 @dataclass(frozen=True, slots=True)
 class IndexActors:
     """Numbers of the index's actors, and whether they have GPUs."""
@@ -141,23 +132,16 @@ class IndexActors:
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of all actors. `config` has a number for each of `resources` and of the scorers."""
+    """Places of all actors. `config` has a number for each of `resources`."""
 
     config: Config
     index: IndexActors
     gpus: tuple[PlannedGPU, ...]  # with actors
-    actors: tuple[Actor, ...]  # on GPUs, on processors, and waiting
-    num_waiting: int  # scorers without room, which join when a node does
-    notes: tuple[str, ...]  # for the user
+    actors: tuple[Actor, ...]  # on GPUs and on processors
 
     @property
     def trains_on_gpu(self) -> bool:
         return any(actor.key == TRAINER and actor.gpus for actor in self.actors)
-
-    @property
-    def reserved(self) -> tuple[PlannedGPU, ...]:
-        """Return the GPUs that are held for their actors. Scorers alone take free GPUs, also on nodes that join."""
-        return tuple(gpu for gpu in self.gpus if gpu.has(TRAINER, SEARCHER, BUILDER))
 
     def describe(self) -> str:
         """Return one line with the number of actors and GPUs of each role."""
@@ -169,51 +153,33 @@ class Layout:
 def lay_out(config: Config, nodes: Sequence[Node], sizes: Sizes = UNKNOWN, roles: Collection[str] = ROLES) -> Layout:
     """Return places for the actors of `roles`. Raises UserError, with numbers, where they find no room.
 
-    One scorer is enough to begin. Exact vectors are searched on GPUs if two versions fit beside the other actors, else
-    in host memory, like lossy kinds.
+    Exact vectors are searched on GPUs if two versions fit beside the other actors, else in host memory, like lossy
+    kinds.
     """
     numbers, each = gpus_by_role(config, nodes, sizes, roles)
-    config = _with_numbers(config, numbers, each, nodes, roles)
-    is_exclusive = any(node.is_exclusive and node.gpus for node in nodes)
-    may_search_on_gpu = numbers["index"] and config.index.kind in EXACT_KINDS and not is_exclusive
-    for search_on_gpu in (True, False) if may_search_on_gpu else (False,):
+    counts = {role: len(numbers[role]) or _processes(config, role) for role in roles}
+    config = replace(config, resources=replace(config.resources, **counts))
+    for search_on_gpu in (True, False) if numbers["index"] and config.index.kind in EXACT_KINDS else (False,):
         index = _index_actors(config, numbers["index"], nodes, search_on_gpu)
-        gpus, elsewhere = _placed(config, numbers, nodes, sizes, roles, index)
+        gpus, elsewhere = _placed(config, numbers, each, nodes, sizes, roles, index)
         if all(gpu.num_bytes <= gpu.limit for gpu in gpus):
             break
     actors = [*(actor for gpu in gpus for actor in gpu.actors), *elsewhere]
-    _check_gpus(gpus, is_exclusive)
-    num_waiting = _num_waiting(actors, gpus, nodes)
+    _check_gpus(gpus)
+    if (cpus := sum(node.cpus for node in nodes)) < len(actors):
+        keys = " + ".join(dict.fromkeys(actor.key for actor in actors))
+        raise UserError(
+            f"the cluster has {cpus:g} CPUs on {len(nodes)} nodes, but {keys} need {len(actors)}: ask for "
+            "fewer, or add nodes (SLURM: --nodes, --cpus-per-task)"
+        )
     if "index" in roles and not search_on_gpu:
         _check_host_memory(sizes, index, nodes, "train" in roles)
-    layout = Layout(config, index, gpus, tuple(actors), num_waiting, ())
-    return replace(layout, notes=tuple(_notes_on(layout, nodes, sizes)))
+    return Layout(config, index, gpus, tuple(actors))
 
 
 def num_ranks(config: Config) -> int:
     """Return the trainer ranks of a configuration that is laid out."""
     return max(1, int(config.resources.train))
-
-
-def scorers(lm: LMConfig) -> tuple[int, float]:
-    """Return the replicas, and the GPUs of each. Defaults to one replica on processors."""
-    return lm.num_replicas or 1, lm.gpus_per_replica or 0.0
-
-
-def _with_numbers(
-    config: Config, numbers: dict[str, range], each: int, nodes: Sequence[Node], roles: Collection[str]
-) -> Config:
-    """Return the configuration with a number for each of its roles: GPUs, or processes where the role has none."""
-    counts = {role: len(numbers[role]) or _processes(config, role) for role in roles}
-    lm, num_gpus = config.lm, len(numbers["score"])
-    if lm.path and "score" in roles:
-        count = lm.num_replicas or counts["score"]
-        if num_gpus and lm.num_replicas is None:
-            count = max(1, min(num_gpus // each, sum(int(node.gpus) // each for node in nodes)))
-        if count > num_gpus > 0 and set(numbers["score"]) & {*numbers["train"], *numbers["index"]}:
-            raise UserError(f"lm.num_replicas is {count}, but scoring shares {num_gpus} GPUs; expected no more")
-        lm = replace(lm, num_replicas=count, gpus_per_replica=float(each) if num_gpus else 0.0)
-    return replace(config, resources=replace(config.resources, **counts), lm=lm)
 
 
 def _processes(config: Config, role: str) -> int:
@@ -234,24 +200,27 @@ def _index_actors(config: Config, gpus: range, nodes: Sequence[Node], search_on_
 def _placed(
     config: Config,
     numbers: dict[str, range],
+    each: int,
     nodes: Sequence[Node],
     sizes: Sizes,
     roles: Collection[str],
     index: IndexActors,
 ) -> tuple[tuple[PlannedGPU, ...], list[Actor]]:
-    """Return the GPUs with their actors, and the actors elsewhere. Rank 0's GPU, which must be here, comes first."""
+    """Return the GPUs with their actors, and the actors elsewhere. Rank 0's GPU, which must be here, comes first.
+
+    `each` is the GPUs of one LM.
+    """
     on_gpu: dict[int, list[Actor]] = {}
     elsewhere: list[Actor] = []
 
     def put(key: str, actors: range, gpus: range, num_bytes: float | None, each: int = 1) -> None:
-        """Put one actor after the other on the GPUs of a role, or on processors; scorers beyond these wait."""
-        firsts = gpus[: len(gpus) // each * each : each]
+        """Put one actor after the other on the GPUs of a role, or on processors."""
         for number in actors:
-            if firsts and (number < len(firsts) or key != SCORER):
-                gpu = firsts[number % len(firsts)]
+            if gpus:
+                gpu = gpus[number * each % len(gpus)]
                 on_gpu.setdefault(gpu, []).append(Actor(key, number, float(each), num_bytes))
             else:
-                elsewhere.append(Actor(key, number, float(each) if firsts else 0.0))
+                elsewhere.append(Actor(key, number))
 
     if "train" in roles:
         ranks = num_ranks(config)
@@ -265,8 +234,10 @@ def _placed(
         put(SEARCHER, range(index.num_shards), numbers["index"] if index.search_on_gpu else range(0), searching)
         put(BUILDER, range(index.num_builders), numbers["index"], sizes.embedding)
     if config.lm.path and "score" in roles:
-        replicas, each = scorers(config.lm)
-        put(SCORER, range(replicas), numbers["score"], sizes.scoring, max(1, int(each)))
+        count = _processes(config, "score")
+        if gpus := numbers["score"]:  # an LM's GPUs are of one node
+            count = max(1, min(len(gpus) // each, sum(int(node.gpus) // each for node in nodes)))
+        put(SCORER, range(count), gpus, sizes.scoring, each)
     free = min((node.gpu_bytes for node in nodes if node.gpus and node.gpu_bytes is not None), default=None)
     for number, actors in on_gpu.items():
         if len(actors) > 1:  # shares of a GPU in ten-thousandths, in which Ray counts
@@ -274,55 +245,29 @@ def _placed(
     return tuple(PlannedGPU(tuple(on_gpu[number]), free) for number in sorted(on_gpu)), elsewhere
 
 
-def _num_waiting(actors: Sequence[Actor], gpus: Sequence[PlannedGPU], nodes: Sequence[Node]) -> int:
-    """Return the scorers that find no room. Raises NoRoom if not even one does, or another actor does not."""
-    cpus = sum(node.cpus for node in nodes)
-    num_scorers = sum(actor.key == SCORER for actor in actors)
-    needed = len(actors) - max(0, num_scorers - 1)
-    if cpus < needed:
-        keys = " + ".join(dict.fromkeys(actor.key for actor in actors))
-        raise NoRoom(
-            f"the cluster has {cpus:g} CPUs on {len(nodes)} nodes, but the actors need at least {needed} ({keys}): "
-            "ask for fewer, or add nodes"
-        )
-    placed = {actor for gpu in gpus for actor in gpu.actors}
-    beyond_gpus = sum(actor.gpus > 0 and actor not in placed for actor in actors)
-    return int(max(beyond_gpus, len(actors) - cpus, 0))
-
-
-def _check_gpus(gpus: Sequence[PlannedGPU], is_exclusive: bool) -> None:
-    """Raise NoRoom if a GPU's memory does not hold its actors, UserError if it takes one process only."""
+def _check_gpus(gpus: Sequence[PlannedGPU]) -> None:
+    """Raise UserError if a GPU's memory does not hold its actors."""
     fullest = max(gpus, key=lambda gpu: gpu.num_bytes / gpu.limit, default=None)
     if fullest is not None and fullest.num_bytes > fullest.limit:
         parts = " + ".join(f"{NAMES[actor.key]} {_gb(actor.bytes_per_gpu)}" for actor in fullest.actors)
         largest = max(fullest.actors, key=lambda actor: actor.bytes_per_gpu)
-        raise NoRoom(
+        raise UserError(
             f"{parts} need {_gb(fullest.num_bytes)} of a GPU, which has {_gb(fullest.limit)} to give ({USABLE:.0%} of "
             f"{_gb(fullest.gpu_bytes or 0.0)} that are free); expected {SMALLER[largest.key]}"
-        )
-    if is_exclusive and (refused := next((gpu for gpu in gpus if len(gpu.actors) > 1), None)):
-        raise UserError(
-            f"GPUs have compute mode Exclusive_Process, which lets one process in, but the layout puts "
-            f"{refused.describe()} on one; expected mode Default (nvidia-smi -c DEFAULT, as root), or numbers for "
-            "resources.train, resources.score and resources.index that share no GPU"
         )
 
 
 def _check_host_memory(sizes: Sizes, index: IndexActors, nodes: Sequence[Node], is_refreshed: bool) -> None:
-    """Raise NoRoom if the nodes' memory does not hold the versions of the index during a swap."""
-    needed = _host_bytes(sizes, index, len(nodes)) / (1 if is_refreshed else VERSIONS)
+    """Raise UserError if the nodes' memory does not hold the versions of the index during a swap."""
+    versions = VERSIONS if is_refreshed else 1
+    needed = versions * (sizes.vectors or 0.0) / min(len(nodes), index.num_shards)  # searchers of a node share vectors
     memory = min((node.memory_bytes for node in nodes if node.memory_bytes is not None), default=math.inf)
     if needed > memory:
         what = "two versions of the index take" if is_refreshed else "the index takes"
-        raise NoRoom(
+        raise UserError(
             f"{what} {_gb(needed)} of each node's memory, which has {_gb(memory)}; expected index.kind=pq or ivf_pq, "
             "fewer index.dims, more nodes, or GPUs that hold it"
         )
-
-
-def _host_bytes(sizes: Sizes, index: IndexActors, num_nodes: int) -> float:
-    """Return each node's bytes for the versions of a swap. Searchers of a node share exact vectors."""
-    return VERSIONS * (sizes.vectors or 0.0) / min(num_nodes, index.num_shards)
 
 
 def nodes_of(descriptions: Sequence[dict], driver: str) -> Iterator[Node]:
@@ -333,22 +278,6 @@ def nodes_of(descriptions: Sequence[dict], driver: str) -> Iterator[Node]:
             cpus, gpus, memory = resources.get("CPU", 0.0), resources.get("GPU", 0.0), resources.get("memory")
             address = node["NodeManagerAddress"]
             yield Node(name, cpus, gpus, memory_bytes=memory, is_driver=name == driver, address=address)
-
-
-def _notes_on(layout: Layout, nodes: Sequence[Node], sizes: Sizes) -> Iterator[str]:
-    """Yield notes for the user: idle GPUs, unchecked memory, an index in host memory."""
-    num_gpus = sum(int(node.gpus) for node in nodes)
-    if idle := num_gpus - sum(gpu.count for gpu in layout.gpus):
-        yield f"{idle} of {num_gpus} GPUs stay idle"
-    keys = {actor.key for gpu in layout.gpus for actor in gpu.actors if actor.num_bytes is None}
-    if any(gpu.gpu_bytes is None for gpu in layout.gpus):
-        yield "the memory of the GPUs is not known and was not checked"
-    elif keys:
-        unknown = " and a ".join(NAMES[key] for key in NAMES if key in keys)
-        yield f"the GPU memory of a {unknown} is not known and was not checked"
-    if num_gpus and sizes.vectors and any(actor.key == SEARCHER and not actor.gpus for actor in layout.actors):
-        needed = _host_bytes(sizes, layout.index, len(nodes))
-        yield f"the index is searched in host memory: two versions take {_gb(needed)} of each node"
 
 
 def _gb(num_bytes: float) -> str:
@@ -371,14 +300,15 @@ def gpus_by_role(
     # Bytes that actors may take of the GPU with the least memory free.
     limit = USABLE * min((node.gpu_bytes for node in nodes if node.gpus and node.gpu_bytes), default=math.inf)
     replica = 1
-    if "score" in takers:  # the configured GPUs of one LM, else the fewest that hold it
-        replica = int(config.lm.gpus_per_replica or max(1, math.ceil((sizes.scoring or 0.0) / limit)))
+    if "score" in takers:  # the fewest GPUs that hold an LM
+        replica = max(1, math.ceil((sizes.scoring or 0.0) / limit))
     counts = dict.fromkeys(ROLES, 0) | given
     if num_gpus == 1:
         counts |= dict.fromkeys(takers, 1) | given
     else:
         if "train" in takers and "train" not in given:
-            counts["train"] = _ranks(config, num_gpus, len(takers) > 1, sizes, limit)
+            parts = config.train.batch_size // config.train.micro_batches
+            counts["train"] = max(n for n in range(1, max(1, num_gpus // GPUS_PER_RANK) + 1) if parts % n == 0)
         counts |= _score_and_index(takers, given, num_gpus - counts["train"], num_gpus, replica)
     _check(counts, takers, num_gpus, replica)
     train, is_shared = counts["train"], sum(counts.values()) > num_gpus
@@ -391,12 +321,8 @@ def gpus_by_role(
 def _takes_gpus(config: Config, role: str, nodes: Sequence[Node]) -> bool:
     """Return whether a role has GPUs, by its keys and by the machine."""
     has_gpus = any(node.gpus for node in nodes)
-    if role == "score":
-        if config.lm.path and config.lm.gpus_per_replica and not has_gpus:
-            raise UserError(f"lm.gpus_per_replica is {config.lm.gpus_per_replica:g}, but there is no GPU; remove it")
-        return has_gpus and config.lm.path is not None and config.lm.gpus_per_replica != 0
-    if role == "index":
-        return has_gpus
+    if role != "train":
+        return has_gpus and (role == "index" or config.lm.path is not None)
     here = next(node for node in nodes if node.is_driver)
     if has_gpus and not here.gpus:
         raise UserError(
@@ -429,8 +355,7 @@ def _check(counts: dict[str, int], takers: Collection[str], num_gpus: int, repli
     train, score, index = (counts[role] for role in ROLES)
     if "score" in takers and 1 <= score < replica:
         raise UserError(
-            f"resources.score is {score}, but one LM takes {replica} GPUs "
-            "(lm.gpus_per_replica); expected more, or a smaller lm.path"
+            f"resources.score is {score}, but one LM takes {replica} GPUs; expected more, or a smaller lm.path"
         )
     is_together = score == index and replica == 1 and train + score <= num_gpus
     fits = train + score + index <= num_gpus or num_gpus == 1 or is_together
@@ -441,14 +366,3 @@ def _check(counts: dict[str, int], takers: Collection[str], num_gpus: int, repli
         f"{resolved} do not fit the cluster's {num_gpus} GPUs; expected a sum of at most {num_gpus}, or the same "
         "number for score and index, which then share GPUs"
     )
-
-
-def _ranks(config: Config, num_gpus: int, leaves_some: bool, sizes: Sizes, limit: float) -> int:
-    """Return one rank in eight GPUs, fewer for parts of equal size, or more if a part does not fit a GPU's memory."""
-    parts = config.train.batch_size // config.train.micro_batches
-    dividing = [n for n in range(1, max(1, num_gpus - leaves_some) + 1) if parts % n == 0]
-    ranks = max(n for n in dividing if n <= max(1, num_gpus // GPUS_PER_RANK))
-    if sizes.training is None:
-        return ranks
-    training = sizes.training
-    return next((n for n in dividing if n >= ranks and training(n) <= limit), ranks)

@@ -3,7 +3,7 @@
 `reserve` makes a placement group for each GPU before any actor starts, so that actors of one GPU meet and rank 0 finds
 its GPU on the command's own node. Ray chooses the nodes. A process has one connection to Ray, and so one set of places.
 
-`nvidia-smi` tells a GPU's free memory and whether several processes may use it; it makes no context there.
+`nvidia-smi` tells a GPU's free memory; it makes no context there.
 """
 
 import logging
@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from replug.cluster.layout import SEARCHER, TRAINER, IndexActors, Layout, Node, PlannedGPU
+from replug.cluster.layout import SCORER, SEARCHER, TRAINER, IndexActors, Layout, Node, PlannedGPU
 from replug.config.errors import RunError, UserError
 
 log = logging.getLogger(__name__)
@@ -40,18 +40,16 @@ _index: list[IndexActors] = []  # of the layout, none without one
 
 # A GPU as a process on its node sees it: Ray's id, and torch's name of it (None where torch sees none).
 SeenGPU = tuple[str, str | None]
-GPUState = tuple[float, bool]  # as of `gpu_state`
 
 
 def reserve(layout: Layout) -> None:
     """Hold the layout's GPUs for its actors. Raises UserError if another job has them."""
     _index[:] = [layout.index]
-    for gpu in layout.gpus:
-        for actor in gpu.actors:
-            _options[actor.key, actor.number] = {"num_gpus": actor.gpus}
-            if bound := gpu.memory_bound(actor):
-                _memory[actor.key, actor.number] = bound
-    for gpu in layout.reserved:  # rank 0's first, before others take its node's GPUs
+    for actor in layout.actors:
+        _options[actor.key, actor.number] = {"num_gpus": actor.gpus}
+        if layout.gpus and actor.key == SEARCHER and not actor.gpus:  # host memory of every node
+            _options[actor.key, actor.number]["scheduling_strategy"] = "SPREAD"
+    for gpu in layout.gpus:  # rank 0's first, before others take its node's GPUs
         _groups.append(group := _group(gpu))
         if not group.wait(RESERVE_SECONDS):
             raise UserError(
@@ -61,9 +59,8 @@ def reserve(layout: Layout) -> None:
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
         for actor in gpu.actors:
             _options[actor.key, actor.number]["scheduling_strategy"] = strategy
-    for actor in layout.actors:  # searches in host memory want the memory of every node
-        if layout.gpus and actor.key == SEARCHER and not actor.gpus:
-            _options[actor.key, actor.number] = {"scheduling_strategy": "SPREAD"}
+            if bound := gpu.memory_bound(actor):
+                _memory[actor.key, actor.number] = bound
 
 
 def forget(cluster_stays: bool = False) -> None:
@@ -93,12 +90,15 @@ def index_actors() -> IndexActors:
     return _index[0] if _index else IndexActors()
 
 
-def place(key: str, number: int, gpus: float, env: dict[str, str]) -> dict[str, Any]:
-    """Return Ray's options of one actor: a logical CPU, its GPUs, where it is put, and its environment.
+def scorer_actors() -> tuple[int, float]:
+    """Return the scorers of the layout, and the GPUs of each; without a layout one, on processors."""
+    gpus = [options["num_gpus"] for (key, _), options in _options.items() if key == SCORER]
+    return len(gpus) or 1, max(gpus, default=0.0)
 
-    `gpus` is the number for an actor that the layout has not placed yet.
-    """
-    options = {"num_gpus": gpus, "scheduling_strategy": "DEFAULT", **_options.get((key, number), {})}
+
+def place(key: str, number: int, env: dict[str, str]) -> dict[str, Any]:
+    """Return Ray's options of one actor: a logical CPU, its GPUs, where it is put, and its environment."""
+    options = {"num_gpus": 0.0, "scheduling_strategy": "DEFAULT", **_options.get((key, number), {})}
     if bound := memory_bound(key, number):
         env = {**env, MEMORY_BOUND: str(bound)}
     return {
@@ -113,11 +113,11 @@ def memory_bound(key: str, number: int) -> float | None:
     return _memory.get((key, number))
 
 
-def gpu_of_rank_0(gpus: float) -> SeenGPU:
+def gpu_of_rank_0() -> SeenGPU:
     """Return the GPU that a process in rank 0's place sees. Raises RunError if none answers there."""
     ask = ray.remote(max_calls=1)(_seen)  # its process ends, and leaves nothing on the GPU
     try:
-        seen: SeenGPU = ray.get(ask.options(**place(TRAINER, 0, gpus, {})).remote(), timeout=RANK_0_SECONDS)
+        seen: SeenGPU = ray.get(ask.options(**place(TRAINER, 0, {})).remote(), timeout=RANK_0_SECONDS)
     except RayError as error:
         why = f"no answer within {RANK_0_SECONDS:g} s" if isinstance(error, GetTimeoutError) else _last_line(error)
         raise RunError(
@@ -140,11 +140,11 @@ def device_of(gpu: SeenGPU) -> int:
     return own.index(uuid)
 
 
-def gpu_states(nodes: Sequence[Node]) -> dict[str, GPUState]:
-    """Return the state of each node's GPUs, by the node's name; nodes that do not answer are left out."""
+def free_memory(nodes: Sequence[Node]) -> dict[str, float | None]:
+    """Return the free bytes on each of a node's GPUs, by the node's name; nodes that do not answer are left out."""
     if torch.version.cuda is None and torch.version.hip is None:
         return {}
-    ask: Any = ray.remote(max_calls=1)(gpu_state)
+    ask: Any = ray.remote(max_calls=1)(free_bytes)
     requested = {
         ask.options(
             num_cpus=0,
@@ -155,13 +155,13 @@ def gpu_states(nodes: Sequence[Node]) -> dict[str, GPUState]:
         if node.gpus
     }
     answered, _ = ray.wait(list(requested), num_returns=len(requested), timeout=ASK_SECONDS) if requested else ([], [])
-    states: dict[str, GPUState | None] = {}
+    free: dict[str, float | None] = {}
     for answer in answered:
         try:
-            states[requested[answer].name] = ray.get(answer)
+            free[requested[answer].name] = ray.get(answer)
         except RayError as error:
             log.warning(f"a node does not describe its GPUs: {_last_line(error)}")
-    return {name: state for name, state in states.items() if state is not None}
+    return free
 
 
 def _group(gpu: PlannedGPU) -> PlacementGroup:
@@ -169,7 +169,7 @@ def _group(gpu: PlannedGPU) -> PlacementGroup:
     here = ray.get_runtime_context().get_node_id()
     is_rank_0s = any(actor.key == TRAINER and actor.number == 0 for actor in gpu.actors)
     return placement_group(
-        [{"CPU": len(gpu.actors), "GPU": 1}],
+        [{"CPU": len(gpu.actors), "GPU": gpu.count}],
         strategy="STRICT_PACK",
         bundle_label_selector=[{"ray.io/node-id": here}] if is_rank_0s else None,
         _soft_target_node_id=None if is_rank_0s else here,
@@ -192,32 +192,19 @@ def _uuid(number: int) -> str:
 # The memory of GPUs -----------------------------------------------------------------------------------------------
 
 
-def gpu_state(count: int | None = None) -> tuple[float, bool] | None:
-    """Return the bytes that are free on each GPU that this process sees, and whether one takes a single process only.
+def free_bytes(count: int | None = None) -> float | None:
+    """Return the bytes that are free on the fullest of the GPUs that this process sees, or of the first `count`.
 
-    `count` means the first GPUs, by default all. Where they differ, the fullest one counts. None without GPUs.
+    All memory counts as free without nvidia-smi, as on AMD's GPUs and in some containers. None without GPUs.
     """
     seen = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())][:count]
-    if not seen:
-        return None
-    known = _smi_rows()
-    rows = [known.get(str(gpu.uuid), (math.inf, "Default")) for gpu in seen]
-    # Without nvidia-smi, as on AMD's GPUs and in some containers, all memory counts as free.
-    free = min(min(float(gpu.total_memory), num_bytes) for gpu, (num_bytes, _) in zip(seen, rows, strict=True))
-    return free, any(mode.startswith("Exclusive") for _, mode in rows)
-
-
-def _smi_rows() -> dict[str, tuple[float, str]]:
-    """Return the free bytes and the compute mode of each GPU of the machine, by torch's name of it."""
-    if (program := shutil.which("nvidia-smi")) is None:
-        return {}
-    query = [program, "--query-gpu=uuid,memory.free,compute_mode", "--format=csv,noheader,nounits"]
-    printed = subprocess.run(query, capture_output=True, text=True, timeout=SMI_SECONDS).stdout
-    rows = [[cell.strip() for cell in line.split(",")] for line in printed.splitlines()]
-    return {
-        uuid.removeprefix("GPU-"): (float(free) * 2**20 if free.isdigit() else math.inf, mode)
-        for uuid, free, mode in (row for row in rows if len(row) == 3)
-    }
+    known: dict[str, float] = {}
+    if seen and (program := shutil.which("nvidia-smi")) is not None:
+        query = [program, "--query-gpu=uuid,memory.free", "--format=csv,noheader,nounits"]
+        printed = subprocess.run(query, capture_output=True, text=True, timeout=SMI_SECONDS).stdout
+        rows = (line.partition(",") for line in printed.splitlines())
+        known = {uuid.removeprefix("GPU-"): float(free) * 2**20 for uuid, _, free in rows if free.strip().isdigit()}
+    return min((min(float(gpu.total_memory), known.get(str(gpu.uuid), math.inf)) for gpu in seen), default=None)
 
 
 def keep_to_memory_bound(num_bytes: float | None = None, device: int = 0) -> None:

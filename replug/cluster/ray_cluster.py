@@ -14,19 +14,16 @@ import shlex
 import socket
 import sys
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import grpc
 import psutil
 import ray
 import torch
 from ray._private import ray_constants
 from ray._private import worker as ray_worker
-from ray._private.services import find_gcs_addresses  # as ray.init resolves `auto`
 from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 from ray._raylet import Config as RayConfig  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError, RayError
@@ -36,28 +33,26 @@ from replug.cluster import layout, places
 from replug.cluster.background import wait_for_ray_threads
 from replug.cluster.environment import private_folder
 from replug.cluster.interruption import EXIT_STATUS, Interruption, kill, ray_children
-from replug.cluster.layout import ROLES, Layout, Node, NoRoom, Sizes
-from replug.config.errors import RunError, UserError
+from replug.cluster.layout import ROLES, Layout, Node, Sizes
+from replug.config.errors import UserError
 from replug.config.schema import Config
 
 log = logging.getLogger(__name__)
 
 CODE = Path(__file__).parents[2]  # the folder that workers import `replug` from
 ANSWER_SECONDS = 10.0
-SECONDS_FOR_AGENTS, TOO_SLOW = 120, "timed out during startup"  # Ray's default is 15 s; its message for late agents
+SECONDS_FOR_AGENTS = 120  # to start; Ray's default is 15 s
 LOOK_SECONDS = 60.0  # for a node to start a process that checks files
 
 
 def require_seen_by_all(written: Path, read: Collection[Path]) -> None:
     """Raise UserError naming each other node with room for actors that misses a file, and the file.
 
-    Each node looks for a new file in the folder `written`, and for the files and folders `read`. A node that does not
-    answer only causes a warning.
+    Each node looks for a new file in the folder `written`, and for the files and folders `read`.
     """
     here = ray.get_runtime_context().get_node_id()
-    others = (node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here)
-    nodes = [node for node in others if node["Resources"].get("CPU")]  # with room for actors
-    if not nodes:
+    others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here and node["Resources"].get("CPU")]
+    if not others:
         return
 
     def missing(names: list[str]) -> list[str]:  # travels by value: a node may not have this module
@@ -66,24 +61,22 @@ def require_seen_by_all(written: Path, read: Collection[Path]) -> None:
     written.mkdir(parents=True, exist_ok=True)
     new = written / f"seen-{secrets.token_hex(8)}"  # new: file systems cache missing names for a while
     new.touch()
+    problems = []
     try:
         names = [str(path.absolute()) for path in (new, *read)]
-        requested: dict[Any, str] = {}
-        for node in nodes:
-            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            task = ray.remote(num_cpus=0)(missing).options(scheduling_strategy=there)
-            requested[task.remote(names)] = node["NodeManagerAddress"]
-        done, silent = ray.wait(list(requested), num_returns=len(requested), timeout=LOOK_SECONDS)
-        problems: list[str] = []
-        for answer in done:
+        look = ray.remote(num_cpus=0)(missing)
+        strategies = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in others]
+        looks = [look.options(scheduling_strategy=there).remote(names) for there in strategies]
+        for node, answer in zip(others, looks, strict=True):
+            address = node["NodeManagerAddress"]
             try:
-                problems += [f"node {requested[answer]} does not see {path}" for path in ray.get(answer)]
-            except RayError:  # the node has just left
-                silent.append(answer)
+                unseen = ray.get(answer, timeout=LOOK_SECONDS)
+            except RayError as error:  # it has just left, or is busy
+                log.warning(f"node {address} does not answer whether it sees {written} ({type(error).__name__})")
+            else:
+                problems += [f"node {address} does not see {path}" for path in unseen]
     finally:
         new.unlink()
-    for answer in silent:
-        log.warning(f"node {requested[answer]} does not answer within {LOOK_SECONDS:g} s whether it sees {written}")
     if problems:
         raise UserError(
             f"ray.address: {'; '.join(problems)}; put run_dir, data and models where all nodes see them by the same "
@@ -94,12 +87,7 @@ def require_seen_by_all(written: Path, read: Collection[Path]) -> None:
 def this_node() -> Node:
     """Describe this machine, with logical CPUs for any number of actors."""
     memory_bytes = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    here = Node("this machine", math.inf, torch.cuda.device_count(), memory_bytes=memory_bytes, is_driver=True)
-    return _with_state(here, places.gpu_state())
-
-
-def _with_state(node: Node, state: tuple[float, bool] | None) -> Node:
-    return replace(node, gpu_bytes=state[0], is_exclusive=state[1]) if state else node
+    return Node("this machine", math.inf, torch.cuda.device_count(), places.free_bytes(), memory_bytes, is_driver=True)
 
 
 @contextmanager
@@ -121,10 +109,6 @@ def ray_cluster(
             laid_out = _connect(config, roles, sizes)
             interruption.install()  # Ray's own handler raises at any point of the code
             places.reserve(laid_out)
-            for note in laid_out.notes:
-                log.info(note)
-            if laid_out.num_waiting:
-                log.info(f"the cluster has room for all but {laid_out.num_waiting} scorers, which join later")
             yield laid_out.config
         finally:
             places.forget(stays)
@@ -230,20 +214,22 @@ def _connect(config: Config, roles: Collection[str], sizes: Sizes) -> Layout:
 def _start(config: Config, roles: Collection[str], sizes: Sizes) -> Layout:
     """Start Ray on this machine, with a logical CPU for each actor and the GPUs that torch sees."""
     here = this_node()
-    laid_out = _lay_out("ray", config, [here], sizes, roles)
-    _init_patiently(
-        address="local",  # None would join any cluster that runs on this machine
-        num_cpus=max(1, len(laid_out.actors)),
-        num_gpus=int(here.gpus),
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        object_store_memory=layout.OBJECT_STORE_BYTES,
-        _temp_dir=str(private_folder() / "r"),  # Ray opens it to everybody; its parent stays private
-        runtime_env=quoted_python(),
-        # Workers do all the work: at Ray's niceness of 15, any other program on the machine would starve them.
-        _system_config={"agent_register_timeout_ms": 1000 * SECONDS_FOR_AGENTS, "worker_niceness": 0},
-    )
+    laid_out = layout.lay_out(config, [here], sizes, roles)
+    # Ray puts the driver's folder first on its workers' import path: right for programs, not for our command.
+    with contextlib.chdir(CODE) if os.environ.get("PYTHONSAFEPATH") else nullcontext():
+        ray.init(
+            address="local",  # None would join any cluster that runs on this machine
+            num_cpus=max(1, len(laid_out.actors)),
+            num_gpus=int(here.gpus),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=layout.OBJECT_STORE_BYTES,
+            _temp_dir=str(private_folder() / "r"),  # Ray opens it to everybody; its parent stays private
+            runtime_env=quoted_python(),
+            # Workers do all the work: at Ray's niceness of 15, any other program on the machine would starve them.
+            _system_config={"agent_register_timeout_ms": 1000 * SECONDS_FOR_AGENTS, "worker_niceness": 0},
+        )
     global _is_over
     _is_over = threading.Event()
     _watch_raylet(_is_over)
@@ -251,26 +237,6 @@ def _start(config: Config, roles: Collection[str], sizes: Sizes) -> Layout:
 
 
 _is_over = threading.Event()  # the end of the cluster that this process has started last
-
-
-def _init_patiently(**options: Any) -> None:
-    """Start Ray, a second time if its processes are late. Raises RunError if they are late again."""
-    for is_last in (False, True):
-        others = psutil.Process().children(recursive=True)
-        try:
-            # Ray puts the driver's folder first on its workers' import path: right for programs, not for our command.
-            with contextlib.chdir(CODE) if os.environ.get("PYTHONSAFEPATH") else nullcontext():
-                ray.init(**options)
-            return
-        except Exception as error:  # Ray has no specific class for this
-            if TOO_SLOW not in str(error):
-                raise
-            ray.shutdown()
-            kill(child for child in psutil.Process().children(recursive=True) if child not in others)
-            reason = "Ray's processes did not start within half a minute: this machine has too few cores free"
-            if is_last:
-                raise RunError(f"{reason}; free some and run the same command again") from error
-            log.warning(f"{reason}. They are started once more")
 
 
 def quoted_python() -> dict[str, str] | None:
@@ -286,7 +252,11 @@ def _join(config: Config, roles: Collection[str], sizes: Sizes) -> Layout:
         with contextlib.chdir(CODE):  # Ray puts the driver's folder first on its workers' import path
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=quoted_python())
     except (OSError, AuthenticationError) as error:
-        raise UserError(_why_not(address, error)) from error
+        raise UserError(
+            f"ray.address: cannot join a cluster at {address}: {str(error).splitlines()[0]}; expected a cluster that "
+            "`ray start --head` started, and its token: RAY_AUTH_TOKEN_PATH is "
+            f"{os.environ.get('RAY_AUTH_TOKEN_PATH', 'not set')}"
+        ) from error
     return _lay_out_on_nodes(config, roles, sizes)
 
 
@@ -294,18 +264,11 @@ def _lay_out_on_nodes(config: Config, roles: Collection[str], sizes: Sizes) -> L
     """Lay a run out on the nodes of the connected cluster."""
     here = ray.get_runtime_context().get_node_id()
     nodes = list(layout.nodes_of(ray.nodes(), here))
-    states = places.gpu_states(nodes)
-    nodes = [_with_state(node, states.get(node.name)) for node in nodes]
-    laid_out = _lay_out("ray.address", config, nodes, sizes, roles)
+    free = places.free_memory(nodes)
+    nodes = [replace(node, gpu_bytes=free.get(node.name)) for node in nodes]
+    laid_out = layout.lay_out(config, nodes, sizes, roles)
     _require_same_gpus(laid_out, roles, torch.cuda.device_count())
     return laid_out
-
-
-def _lay_out(key: str, config: Config, nodes: Sequence[Node], sizes: Sizes, roles: Collection[str]) -> Layout:
-    try:
-        return layout.lay_out(config, nodes, sizes, roles)
-    except NoRoom as error:
-        raise UserError(f"{key}: {error}") from error
 
 
 def _require_same_gpus(laid_out: Layout, roles: Collection[str], visible: int) -> None:
@@ -324,30 +287,8 @@ def _require_same_gpus(laid_out: Layout, roles: Collection[str], visible: int) -
     )
 
 
-def _why_not(address: str, error: Exception) -> str:
-    """Return one line. Ray has the same message for a wrong token and for a cluster that is gone."""
-    start = f"ray.address: cannot join a cluster at {address}: {str(error).splitlines()[0]}"
-    if isinstance(error, AuthenticationError) or "Failed to connect" in str(error):
-        mode, path = os.environ.get("RAY_AUTH_MODE"), os.environ.get("RAY_AUTH_TOKEN_PATH")
-        return (
-            f"{start}; something answers there, so the token may be another or have expired: expected that cluster's "
-            f"own (RAY_AUTH_MODE is {mode}, RAY_AUTH_TOKEN_PATH {path or 'not set'})"
-        )
-    return f"{start}; start one with `ray start --head`, or leave ray.address out"
-
-
 def _require_answer(address: str) -> None:
-    """Raise OSError if no Ray listens at the address: Ray itself would try for minutes."""
+    """Raise OSError if nothing listens at an address HOST:PORT: Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and port.isdigit()):
-        addresses = sorted(find_gcs_addresses())
-        if len(addresses) > 1:
-            known = ", ".join(addresses)
-            raise OSError(f"{len(addresses)} clusters run on this machine; expected the address of one: {known}")
-        return None
-    socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
-    with grpc.insecure_channel(f"{host}:{port}") as channel:
-        try:
-            return grpc.channel_ready_future(channel).result(timeout=ANSWER_SECONDS)
-        except grpc.FutureTimeoutError as error:
-            raise OSError(f"the server there is not Ray ({ANSWER_SECONDS:g} s without an answer)") from error
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()

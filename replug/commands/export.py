@@ -24,26 +24,14 @@ log = logging.getLogger(__name__)
 
 def export(
     run_dir: Annotated[Path, typer.Argument(help="Run directory, finished or not.")],
-    out: Annotated[Path | None, typer.Option("--out", help="Folder to write the model to.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder to write the model to.")],
     harmed: Annotated[bool, typer.Option("--harmed", help="Export a retriever that the run made worse.")] = False,
-    index: Annotated[
-        Path | None,
-        typer.Option("--index", metavar="FILE", help="Write ids, texts and vectors of the index to a Parquet file."),
-    ] = None,
 ) -> None:
-    """Export the tuned retriever as a sentence-transformers model, or its index.
+    """Export the tuned retriever as a sentence-transformers model.
 
     The model has the weights with the best development score, or the last weights without a development split. An
     unfinished run exports its newest checkpoint. The command prints the chosen weights.
     """
-    if index is not None:
-        from replug.index_workers.local_index import export_index
-
-        print(f"index: {index}, {export_index(run_dir, index):,} documents")
-    if out is None:
-        if index is not None:
-            return
-        raise UserError("--out is missing; expected --out DIR, or --index FILE")
     from replug.train.report import HARMED, verdict_of
     from replug.train.run_dir import RunDirectory
 

@@ -10,7 +10,7 @@ from replug.commands.command import Overrides
 from replug.config.errors import UserError, require_extra
 
 # Keys of an LM that matter only to Ray or a cache, or are set by the server.
-UNUSED_LM_KEYS = ("num_replicas", "cache", "too_long")
+UNUSED_LM_KEYS = ("cache", "too_long")
 
 
 def serve(
@@ -59,9 +59,8 @@ def serve(
     files, lm, temperature = RunDirectory(directory), config.lm, config.ensemble.temperature
     source = lm_source(lm, files.budget_file, files.scores)
     own = None if temperature is None else float(temperature)
-    spread = (lm.gpus_per_replica or 0) > 1
     with serving.listen(host, port) as listener:
-        service = load_service(directory, source, lm, k, limits, own, spread, weighting_of(config))
+        service = load_service(directory, source, lm, k, limits, own, weighting_of(config))
         serving.run_server(serving.create_app(service, token), listener, service)
 
 

@@ -4,13 +4,11 @@
                           code/           a copy of the package
                           version.json    commit, uncommitted changes, package versions
                           job.sbatch      slurm/job.sbatch with this job's options
-                          job.json        the job's number
                           JOBNUMBER.log   the job's output
 
-JOB is train, prepare or evaluate. Later edits do not reach a queued or requeued job.
+JOB is train, prepare or evaluate, and the time. Later edits do not reach a queued or requeued job.
 """
 
-import json
 import math
 import re
 import shlex
@@ -18,8 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -27,14 +24,13 @@ import typer
 
 from replug import __version__
 from replug.cluster.layout import ROLES as ALL_ROLES
-from replug.cluster.layout import UNKNOWN, Layout, Node, NoRoom, lay_out
+from replug.cluster.layout import UNKNOWN, Layout, Node, lay_out
 from replug.commands.command import LM, ConfigFile, Overrides, Retriever, Source, with_short_keys
 from replug.config.errors import RunError, UserError
 from replug.config.load import config_to_yaml, load_config
 from replug.config.paths import check_paths
 from replug.config.schema import Config, DataConfig
 from replug.data.files import replace_file, write_json, writing
-from replug.data.folder import sole_writer
 from replug.data.prepare.reading import num_processes
 from replug.data.sources.records import FieldMap
 from replug.data.sources.shards import SOURCE_SHARD_BYTES, source_bytes
@@ -42,17 +38,16 @@ from replug.data.sources.texts import is_built_in
 from replug.planning.accelerators import find_accelerator
 from replug.planning.memory import host_bytes, run_sizes
 from replug.planning.stages import known_documents
-from replug.slurm.ray_node import gpus_per_node as gpus_of_options
 from replug.train.run_dir import RunDirectory, describe_environment
 
 CODE = Path(__file__).parents[1]  # the package; its folders may be links
 TEMPLATE = CODE / "slurm/job.sbatch"
 MEMORY = {"mem", "mem-per-cpu", "mem-per-gpu"}  # options of sbatch; a job may set one of them
-UNKNOWN_GPU = "the job may be laid out otherwise: name a known type of GPU, such as --gpus-per-node a100:4"
+GPU_RESOURCES = ("gpu", "shard", "mps")  # the latter are parts of a GPU, which other jobs use too
+UNSUPPORTED = ("gpus", "gpus-per-task", "gpus-per-socket")
 PROCESS_GIB, WORKER_GIB = 4, 2  # host memory: of a process with torch and CUDA, and of a data worker
 ROLES = {"train": ALL_ROLES, "prepare": (), "evaluate": ("score", "index")}
 JOBS = tuple(ROLES)
-ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
 OPTION = re.compile(r"--[a-z][a-z-]*(=.+)?")
 DIRECTIVE = "#SBATCH --"
 
@@ -100,7 +95,7 @@ def run_slurm(path: Path, overrides: Sequence[str], job: str, given: Mapping[str
     config = load_config(path, overrides, needs_lm=needed, needs_retriever=needed)
     check_paths(config)
     run = RunDirectory(Path(config.run_dir).expanduser().absolute())
-    folder = run.path / "submitted" / job
+    folder = run.path / f"submitted/{job}-{datetime.now():%Y%m%d-%H%M%S}"
     # A configuration file must not choose the secret for the server (`config.load`): the user names it here.
     key = [f"lm.api_key_env={config.lm.api_key_env}"] if config.lm.url else []
     options = {**template_options(), **given}
@@ -119,10 +114,11 @@ def run_slurm(path: Path, overrides: Sequence[str], job: str, given: Mapping[str
         return
     if shutil.which("sbatch") is None:
         raise UserError("sbatch is not on PATH; expected the login node of a SLURM cluster")
-    _require_idle(run, job, waits="dependency" in given)
-    with sole_writer(folder):
-        freeze(config, folder, script)
-        number = _sbatch(folder)
+    freeze(config, folder, script)
+    done = subprocess.run(["sbatch", "--parsable", str(folder / "job.sbatch")], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RunError(f"sbatch refused {folder / 'job.sbatch'}: {done.stderr.strip()}")
+    number = done.stdout.strip().partition(";")[0]
     print(f"submitted as job {number}; log: {folder / number}.log; `squeue --jobs={number}` shows its state")
 
 
@@ -158,16 +154,12 @@ def _directive(name: str, value: str) -> str:
 
 
 def freeze(config: Config, folder: Path, script: str) -> None:
-    """Write configuration, code, versions and script; the code is complete or absent."""
-    folder.mkdir(parents=True, exist_ok=True)
-    code, partial = folder / "code", folder / "code.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    with writing(partial):
+    """Write configuration, code, versions and script into a new folder."""
+    with writing(folder):
+        folder.mkdir(parents=True)
         # Links are followed: in a checkout the folders lie beside `replug/`.
-        shutil.copytree(CODE, partial / CODE.name, ignore=shutil.ignore_patterns("__pycache__", "*.py[co]"))
-    if code.exists():
-        shutil.rmtree(code)
-    partial.rename(code)
+        ignored = shutil.ignore_patterns("__pycache__", "*.py[co]")
+        shutil.copytree(CODE, folder / "code" / CODE.name, ignore=ignored)
     replace_file(folder / "config.yaml", config_to_yaml(config).encode())
     write_json(folder / "version.json", describe_environment())
     replace_file(folder / "job.sbatch", script.encode())
@@ -176,23 +168,33 @@ def freeze(config: Config, folder: Path, script: str) -> None:
 def _layout(config: Config, job: str, options: Mapping[str, str]) -> Layout:
     """Lay the job's actors out on the requested nodes. Raises UserError if they do not fit."""
     cpus, roles = _number("cpus-per-task", options["cpus-per-task"]), ROLES[job]
-    try:
-        gpus, name = gpus_of_options(options)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    gpus, name = gpus_of_nodes(options)
     gpu = find_accelerator(name or "")
     num_bytes = 1e9 * gpu.memory_gb if gpu else None
     nodes = [
         Node(f"node {number}", cpus, gpus, num_bytes, is_driver=number == 0) for number in range(_num_nodes(options))
     ]
     sizes = run_sizes(config, known_documents(config), gpu is None or gpu.has_bfloat16) if roles else UNKNOWN
-    try:
-        layout = lay_out(config, nodes, sizes, roles)
-    except NoRoom as error:
-        raise UserError(f"--nodes, --cpus-per-task, --gpus-per-node: {error}") from error
-    if not gpus or not roles:
-        return layout
-    return replace(layout, notes=(f"for GPUs of {gpu.memory_gb:g} GB" if gpu else UNKNOWN_GPU, *layout.notes))
+    return lay_out(config, nodes, sizes, roles)
+
+
+def gpus_of_nodes(options: Mapping[str, str]) -> tuple[int, str | None]:
+    """Return the GPUs of each node by sbatch's options, and their type where it is named.
+
+    Options are `--gpus-per-node` (4, a100, a100:4) or `--gres` (gpu, gpu:4, gpu:a100:4, lustre:1,gpu:2).
+    """
+    resources = [re.sub(r"^gres[:/]", "", part.strip()) for part in options.get("gres", "").split(",")]
+    requested = [f"--gres={part}" for part in resources if part.partition(":")[0] in GPU_RESOURCES]
+    requested += [f"--{name}={options[name]}" for name in ("gpus-per-node", *UNSUPPORTED) if name in options]
+    if not requested:
+        return 0, None
+    match = re.fullmatch(r"--(?:gpus-per-node=|gres=gpu:?)([A-Za-z][\w.-]*)?:?(\d+)?", requested[0])
+    if len(requested) > 1 or match is None:
+        raise UserError(
+            f"{', '.join(requested)}: the GPUs of each node do not follow from it; expected one option, such as "
+            "--gpus-per-node=4 or --gpus-per-node=a100:4"
+        )
+    return int(match[2] or 1), match[1]
 
 
 def _memory_gib(layout: Layout, job: str, num_nodes: int, cpus: int) -> int:
@@ -202,7 +204,7 @@ def _memory_gib(layout: Layout, job: str, num_nodes: int, cpus: int) -> int:
     if job == "prepare":
         return needed
     # The node's processors are not known here; LMs in float32 take the most.
-    held = host_bytes(config, known_documents(config) or 0, False, num_nodes, layout.index)
+    held = host_bytes(layout, known_documents(config) or 0, False, num_nodes)
     processes = 1 + math.ceil(len(layout.actors) / num_nodes)
     return max(needed, PROCESS_GIB * processes + math.ceil(held / 2**30))
 
@@ -226,48 +228,12 @@ def _number(option: str, text: str) -> int:
 
 
 def _summary(path: Path, job: str, given: Mapping[str, str], layout: Layout, folder: Path) -> str:
-    version = describe_environment()
-    commit = f" at commit {version['git_commit']}" if version["git_commit"] else ""
     rows = {
         "job": f"replug {job} {path}",
         "SLURM": "  ".join(f"--{name}={value}" for name, value in given.items()),
-        "actors": "; ".join([layout.describe() or "none", *layout.notes]),
-        "run directory": f"{folder.parent.parent} (all nodes must see it)",
+        "actors": layout.describe() or "none",
+        "run directory": f"{folder.parents[1]} (all nodes must see it)",
         "Python": f"{sys.executable} (all nodes must see it)",
-        "frozen": f"replug {__version__}{commit}{' with changes' if version['git_dirty'] else ''}, in {folder}",
+        "frozen": f"replug {__version__}, in {folder}",
     }
     return "\n".join(f"{name:<16} {value}" for name, value in rows.items())
-
-
-def _require_idle(run: RunDirectory, wanted: str, waits: bool) -> None:
-    """Raise UserError if another job on the run directory is queued or running."""
-    for job in JOBS:
-        record = run.path / "submitted" / job / "job.json"
-        number = json.loads(record.read_text())["job_id"] if record.is_file() else None
-        state = job_state(number, record.with_name("job.sbatch")) if number else None
-        if state is None or (job != wanted and waits):
-            continue
-        also = f", or begin after it with --sbatch=--dependency=afterok:{number}" if job != wanted else ""
-        raise UserError(
-            f"run_dir: {job} job {number} of {run.path} is {state}; wait for its end, or `scancel {number}`{also}"
-        )
-
-
-def job_state(number: str, script: Path) -> str | None:
-    """Return the job's state, such as PENDING; None if it has ended or its number belongs to another job."""
-    command = ["squeue", "--noheader", f"--jobs={number}", "--format=%T %o"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    if done.returncode != 0 and "Invalid job id" not in done.stderr:
-        raise RunError(f"squeue cannot tell the state of job {number}: {done.stderr.strip()}")
-    state, _, of = done.stdout.strip().partition(" ")
-    return state if of == str(script) and state not in ENDED else None
-
-
-def _sbatch(folder: Path) -> str:
-    """Submit the script, record the job's number and return it."""
-    done = subprocess.run(["sbatch", "--parsable", str(folder / "job.sbatch")], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RunError(f"sbatch refused {folder / 'job.sbatch'}: {done.stderr.strip()}")
-    number = done.stdout.strip().partition(";")[0]
-    write_json(folder / "job.json", {"job_id": number, "submitted_at": datetime.now(UTC).isoformat(timespec="seconds")})
-    return number

@@ -13,6 +13,7 @@ from replug.config.schema import (
     IndexConfig,
     LMConfig,
     RayConfig,
+    ResourcesConfig,
     RetrieverConfig,
 )
 
@@ -79,11 +80,12 @@ class EvaluationConfig:
     lm: LMConfig = section(LMConfig)
     rerank_lm: LMConfig = section(LMConfig)  # neither path nor url: answers are reranked by the LM that sampled them
     index: IndexConfig = section(IndexConfig)
+    resources: ResourcesConfig = section(ResourcesConfig)
     ray: RayConfig = section(RayConfig)
 
     def run_config(self) -> Config:
         """Return the sections that a training run shares, as its configuration."""
-        parts = {name: getattr(self, name) for name in ("data", "retriever", "lm", "index", "ray", "seed")}
+        parts = {name: getattr(self, name) for name in ("data", "retriever", "lm", "index", "resources", "ray", "seed")}
         return Config(**parts, run_dir=self.out)
 
 

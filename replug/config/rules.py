@@ -25,7 +25,7 @@ from replug.config.methods import (
 )
 from replug.config.paths import names_store
 from replug.config.refresh_policy import refresh_problems
-from replug.config.schema import DEV_SHARE, Config, DataConfig, EnsembleConfig, LMConfig
+from replug.config.schema import DEV_SHARE, Config, DataConfig, EnsembleConfig, LMConfig, ResourcesConfig
 
 API_KEY = "api_key_env"
 VARIABLE = r"[A-Z_][A-Z0-9_]*"  # of the environment; API keys contain other characters
@@ -95,7 +95,8 @@ def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator
         yield f"data.fields names {min(unread)}; a raw text (data.source) has {', '.join(TEXT_FIELDS)}: expected these"
     yield from _index_problems(config)
     yield from refresh_problems(config.refresh)
-    yield from _resource_problems(config)
+    yield from _resource_problems(config.resources, config.lm)
+    yield from _rank_problems(config)
     yield from _training_problems(config)
     if config.train.examples is Examples.questions:
         yield from _on_questions(config)
@@ -131,6 +132,7 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
         yield "data.corpus is missing; expected documents to retrieve: data.corpus, data.prepared or data.source"
     yield from _data_problems(data)
     yield from _index_problems(config)
+    yield from _resource_problems(config.resources, config.lm, config.rerank_lm)
 
 
 def _ensemble_problems(ensemble: EnsembleConfig, lm: LMConfig) -> Iterator[str]:
@@ -180,10 +182,6 @@ def rerank_lm_problems(config: EvaluationConfig) -> Iterator[str]:
         yield "rerank_lm.path is missing, but other keys of rerank_lm are set; expected rerank_lm.path or rerank_lm.url"
     if has_rerank_lm(config):
         yield from (problem.replace("lm.", "rerank_lm.") for problem in lm_problems(config.rerank_lm))
-    if config.lm.path and config.rerank_lm.path:
-        for name in ("num_replicas", "gpus_per_replica"):
-            if getattr(config.rerank_lm, name) is not None:
-                yield f"rerank_lm.{name} is set, but each replica of lm holds rerank_lm too; expected lm.{name}"
 
 
 def lm_problems(lm: LMConfig, trains: bool = False, votes: bool = False) -> Iterator[str]:
@@ -202,8 +200,6 @@ def lm_problems(lm: LMConfig, trains: bool = False, votes: bool = False) -> Iter
     name, colon, seconds = (lm.path or "").partition(":")
     if name == "stand_in" and colon and not seconds.replace(".", "", 1).isdigit():
         yield f"lm.path is {lm.path}; expected stand_in, or stand_in:SECONDS such as stand_in:0.05"
-    if lm.gpus_per_replica and lm.gpus_per_replica % 1:
-        yield f"lm.gpus_per_replica is {lm.gpus_per_replica}; expected whole GPUs, or 0 for processors"
     if lm.score is Teacher.yes and lm.prompt is None and not votes:
         yield f"lm.prompt is missing; expected a question to answer by yes or no, such as 'lm.prompt=\"{YES_PROMPT}\"'"
     yield from _prompt_problems(lm)
@@ -384,13 +380,16 @@ def _index_problems(config: Config | EvaluationConfig) -> Iterator[str]:
         yield f"index.kind is {index.kind}; expected {exact}, since the store of data.corpus is the index"
 
 
-def _resource_problems(config: Config) -> Iterator[str]:
+def _resource_problems(resources: ResourcesConfig, *lms: LMConfig) -> Iterator[str]:
     for role in ("train", "score", "index"):
-        value = getattr(config.resources, role)
+        value = getattr(resources, role)
         if value != "auto" and (isinstance(value, str) or value < 1):
             yield f"resources.{role} is {value}; expected a whole number above 0, or auto"
-    if config.resources.score != "auto" and config.lm.url:
+    if resources.score != "auto" and any(lm.url for lm in lms) and not any(lm.path for lm in lms):
         yield "resources.score is set, but a server (lm.url) runs the LM; expected it only with lm.path. Remove it"
+
+
+def _rank_problems(config: Config) -> Iterator[str]:
     ranks = config.resources.train
     parts = config.train.micro_batches * (ranks if isinstance(ranks, int) else 1)
     if config.train.batch_size % parts:

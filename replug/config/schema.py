@@ -88,8 +88,6 @@ class LMConfig:
     path: str | None = key(None, "Local LM: folder, GGUF file, hub name, package:smollm2 or stand_in[:SECONDS].")
     dtype: DType = key(DType.auto, "float32, bfloat16, float16, or auto (bfloat16 where the hardware has it).")
     tokens_per_batch: int | None = key(None, "Tokens per pass. Default: 1,024 on a CPU, from 4,096 on a GPU.", ABOVE_0)
-    num_replicas: int | None = resumable(None, "Scorer replicas. Default: derived from resources.score.", ABOVE_0)
-    gpus_per_replica: float | None = resumable(None, "GPUs of a replica. Default: enough to hold the LM.", FROM_0)
     url: str | None = resumable(None, "URL of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1.")
     model: str | None = key(None, "Name of the LM on the server at lm.url.")
     api: ServerAPI = key(ServerAPI.echo, "Server's API: completions with echo or prompt_logprobs (vLLM), or chat.")
@@ -172,13 +170,12 @@ class IndexConfig:
     nprobe: int | None = key(None, "Number of IVF lists that a search visits. Default: depends on index.kind.", ABOVE_0)
     dims: int | None = key(None, "Train, store and search only this many leading dimensions. Default: all.", ABOVE_0)
     num_shards: int | None = key(None, "Shards, one searcher each. Default: one per searching GPU or node.", ABOVE_0)
-    block_documents: int = key(1024, "Documents per block: builders embed whole blocks, and files hold them.", ABOVE_0)
     dtype: DType = key(DType.auto, "Precision for embedding the corpus: auto, float32, bfloat16 or float16.")
 
 
 @dataclass
 class ResourcesConfig:
-    # Whole GPUs per role, or processes on a cluster without GPUs.
+    # Whole GPUs per role, or processes without GPUs. An LM has the fewest GPUs that hold it.
     train: int | str = resumable("auto", "Trainer ranks, one GPU each. auto: one in eight GPUs.", RULED)
     score: int | str = resumable("auto", "GPUs for scoring. auto: all that training leaves, with the index.", RULED)
     index: int | str = resumable("auto", "GPUs for the index. auto: all that training leaves, with scoring.", RULED)

@@ -28,7 +28,10 @@ KINDS = {
     "token_gain": "TokenGain",
 }
 # Sections and keys that every kind reads; `Task.reads` names the others of a kind.
-SHARED = ("evaluation", "out", "methods", "k", "seed", "data", "retriever", "lm", "index", "ray")
+SHARED = (
+    *("evaluation", "out", "methods", "k", "seed"),
+    *("data", "retriever", "lm", "index", "resources.score", "resources.index", "ray"),
+)
 ASK_QUESTIONS = ("open_qa", "popqa")  # for whole answers
 
 

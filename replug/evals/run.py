@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from replug.cluster.places import scorer_actors
 from replug.cluster.ray_cluster import ray_cluster
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.methods import GENREAD, Method
@@ -136,7 +137,7 @@ def opened_lms(
     section = scorers if source.roles else config.lm
     is_shared = bool(reranker and reranker.roles and source.roles)
     with build.opened_lm(section, source, folder.scores, *([reranker] if is_shared else [])) as lm:
-        waiting = section.max_concurrency if section.url else EXAMPLES_IN_FLIGHT * (section.num_replicas or 1)
+        waiting = section.max_concurrency if section.url else EXAMPLES_IN_FLIGHT * scorer_actors()[0]
         in_flight = max(EXAMPLES_IN_FLIGHT, waiting)  # keeps all replicas, or connections to a server, busy
         asked = PromptedLM(lm, prompt_template(section, source), source, num_in_flight=in_flight)
         if reranker is None:

@@ -28,10 +28,10 @@ from replug.evals.evidence import RetrievedDocuments, WrittenDocument, random_do
 from replug.evals.loop import PromptedLM, in_order
 from replug.evals.questions import first_line
 from replug.evals.retrieval import RECALL_DEPTH
-from replug.index_workers.answers import search_excluding
 from replug.index_workers.bm25 import search_bm25, without_words
 from replug.index_workers.build import build_version, require_same_index
 from replug.index_workers.build_plan import IndexState, index_folder
+from replug.index_workers.exact_search import search_excluding
 from replug.index_workers.local_index import LocalIndex, query_encoder_folder
 from replug.index_workers.service import IndexService
 from replug.index_workers.version_store import VersionStore

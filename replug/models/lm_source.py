@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replug.cluster.background import InlineExecutor
-from replug.cluster.layout import scorers
 from replug.config.choices import Teacher
 from replug.config.errors import RunError, UserError
 from replug.config.schema import LMConfig
@@ -123,9 +122,10 @@ class LocalSource(LMSource):
 
     def open(self, lm: LMConfig, second: "LocalSource | None" = None) -> AsyncLM:
         """Open the LM on replicas, which also hold a `second` one (`ScorerPool.second`)."""
-        from replug.models.scorer_pool import ScorerPool  # imports Ray, which `open_here` does not need
+        from replug.cluster.places import scorer_actors  # both import Ray, which `open_here` does not need
+        from replug.models.scorer_pool import ScorerPool
 
-        replicas, gpus = scorers(lm)
+        replicas, gpus = scorer_actors()
         return ScorerPool(self, replicas, None, gpus, lm.timeout_seconds, second=second)
 
     def open_here(self) -> AsyncLM:

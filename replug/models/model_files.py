@@ -273,8 +273,8 @@ def load_causal_lm(path: str, dtype: torch.dtype, device_map: str | None) -> Pre
     places = getattr(model, "hf_device_map", {}) if torch.cuda.is_available() else {}
     if outside := [name for name, place in places.items() if str(place) in ("cpu", "disk")]:
         raise UserError(
-            f"lm.gpus_per_replica: the GPUs of a replica do not hold {path}: {len(outside)} of its {len(places)} parts "
-            f"({outside[0]}, ...) would lie elsewhere; raise lm.gpus_per_replica, or take larger GPUs or a smaller LM"
+            f"lm.path: its GPUs do not hold {path}: {len(outside)} of its {len(places)} parts "
+            f"({outside[0]}, ...) would lie elsewhere; expected larger GPUs or a smaller LM"
         )
     return model
 

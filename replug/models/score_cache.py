@@ -187,18 +187,6 @@ class ScoreCache:
             self._database.execute(ADD_SERVED, (identity, now.tobytes()))
         return identity
 
-    def num_rows(self) -> int:
-        with self._explained():
-            return self._database.execute("SELECT count(*) FROM cached").fetchone()[0]
-
-    def damage(self) -> str | None:
-        """Return SQLite's first integrity error in the file, or None."""
-        try:
-            report = self._database.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        except sqlite3.DatabaseError as error:
-            return str(error)
-        return None if report == "ok" else " ".join(report.split())
-
     def _select(self, query: str, keys: Sequence[Key]) -> Iterator[tuple]:
         """Yield the rows of a query ending in `key IN ({})`."""
         with self._explained():

@@ -148,7 +148,7 @@ class ScorerPool(AsyncLM):
         shipped = ray.put(lm)  # once for all replicas; raises TypeError for an unpicklable LM
         also = ray.put(second)
         self.pool = ActorPool(
-            lambda number: actor.options(**place(SCORER, number, gpus, env), max_concurrency=CALLS_AT_ONCE).remote(
+            lambda number: actor.options(**place(SCORER, number, env), max_concurrency=CALLS_AT_ONCE).remote(
                 shipped, threads, gpus > 1, also
             ),
             num_replicas,
@@ -191,7 +191,6 @@ class ScorerPool(AsyncLM):
             "respawns": float(pool.num_respawns),
             "retries": float(pool.num_retries),
             "queue_length": float(pool.num_waiting),
-            "queue_wait_seconds": pool.waited_seconds / max(1, pool.num_calls),
         }
 
     def close(self) -> None:

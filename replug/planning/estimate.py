@@ -64,7 +64,7 @@ def plan_training(
     lm = lm_size(config.lm.path) if config.lm.path else None
     roles = ("train", "score", "index") if is_live(config) else ("score", "index")
     layout = lay_out(config, devices.as_nodes(), run_sizes(config, counts.documents, devices.has_bfloat16), roles)
-    held = host_bytes(layout.config, counts.documents, devices.has_bfloat16, devices.nodes, layout.index)
+    held = host_bytes(layout, counts.documents, devices.has_bfloat16, devices.nodes)
     if devices.model is None and held > (total := psutil.virtual_memory().total):
         raise UserError(
             f"this machine has {total / 1e9:.0f} GB of memory, but trainer, LM and index take {held / 1e9:.0f} GB; "
@@ -97,7 +97,7 @@ def plan_training(
         "gpus": gpus_by_roles(layout),
         "host_gb": held / 1e9,
         "disk_gb": {name: value / 1e9 for name, value in {**disk, "total": sum(disk.values())}.items()},
-        "notes": [*layout.notes, *_notes(config, is_exact, devices)],
+        "notes": list(_notes(config, is_exact, devices)),
     }
 
 

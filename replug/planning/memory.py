@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from replug.cluster.layout import VERSIONS, IndexActors, Sizes, scorers
+from replug.cluster.layout import SCORER, VERSIONS, Layout, Sizes
 from replug.config.choices import TrainedSide
 from replug.config.errors import UserError
 from replug.config.paths import names_store
@@ -20,7 +20,6 @@ from replug.planning.model_sizes import BERT_BASE, ModelSize, encoder_size, lm_s
 from replug.planning.stages import Counts, Lengths, lengths, num_pairs, refreshes
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-ON_PROCESSORS = IndexActors()
 FLOAT32, FLOAT16 = 4, 2
 POSITIONS_PER_PRODUCT = 256  # given to the output layer at once (models/local/output_layer.py)
 # Bytes of a token in a layer, for each unit of width, beside the inputs of matrices: norms, and sums in float32. Gated
@@ -170,15 +169,15 @@ def _vector_bytes(config: Config, retriever: ModelSize, num_documents: int) -> f
 # In a node's memory -----------------------------------------------------------------------------------------------
 
 
-def host_bytes(
-    config: Config, num_documents: int, has_bfloat16: bool, num_nodes: int = 1, index: IndexActors = ON_PROCESSORS
-) -> float:
+def host_bytes(layout: Layout, num_documents: int, has_bfloat16: bool, num_nodes: int = 1) -> float:
     """Return the bytes on a node of the trainer's weights, of LMs on processors and of vectors that no GPU holds.
 
-    `config` is laid out, with the actors `index`. Two versions of the vectors are in memory during a swap.
+    Two versions of the vectors are in memory during a swap.
     """
-    retriever, (num_scorers, gpus_per_scorer) = retriever_or_base(config), scorers(config.lm)
-    lm = known(lm_size, config.lm.path) if config.lm.path and not gpus_per_scorer else None
+    config, index = layout.config, layout.index
+    retriever = retriever_or_base(config)
+    num_scorers = sum(actor.key == SCORER and not actor.gpus for actor in layout.actors)
+    lm = known(lm_size, config.lm.path) if config.lm.path and num_scorers else None
     dtype = resolve_dtype(config.lm.dtype.value, has_bfloat16)
     weights = num_scorers * lm.parameters * DTYPE_BYTES[dtype] if lm else 0
     vectors = 0.0

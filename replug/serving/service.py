@@ -331,16 +331,15 @@ def load_service(
     k: int,
     limits: ServingLimits,
     temperature: float | None = None,
-    spread: bool = False,
     weighting: Weighting = POSTERIOR_WEIGHTS,
 ) -> Service:
     """Load the newest index of a run or an index directory, and the LM of `source`.
 
-    `spread` lays local weights over all GPUs; a temperature of None means the retriever's own.
+    A temperature of None means the retriever's own.
     """
     index = ServedIndex(index_folder(directory), temperature)
     # Local weights are used directly, without a wrapper: they mix and stream by themselves.
-    lm = source.load(spread) if isinstance(source, LocalSource) else source.open_here()
+    lm = source.load() if isinstance(source, LocalSource) else source.open_here()
     most = min(limits.max_prompt_tokens, lm.max_tokens or limits.max_prompt_tokens)
     log.info(f"loaded {config.path or config.model} ({lm.identity}), index version {index.version}")
     # A chat server applies its own chat template, and would read ours as text.

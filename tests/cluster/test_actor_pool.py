@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import ray
-import torch
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from replug.cluster import actor_pool
-from replug.cluster.actor_pool import MAX_FAILED_STARTS, MAX_KILLED_STARTS, ActorPool, ActorPoolError, thread_env
+from replug.cluster.actor_pool import MAX_FAILED_STARTS, ActorPool, ActorPoolError, thread_env
 from replug.cluster.layout import SCORER
 from replug.cluster.places import place
 from replug.config.errors import UserError
@@ -98,46 +97,31 @@ def until(holds: Callable[[], bool]) -> None:
         assert end, "waited in vain"
 
 
-def test_a_replica_that_hangs_while_it_starts_is_replaced_beside_one_that_works(make_pool):
-    pool = make_pool(numbered([good()], [actor(), good()]), 2, validate=accept, start_timeout_seconds=0.05)
-    until(lambda: pool.num_up == 2)
-    assert pool.num_respawns == 1
-    assert pool.quarantined == {}
+def test_a_replica_that_hangs_while_it_starts_is_left_out_beside_one_that_works(make_pool):
+    pool = make_pool(numbered([good()], [actor()]), 2, validate=accept, start_timeout_seconds=0.05)
+    until(lambda: 1 in pool.quarantined)
+    assert pool.submit("square", 3).result(SOON) == 9
 
 
 def test_calls_for_which_no_replica_finds_room_learn_what_became_of_the_others(make_pool):
-    pending, broken = actor(__ray_ready__=None), actor(probe=task_error(OSError("no weights in /lm")))
+    pending, broken = actor(probe=None), actor(probe=task_error(OSError("no weights in /lm")))
     pool = make_pool(numbered([pending], [broken]), 2, validate=accept, start_timeout_seconds=0.05)
-    with pytest.raises(ActorPoolError, match=r"is there room for one.*\(1: it failed .*OSError: no weights in /lm"):
+    with pytest.raises(ActorPoolError, match=r"is there room for it.*1: it failed .*OSError: no weights in /lm"):
         pool.submit("square", 3).result(SOON)
 
 
 def test_a_replica_killed_at_every_start_is_quarantined_in_the_end(make_pool):
     pool = make_pool(numbered([good()], [actor(probe=ActorDiedError())]), 2, validate=accept)
     until(lambda: 1 in pool.quarantined)
-    assert pool.num_respawns == MAX_KILLED_STARTS - 1 > MAX_FAILED_STARTS
+    assert pool.num_respawns == MAX_FAILED_STARTS - 1
 
 
 def test_a_replica_that_the_user_has_to_mend_is_not_started_again(make_pool):
     broken = actor(probe=task_error(UserError("lm.path: DIR lacks lm_head.weight")))
     pool = make_pool(numbered([broken]), validate=accept)
     until(lambda: 0 in pool.quarantined)
-    assert pool.quarantined == {0: "it cannot start: UserError: lm.path: DIR lacks lm_head.weight"}
+    assert pool.quarantined == {0: "it failed to start 1 times: UserError: lm.path: DIR lacks lm_head.weight"}
     assert pool.num_respawns == 0
-
-
-ILLEGAL = torch.AcceleratorError(
-    "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported\n"
-    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA`\n"
-)
-
-
-def test_a_device_that_breaks_at_every_start_is_named_and_not_the_advice_after_it(make_pool, caplog):
-    pool = make_pool(numbered([actor(probe=task_error(ILLEGAL))]), validate=accept)
-    until(lambda: 0 in pool.quarantined)
-    error = "AcceleratorError: CUDA error: an illegal memory access was encountered"
-    assert pool.quarantined == {0: f"it failed to start {MAX_FAILED_STARTS} times: {error}"}
-    assert f"worker 0 did not start ({error}); starting another" in caplog.text
 
 
 # Threads -----------------------------------------------------------------------------------------------------
@@ -154,7 +138,7 @@ def test_actors_have_the_threads_of_who_starts_them_and_not_rays_share(ray_sessi
     """Ray would set OMP_NUM_THREADS to the actor's one CPU."""
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert available_cores() == len(os.sched_getaffinity(0))  # of builders, searchers and ranks; the driver counts
-    actor = ray.remote(Counting).options(**place(SCORER, 0, 0.0, thread_env(6)["env_vars"])).remote()
+    actor = ray.remote(Counting).options(**place(SCORER, 0, thread_env(6)["env_vars"])).remote()
     assert ray.get(actor.count.remote(), timeout=100) == 6
     ray.kill(actor)
 

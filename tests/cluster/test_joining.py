@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
 
-import replug.cluster.ray_cluster as ray_cluster_module
 from replug.cluster.ray_cluster import ray_cluster, require_seen_by_all
 from replug.config.errors import UserError
 from replug.config.load import load_config
@@ -45,15 +45,6 @@ def refused_process(run: Path, *overrides: str, environment: dict[str, str] | No
     assert done.returncode == 2, done.stderr
     assert not (run / "index").exists()
     return done.stderr.splitlines()[-1]
-
-
-@contextmanager
-def deaf_listener() -> Iterator[int]:
-    """A port that takes connections and never says anything."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(8)  # the system connects them
-        yield listener.getsockname()[1]
 
 
 @contextmanager
@@ -90,12 +81,6 @@ def wait_for_port(port: int) -> None:
     raise AssertionError("Ray did not start")
 
 
-def test_an_address_where_something_else_listens(monkeypatch):
-    monkeypatch.setattr(ray_cluster_module, "ANSWER_SECONDS", 1.0)
-    with deaf_listener() as port:
-        assert "the server there is not Ray" in refused(f"ray.address=127.0.0.1:{port}")
-
-
 @pytest.mark.nightly
 def test_a_token_that_is_not_the_clusters(tmp_path):
     other = tmp_path / "other"
@@ -104,25 +89,16 @@ def test_a_token_that_is_not_the_clusters(tmp_path):
     with guarded_cluster(secrets.token_hex(32)) as (address, environment):
         wrong = {**environment, "RAY_AUTH_TOKEN_PATH": str(other)}
         line = refused_process(tmp_path / "run", f"ray.address={address}", environment=wrong)
-        assert "the token may be another or have expired" in line
+        assert f"its token: RAY_AUTH_TOKEN_PATH is {other}" in line
         assert other.read_text() not in line
         without = refused_process(tmp_path / "run", f"ray.address={address}", environment={"RAY_AUTH_MODE": "disabled"})
-        assert "RAY_AUTH_MODE is disabled" in without
+        assert "cannot join a cluster" in without
 
 
-def test_a_cluster_without_the_gpus_or_the_cpus_that_are_asked_for(ray_address):
-    line = refused(f"ray.address={ray_address}", "lm.gpus_per_replica=1")
-    assert "lm.gpus_per_replica is 1, but there is no GPU" in line
+def test_a_cluster_without_the_cpus_that_are_asked_for(ray_address):
     line = refused(f"ray.address={ray_address}", "resources.train=8")
     assert "the cluster has 8 CPUs" in line
     assert "resources.train" in line
-
-
-def test_of_two_clusters_on_one_machine_none_is_guessed(monkeypatch):
-    monkeypatch.setattr(ray_cluster_module, "find_gcs_addresses", lambda: {"127.0.0.1:2", "127.0.0.1:1"})
-    line = refused("ray.address=auto")
-    assert line.startswith("ray.address: cannot join a cluster at auto: 2 clusters run on this machine; ")
-    assert "127.0.0.1:1, 127.0.0.1:2" in line
 
 
 # Files that a node does not see ---------------------------------------------------------------------------------------
@@ -135,7 +111,6 @@ OWN_FOLDER = Path("/proc/self/cwd")
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[None]:
     """The driver's, and one other."""
-    import ray
 
     room = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
     with local_cluster(room, room) as address:

@@ -17,7 +17,6 @@ import ray
 import torch
 
 from replug.cluster import places
-from replug.cluster.actor_pool import ActorPool
 from replug.cluster.layout import BUILDER, CONTEXT_BYTES, SCORER, SEARCHER, TRAINER, lay_out, nodes_of
 from replug.cluster.ray_cluster import ray_cluster
 from replug.config.errors import UserError
@@ -64,8 +63,7 @@ def clusters() -> Iterator[Callable[..., str]]:
 @pytest.fixture
 def cluster(clusters: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """`cluster(4, 4)`: the address of nodes with so many fake GPUs of 80 GB; the command runs on the first."""
-    states = (A100, False)
-    monkeypatch.setattr(places, "gpu_states", lambda nodes: {node.name: states for node in nodes if node.gpus})
+    monkeypatch.setattr(places, "free_memory", lambda nodes: {node.name: A100 for node in nodes if node.gpus})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     return clusters
 
@@ -77,10 +75,9 @@ def paper(address: str, *overrides: str) -> Config:
 def all_places(config: Config, index: IndexService) -> dict[tuple[str, int], Where]:
     """Where every actor is: the index service's own, and stand-ins made as scorers and ranks are."""
     stand_in = ray.remote(StandIn)
-    gpus = {TRAINER: 1.0, SCORER: config.lm.gpus_per_replica or 0.0}
-    counts = {TRAINER: int(config.resources.train), SCORER: config.lm.num_replicas or 0}
+    counts = {TRAINER: int(config.resources.train), SCORER: places.scorer_actors()[0]}
     actors = {
-        (key, number): stand_in.options(**places.place(key, number, gpus[key], {})).remote()
+        (key, number): stand_in.options(**places.place(key, number, {})).remote()
         for key, count in counts.items()
         for number in range(count)
     }
@@ -120,27 +117,12 @@ def test_scoring_and_the_index_on_the_same_gpus(cluster, tmp_path):
 
 
 @pytest.mark.slow
-def test_searchers_in_host_memory_and_scorers_without_gpus_see_none_and_others_keep_theirs(cluster, tmp_path):
-    keys = ["index.kind=pq", "index.num_shards=2", "lm.gpus_per_replica=0", "lm.num_replicas=2"]
+def test_searchers_in_host_memory_see_no_gpus_and_others_keep_theirs(cluster, tmp_path):
+    keys = ["index.kind=pq", "index.num_shards=2"]
     found = check_layout(cluster(4, 4), tmp_path, *keys)
-    for key in (SEARCHER, SCORER):
-        assert [found[key, number][1:] for number in range(2)] == [((), "")] * 2
+    assert [found[SEARCHER, number][1:] for number in range(2)] == [((), "")] * 2
     assert len({found[SEARCHER, number][0] for number in range(2)}) == 2  # each node's memory has a half
-    assert all(len(found[key, 0][1]) == 1 for key in (TRAINER, BUILDER))
-
-
-@pytest.mark.slow
-def test_rank_0_keeps_its_gpu_on_the_commands_node_whatever_scorers_take(cluster):
-    """A pool asks for more scorers than there is room for; the trainer's GPU is held all the while."""
-    config = paper(cluster(4, 4), "resources.train=1", "resources.index=1")
-    config.lm.num_replicas, config.lm.gpus_per_replica = 8, 2  # of which three find room
-    with ray_cluster(config) as laid_out:
-        gpus = laid_out.lm.gpus_per_replica or 0.0
-        scorer = ray.remote(StandIn)
-        pool = ActorPool(lambda n: scorer.options(**places.place(SCORER, n, gpus, {})).remote(), 8, "scorer")
-        assert pool.submit("answer").result(SECONDS) == "here"
-        assert places.gpu_of_rank_0(1.0)[1] is None  # fake GPUs have none
-        pool.close()
+    assert all(len(found[key, 0][1]) == 1 for key in (TRAINER, BUILDER, SCORER))
 
 
 @pytest.mark.slow

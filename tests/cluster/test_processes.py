@@ -3,17 +3,14 @@
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 import ray
-from filelock import FileLock
 
-from replug.cluster.environment import LOCK, VARIABLES, private_folder, use_interface_of
+from replug.cluster.environment import VARIABLES, use_interface_of
 from replug.cluster.interruption import kill, ray_children
 from replug.cluster.ray_cluster import ray_cluster
 from tests.support.command_line import start, wait_for
@@ -32,24 +29,6 @@ def test_both_libraries_are_told_the_interface_of_the_address_and_what_a_user_ha
     assert [os.environ[name] for name in VARIABLES] == ["ib0", "=ib0"]
     use_interface_of("192.168.0.7")
     assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
-
-
-def test_folders_that_killed_processes_left_are_removed_and_those_of_live_ones_stay(monkeypatch) -> None:
-    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as parent:
-        left, live, new, foreign = (Path(parent) / name for name in ("replug-1", "replug-2", "replug-3", "other"))
-        for folder in (left, live, new, foreign):
-            folder.mkdir()
-            (folder / LOCK).touch()
-            os.utime(folder, (0, 0) if folder != new else None)
-        users = Path(parent) / "replug-runs"
-        users.mkdir()
-        (users / "lock").touch()  # of a program of the user's
-        os.utime(users, (0, 0))
-        monkeypatch.setenv("RAY_TMPDIR", parent)
-        with FileLock(live / LOCK):
-            made = private_folder.__wrapped__()
-        assert set(Path(parent).iterdir()) == {live, new, foreign, users, made}
-        assert made.stat().st_mode & 0o777 == 0o700
 
 
 NAMED = """

@@ -32,7 +32,6 @@ def overrides(folder: Path, **changes: object) -> list[str]:
     keys = {
         "retriever.path": "stand_in",
         "data.corpus": folder / "docs.jsonl",
-        "index.block_documents": 32,
     }
     return [f"{key}={value}" for key, value in {**keys, **changes}.items()]
 

@@ -33,8 +33,8 @@ def filled(of: type) -> Config | EvaluationConfig:
 def test_a_resumed_run_may_change_where_it_runs_and_not_what_it_computes():
     free = {path for path, known in KEYS.items() if known.resumable}
     assert {"run_dir", "out", "lm.url", "ray.address", "checkpoint.every_steps", "resources.train"} <= free
-    fixed = {"seed", "train.batch_size", "lm.path", "data.source", "index.block_documents", "refresh.lag_steps"}
+    fixed = {"seed", "train.batch_size", "lm.path", "data.source", "index.kind", "refresh.lag_steps"}
     assert not fixed & free
     stored = inputs_of(load_config("configs/debug.yaml"))
-    assert inputs_of(load_config("configs/debug.yaml", ["lm.num_replicas=3", "run_dir=elsewhere"])) == stored
+    assert inputs_of(load_config("configs/debug.yaml", ["resources.score=3", "run_dir=elsewhere"])) == stored
     assert inputs_of(load_config("configs/debug.yaml", ["train.lr=0.5"])) != stored

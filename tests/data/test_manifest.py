@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from replug.config.errors import UserError
-from replug.data.folder import CHECKSUMS, file_sum
+from replug.data.folder import CHECKSUMS, file_sum, manifest_problems
 from replug.data.prepare.sets import prepare_rows
-from replug.data.store import PreparedSet, verify_prepared
+from replug.data.store import PreparedSet
 from replug.data.tokenizing import TokenIds, word_tokenizer
 from replug.models.encoder import Encoder
 from replug.models.packaged import write_stand_in_encoder
@@ -68,11 +68,11 @@ def test_a_flipped_bit_is_named_by_who_reads_the_file_and_by_verify(prepared: Pa
         flip(prepared / name, place, bit)
         with pytest.raises(UserError, match=name):
             read_all(prepared)
-        problems = verify_prepared(prepared)[1]
+        problems = manifest_problems(prepared)
         assert problems and name in problems[0]
         flip(prepared / name, place, bit)
     read_all(prepared)
-    assert verify_prepared(prepared)[1] == []
+    assert manifest_problems(prepared) == []
     assert sorted(FILES) == sorted(str(p.relative_to(prepared)) for p in prepared.rglob("*") if p.is_file())
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from replug.index_workers.answers import mean_drift, search_excluding, top_k_overlap
+from replug.index_workers.exact_search import search_excluding, top_k_overlap
 
 RNG = np.random.default_rng(0)
 SIMILARITIES = RNG.standard_normal((3, 120)).astype(np.float32)
@@ -56,10 +56,3 @@ def test_the_overlap_is_the_mean_share_of_documents_in_both_answers_whatever_the
     rows = np.array([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4]])
     others = np.array([[4, 3, 2, 1], [1, 2, 8, 9], [6, 7, 8, 9]])
     assert top_k_overlap(rows, others) == pytest.approx((1 + 0.5 + 0) / 3)
-
-
-def test_the_drift_is_one_minus_the_cosine_whatever_the_lengths() -> None:
-    before = np.array([[1, 0], [0, 2], [3, 0], [1, 1]], dtype=np.float16)
-    after = np.array([[5, 0], [0, -1], [0, 1], [1, 1]], dtype=np.float16)
-    assert mean_drift(before, before) == pytest.approx(0, abs=1e-12)
-    assert mean_drift(before, after) == pytest.approx((0 + 2 + 1 + 0) / 4)

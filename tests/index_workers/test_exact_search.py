@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replug.index_workers import exact_search
-from replug.index_workers.answers import merge_top_k
-from replug.index_workers.exact_search import CopiedVectors, ExactShard
-from replug.index_workers.vectors import BlockVectors, SplitQueries
+from replug.index_workers.exact_search import BlockVectors, CopiedVectors, ExactShard, SplitQueries, merge_top_k
 
 DIM, BLOCK = 16, 32
 RNG = np.random.default_rng(0)

@@ -51,13 +51,11 @@ def test_a_moved_run_directory_is_searched_where_it_lies_now(store: VersionStore
 def test_a_corpus_that_is_gone_or_of_another_size_is_refused(store: VersionStore) -> None:
     corpus = store.corpus_path(store.plan(0))
     write_corpus(corpus, rows=ROWS + 1)
-    with pytest.raises(UserError, match=rf"{corpus} holds 11 documents, the index 10; build the index again"):
+    with pytest.raises(UserError, match=rf"{corpus} holds 11 documents, but index version 0 was begun over 10"):
         LocalIndex(store.root, threads=1)
     (corpus / "00000.arrow").unlink()
-    for remove in (lambda: None, corpus.rmdir):
-        remove()
-        with pytest.raises(UserError, match=rf"the index's corpus {corpus} is gone; bring it back, or build"):
-            LocalIndex(store.root, threads=1)
+    with pytest.raises(UserError, match=rf"the index's corpus {corpus} is gone; bring it back, or build"):
+        LocalIndex(store.root, threads=1)
 
 
 DIMS = 8
@@ -157,5 +155,3 @@ def test_another_prompt_or_chain_is_another_index(tmp_path: Path, encoder: Encod
     [(name, value)] = change.items()
     with pytest.raises(UserError, match=f"{name} is {value!r}, but the index version in"):
         store.require_same_vectors(other)
-    with pytest.raises(UserError, match=f"has {name} "):
-        Builder(store.root, torch.get_num_threads()).embed_file(other, 0)

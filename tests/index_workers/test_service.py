@@ -71,6 +71,7 @@ def publish(
     kind: IndexKind | None = None,
 ) -> BuildPlan:
     plan = publish_snapshot(config, encoder, data, service.store, IndexState(version, version * 10))
+    plan = replace(plan, block_documents=128)  # several files
     return plan if kind is None else replace(plan, kind=kind, num_shards=2)
 
 
@@ -130,33 +131,27 @@ def test_a_refresh_says_how_it_was_made_and_how_far_the_index_moved(debug_config
     old, same, other = next(versions), next(versions), next(versions)
     service.build(publish(debug_config, encoder, data, service, old)).result(300)
     unmoved = service.refresh(publish(debug_config, encoder, data, service, same), old).result(300)
-    assert (unmoved.measures.recall, unmoved.measures.overlap) == (1, 1)
-    assert unmoved.measures.drift == pytest.approx(0, abs=1e-6)
+    assert (unmoved.recall, unmoved.overlap) == (1, 1)
     assert unmoved.build_seconds > 0
-    assert len(data.corpus) / unmoved.build_seconds <= unmoved.documents_per_second
     little = moved(encoder, by=0.1)  # so that some of what was found is found again
     refreshed = service.refresh(publish(debug_config, little, data, service, other), same).result(300)
-    assert refreshed.measures.recall == 1
-    assert 0 < refreshed.measures.overlap < 1
-    assert 0.01 < refreshed.measures.drift < 2
+    assert refreshed.recall == 1
+    assert 0 < refreshed.overlap < 1
 
 
 def test_a_lossy_kind_is_measured_against_the_exact_answer(debug_config, data, encoder, service, versions):
     old, coarse, fine = next(versions), next(versions), next(versions)
     service.build(publish(debug_config, encoder, data, service, old)).result(300)
     lossy = service.refresh(publish(debug_config, encoder, data, service, coarse, COARSE), old).result(300)
-    assert 0.1 < lossy.measures.recall < 1
-    assert lossy.measures.overlap == lossy.measures.recall  # the version before was exact, with the same vectors
+    assert 0.1 < lossy.recall < 1
+    assert lossy.overlap == lossy.recall  # the version before was exact, with the same vectors
     every_list = IndexKind("IVF16,SQ8", nprobe=16, overretrieve=8)
-    plan = replace(publish(debug_config, encoder, data, service, fine, every_list), quantizer_from=coarse)
-    whole = service.refresh(plan, coarse).result(300)
-    assert whole.measures.recall == 1
+    whole = service.refresh(publish(debug_config, encoder, data, service, fine, every_list), coarse).result(300)
+    assert whole.recall == 1
     queries = encoder.encode([example.context for example in data.heldout.examples()]).numpy()
     ours, exactly = service.search(fine, queries, 10), service.search(old, queries, 10)
     assert ours.doc_rows.tolist() == exactly.doc_rows.tolist()
     assert ours.similarities.tolist() == exactly.similarities.tolist()
-    quantizers = [service.store.quantizer_path(version).read_bytes() for version in (coarse, fine)]
-    assert quantizers[0] == quantizers[1]
 
 
 def test_a_killed_searcher_comes_back_with_the_live_version(debug_config, data, encoder, service, versions):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 import replug.models.encoder
@@ -162,18 +161,6 @@ def test_a_view_of_postgresql_holds_the_documents_of_one_tenant(embedded: np.nda
             wanted = -np.sort(-similarities)[:60]
             np.testing.assert_allclose(similarities[np.searchsorted(own, found)], wanted, atol=1e-6)
         assert sorted(int(doc.id) for doc in source.iterate()) == own.tolist() and len(source) == len(own)
-
-
-def test_an_export_holds_ids_texts_and_vectors(
-    filled: FilledStore, embedded: np.ndarray, debug_config: Config, tmp_path: Path, replug: CommandLine
-) -> None:
-    publish(debug_config, import_corpus(filled.url, tmp_path / "run/index/corpus"), tmp_path / "run/index")
-    ended = replug("export", tmp_path / "run", "--index", tmp_path / "out.parquet")
-    assert ended.status == 0 and f"{len(TEXTS)} documents" in ended.output, ended.errors
-    rows = sorted(pq.read_table(tmp_path / "out.parquet").to_pylist(), key=lambda row: int(row["id"]))
-    assert [row["text"] for row in rows] == TEXTS and rows[3]["source"] == "author 3"
-    vectors = np.array([row["vector"] for row in rows], np.float32)
-    np.testing.assert_allclose(comparable(vectors, "cosine"), comparable(embedded, "cosine"), atol=1e-6)
 
 
 # What may be wrong: one line each ----------------------------------------------------------------------------------

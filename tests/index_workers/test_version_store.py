@@ -12,8 +12,7 @@ import pytest
 from replug.config.errors import RunError, UserError
 from replug.data.folder import read_mark, write_mark
 from replug.index_workers.build_plan import BuildPlan
-from replug.index_workers.vectors import map_vectors, write_vectors
-from replug.index_workers.version_store import VersionStore
+from replug.index_workers.version_store import VersionStore, map_vectors, write_vectors
 from tests.support.command_line import ROOT
 from tests.support.index_versions import PLAN, save_weights
 
@@ -78,7 +77,7 @@ def test_files_of_another_plan_are_dropped(published: VersionStore, change: dict
 # The manifest -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", [None, 3, 8])
+@pytest.mark.parametrize("format", [None, 3, 7])
 def test_a_version_of_another_format_is_refused(published: VersionStore, format: int | None) -> None:
     for name, read in (("manifest.json", published.plan), ("inputs.json", published.pending_plan)):
         path = published.folder(3) / name
@@ -166,16 +165,15 @@ shard = open_shard(store, plan, 0, 1)
 print(shard.search(np.ones((1, 2), np.float32), 640)[0].shape, len(os.listdir("/proc/self/fd")))
 
 held, path = [], store.vectors_path(0, 7)
-for call in (lambda: store.open_vectors(plan, [7]), lambda: require_file(path, {"bytes": path.stat().st_size}, "")):
-    try:
-        while True:  # again for each, since a thread of a library may have closed a file
-            held.append(open(sys.argv[0]))
-    except OSError:
-        pass
-    try:
-        call()
-    except RunError as error:
-        print(error)
+try:
+    while True:
+        held.append(open(sys.argv[0]))
+except OSError:
+    pass
+try:
+    require_file(path, {"bytes": path.stat().st_size}, "")
+except RunError as error:
+    print(error)
 """
 
 
@@ -194,12 +192,7 @@ def test_more_files_than_descriptors_are_served_and_a_limit_of_the_system_is_cal
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT, env=environment)
     lines = done.stdout.splitlines()
-    assert len(lines) == 3, done.stdout + done.stderr
+    assert len(lines) == 2, done.stdout + done.stderr
     assert re.fullmatch(r"\(1, 640\) \d\d?", lines[0])
-    for line, said in (
-        (lines[1], "cannot be read: Too many open files"),
-        (lines[2], "cannot be read: Too many open"),
-    ):
-        assert re.search(rf"vectors-0000[78]\.npy {said}", line), line
-        assert "this is a limit of the system and the file may be whole: see `ulimit -n`" in line
-        assert "damaged" not in line
+    assert re.search(r"vectors-00007\.npy cannot be read: Too many open files", lines[1]), lines[1]
+    assert "this is a limit of the system and the file may be whole: see `ulimit -n`" in lines[1]

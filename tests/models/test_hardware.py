@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import replug.models.hardware
-from replug.commands.doctor import State, cuda
+from replug.commands.doctor import cuda
 from replug.commands.prepare import make_index
 from replug.config.errors import UserError
 from replug.config.schema import Config
@@ -37,7 +37,7 @@ def test_gpus_that_torch_cannot_use_are_told_with_its_version_and_the_fix(driver
     with pytest.raises(UserError, match=r"torch .* with CUDA .*docs/clusters\.md") as caught:
         check_gpus()
     assert str(caught.value).endswith("hide the GPUs: CUDA_VISIBLE_DEVICES= replug ...")
-    assert cuda().state is State.wrong
+    assert not cuda().is_ok
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_layers_outside_of_the_gpus_are_refused_with_what_they_need(
     with pytest.raises(UserError) as caught:
         model_files.load_causal_lm("big", torch.float32, "auto")
     message = str(caught.value)
-    for part in ("lm.gpus_per_replica", "1 of its 3", "model.layers.1"):
+    for part in ("lm.path", "1 of its 3", "model.layers.1"):
         assert part in message
     model.hf_device_map["model.layers.1"] = 1
     assert model_files.load_causal_lm("big", torch.float32, "auto") is model

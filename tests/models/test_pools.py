@@ -212,18 +212,6 @@ class Loading:
         return len(list(self.lives.iterdir()))
 
 
-def test_a_replica_that_waits_for_room_is_not_one_that_hangs():
-    actors = [ray.remote(Loading).options(num_cpus=cpus) for cpus in (0, 1000)]
-    pool = ActorPool(lambda n: actors[n].remote(), 2, "worker", start_timeout_seconds=1.0, validate=lambda *_: None)
-    wait_until(lambda: pool.num_up == 1)
-    pending = pool.handles()[1]
-    time.sleep(1.5)
-    assert pool.submit("who").result(300) == 0
-    assert (pool.quarantined, pool.num_respawns) == ({}, 0)
-    assert pool.handles()[1] is pending
-    pool.close()
-
-
 ILLEGAL = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
 
@@ -254,13 +242,11 @@ def test_what_is_a_fault_of_the_gpu(error: Exception, is_fault: bool):
 
 
 def test_a_cancelled_call_is_not_done_and_hurts_no_other(pool: ActorPool):
-    before = pool.num_calls
     first = pool.submit("square", 2, 0.5)
     calls = [pool.submit("square", x) for x in range(6)]
     assert calls[5].cancel()
     assert first.result(300) == 4
     assert [call.result(300) for call in calls[:5]] == [x * x for x in range(5)]
-    wait_until(lambda: pool.num_calls == before + 6)
     assert pool.submit("square", 9).result(300) == 81
 
 
@@ -292,13 +278,12 @@ def test_several_units_in_a_call_give_each_row_its_own_score(scorers: ScorerPool
     wait_until(lambda: pool.pool.num_up == 2)
     monkeypatch.setattr(pool, "_units_per_call", 8)
     prefixes, continuations = [f"a {'b ' * n}" for n in range(6)], [" c" + " d" * (n % 4) for n in range(6)]
-    units, done = [[3, 0], [5], [1, 4], [2]], pool.pool.num_calls
-    monkeypatch.setattr(pool, "units", lambda call: units)
+    monkeypatch.setattr(pool, "units", lambda call: [[3, 0], [5], [1, 4], [2]])
     answered = pool.submit_units(ScoreCall(prefixes, continuations, sums_only=True))
     found = {row: one for rows, scores in answered for row, one in zip(rows, scores.result(300), strict=True)}
     expected = StandInLM().score(prefixes, continuations)
     assert [found[row] for row in range(6)] == [sum_of(score) for score in expected]
-    assert len(answered) == pool.pool.num_calls - done == 2
+    assert len(answered) == 2
 
 
 def test_the_pool_reports_rates_and_shares(scorers: ScorerPool):
@@ -311,7 +296,6 @@ def test_the_pool_reports_rates_and_shares(scorers: ScorerPool):
     assert 0.5 < metrics["busy_share"] <= 1
     assert metrics["tokens_per_second"] > 0
     assert (metrics["replicas"], metrics["respawns"], metrics["retries"]) == (2, 0, 0)
-    assert metrics["queue_wait_seconds"] > 0
     assert pool.metrics()["tokens_per_second"] == 0
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from replug.cluster.layout import Node, lay_out
 from replug.config.load import load_config
 from replug.config.schema import Config, LoRAConfig
 from replug.data.store import PreparedSet
@@ -77,7 +78,7 @@ def test_weights_gradients_and_moments_are_those_that_torch_has(
 @pytest.fixture(scope="module")
 def config() -> Config:
     own = ["data.source=package:numpy_docstrings", "data.document_tokens=64", "data.context_tokens=32"]
-    return load_config(ROOT / "configs/debug.yaml", [*own, "data.num_queries=400", "index.block_documents=256"])
+    return load_config(ROOT / "configs/debug.yaml", [*own, "data.num_queries=400"])
 
 
 @pytest.fixture(scope="module")
@@ -113,5 +114,6 @@ def test_an_index_version_takes_the_bytes_estimated(
 def test_a_vector_store_holds_its_vectors_itself(paper: Config) -> None:
     config = replace(paper, data=replace(paper.data, corpus="lance:///nowhere?table=docs", source=None))
     assert version_bytes(config, 36_000_000, CONTRIEVER) == 4 * CONTRIEVER.parameters
-    assert host_bytes(config, 36_000_000, has_bfloat16=True) < 6e9
+    layout = lay_out(config, [Node("here", 9, 0, is_driver=True)], roles=["index"])
+    assert host_bytes(layout, 36_000_000, has_bfloat16=True) < 6e9
     assert run_sizes(config, 36_000_000, has_bfloat16=True).vectors == 0

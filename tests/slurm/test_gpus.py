@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from replug.slurm.ray_node import gpus_per_node
+from replug.commands.slurm import gpus_of_nodes
+from replug.config.errors import UserError
 
 COUNTED = [
     ({}, (0, None)),
@@ -27,13 +28,13 @@ REFUSED = [
 
 @pytest.mark.parametrize(("options", "expected"), COUNTED, ids=str)
 def test_gpus_of_a_node_are_counted_with_their_type(options, expected):
-    assert gpus_per_node(options) == expected
+    assert gpus_of_nodes(options) == expected
 
 
 @pytest.mark.parametrize(("options", "named"), REFUSED, ids=str)
 def test_what_cannot_be_counted_is_refused_by_name(options, named):
-    with pytest.raises(ValueError, match=named):
-        gpus_per_node(options)
+    with pytest.raises(UserError, match=named):
+        gpus_of_nodes(options)
 
 
 ROOT = Path(__file__).parent.parent.parent
@@ -67,7 +68,7 @@ def test_all_steps_on_a_node_see_the_gpus_that_were_counted_in_one_order(slurm, 
     job = slurm.run("sbatch", "--parsable", *options, str(script))
     slurm.wait_for(job, "COMPLETED")
     name, _, value = option.removeprefix("--").partition("=")
-    count = gpus_per_node({name: value})[0]
+    count = gpus_of_nodes({name: value})[0]
     seen = f"{count} {','.join(map(str, range(count)))}"
     lines = (tmp_path / "log").read_text().splitlines()
     assert sorted(lines) == sorted([f"n1 {seen}", f"n1 {seen}", f"n2 {seen}", "statuses 0 0 0"])

@@ -35,7 +35,7 @@ def test_a_worker_that_cannot_start_fails_the_job_with_its_log(slurm, jobs):
     assert slurm.wait_for(jobs["broken"].number, "FAILED") == "FAILED"
     assert slurm.field(jobs["broken"].number, "ExitCode") == "1:0"
     log = jobs["broken"].log
-    assert "Ray on node n2 ended with status 1 before all had joined" in log
+    assert "Ray on node n2 has ended with status 1" in log and "not all nodes joined" in log
     assert "No module named 'ray' on n2" in log
     assert "ready at" not in log
     assert not jobs["broken"].files()
@@ -74,7 +74,7 @@ def test_a_signal_to_the_steps_puts_the_job_back_and_it_goes_on(slurm, jobs):
     assert "asked by SIGUSR1" in job.log and "actors answer n1 n2" in job.log  # Ray outlived the signal
     slurm.start_again(job.number)
     slurm.wait_for(job.number, "COMPLETED", seconds=200)
-    assert "start 2" in job.log and "goes on and ends" in job.log
+    assert "goes on and ends" in job.log
     assert not job.files()
 
 

@@ -140,7 +140,7 @@ def test_a_disk_that_is_full_leaves_the_live_index_serving_until_it_is_too_old(
 @pytest.mark.parametrize(
     ("kind", "name", "damage"),
     [
-        (FLAT, "vectors-00010.npy", Path.unlink),  # half copied; of the second shard: the first one loads its own
+        (FLAT, "vectors-00001.npy", Path.unlink),  # half copied; of the second shard: the first one loads its own
         (LOSSY, "shard-00001.faiss", flip),
     ],
 )
@@ -164,7 +164,7 @@ def test_damage_between_building_and_loading_is_named_and_never_served(
     trainer.require_served(version + 1, 20)
 
 
-def test_a_damaged_snapshot_or_quantizer_is_not_built_upon(tmp_path, data, service, versions, monkeypatch):
+def test_a_damaged_snapshot_is_not_built_upon(tmp_path, data, service, versions, monkeypatch):
     trainer = Trainer(tmp_path, data, service, version := next(versions), LOSSY)
     store = service.store
     begin = store.begin
@@ -177,12 +177,8 @@ def test_a_damaged_snapshot_or_quantizer_is_not_built_upon(tmp_path, data, servi
         patched.setattr(store, "begin", damage_and_begin)
         trainer.step_to(9, 10, 13)
     trainer.require_failed(version, 1, rf"v0*{version + 1}/encoder/model\.safetensors is damaged")
-    flip(store.quantizer_path(version))
     trainer.step_to(20, 23)
-    trainer.require_failed(version, 2, rf"v0*{version}/quantizer\.faiss is damaged")
-    flip(store.quantizer_path(version))
-    trainer.step_to(30, 33)
-    trainer.require_served(version + 1, 30)
+    trainer.require_served(version + 1, 20)
 
 
 def test_a_disk_that_takes_all_but_the_last_bytes_is_noticed(tmp_path):
@@ -215,12 +211,7 @@ def test_memory_does_not_grow_with_the_number_of_swaps(tmp_path):
     queries = np.random.default_rng(0).normal(size=(16, dim)).astype(np.float32)
     try:
         for version in range(34):  # their blocks are there already, by no encoder
-            numbers = {
-                "version": version,
-                "weights_sha256": f"{version}",
-                "quantizer_from": version - 1 if version else None,
-            }
-            plan = replace(PLAN, **kind, **shape, **numbers)
+            plan = replace(PLAN, **kind, **shape, version=version, weights_sha256=f"{version}")
             service.store.folder(version).mkdir(parents=True)
             service.store.begin(plan)
             rows = np.random.default_rng(version).normal(size=(documents, dim)).astype(np.float16)

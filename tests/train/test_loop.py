@@ -50,7 +50,7 @@ def test_batches_record_the_version_they_saw_and_refreshes_come_at_their_lag(qui
 def test_slowed_workers_change_no_number(quiet_run, tmp_path):
     """A sleeping LM on two replicas, and builders that are stopped and let go again all the time."""
     run = tmp_path / "slow"
-    process = start(run, "lm.path=stand_in:0.01", "lm.num_replicas=2", "resources.index=2")
+    process = start(run, "lm.path=stand_in:0.01", "resources.score=2", "resources.index=2")
     while process.poll() is None:
         builders = [p for p in descendants(process.pid) if "Builder" in name_of(p)]
         for signal_number in (signal.SIGSTOP, signal.SIGCONT):
@@ -174,7 +174,7 @@ def test_a_spent_budget_or_a_server_that_stays_away_ends_the_run_and_the_same_co
 
 SMALL = (
     *("data.num_documents=150", "data.num_queries=16", "data.num_heldout=4", "retrieve.k=3", "evaluate.k=2"),
-    *("train.batch_size=2", "index.block_documents=64"),
+    *("train.batch_size=2"),
 )
 ONLINE = ("train.max_steps=4", "refresh.every_steps=1", "refresh.lag_steps=1")
 ON_LABELS = (

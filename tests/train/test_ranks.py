@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 
-from replug.config.errors import RunError, UserError
+from replug.config.errors import RunError
 from replug.config.load import load_config
 from replug.config.schema import Config
 from replug.data.datamodule import Position
@@ -33,7 +33,6 @@ from replug.train.fitting import (
 )
 from replug.train.module import share_of
 from replug.train.pipeline import BatchPipeline
-from replug.train.run import train
 from replug.train.run_dir import RunDirectory
 from tests.support.command_line import ROOT, arguments, clean_environment, start, wait_for
 from tests.support.runs import descendants, metrics, name_of, wait_for_step, what_must_be_equal
@@ -103,13 +102,6 @@ def test_the_shares_of_all_ranks_and_parts_are_the_batch_in_its_order():
     assert np.array_equal(np.concatenate([share.num_tokens for share in shares]), batch.num_tokens)
     assert {len(share.num_tokens) for share in shares} == {2}
     assert all(share.retrieved.step == 3 for share in shares)
-
-
-def test_actors_without_room_are_refused_before_anything_starts(tmp_path):
-    keys = [f"run_dir={tmp_path}/run", "resources.train=4", "lm.gpus_per_replica=64"]
-    with pytest.raises(UserError, match=r"lm\.gpus_per_replica is 64"):
-        train(load_config(ROOT / "configs/debug.yaml", keys))
-    assert not (tmp_path / "run/index").exists()
 
 
 # A rank that hangs or fails ends the collectives of rank 0 ------------------------------------------------------

@@ -8,7 +8,6 @@ import pytest
 
 from replug.config.errors import Interrupted, RunError
 from replug.config.refresh_policy import RefreshPolicy
-from replug.index_workers.answers import Measures
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import Refreshed
 from replug.train.development import DevResult
@@ -18,7 +17,7 @@ from replug.train.refresh import RefreshController
 
 def refreshed(version: int) -> Refreshed:
     """Numbers that differ from version to version."""
-    return Refreshed(Measures(recall=0.9, overlap=1 / (1 + version), drift=0.1 * version), 2.0 + version, 100.0)
+    return Refreshed(0.9, 1 / (1 + version), 2.0 + version)
 
 
 class FakeService:
