@@ -1,5 +1,6 @@
 """The layouts of a run, and what they refuse."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -167,8 +168,11 @@ def test_auto_takes_more_ranks_where_one_does_not_fit():
     assert by_key(found)[TRAINER] == (2, 1.0) and by_key(found)[SCORER][0] == 6
 
 
-def test_an_lm_that_needs_several_gpus_has_them_for_itself():
-    config, sizes = paper("lm.path=llama-2-70b")
+def test_an_lm_that_needs_several_gpus_has_them_for_itself(tmp_path):
+    llama_2_70b = {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8}
+    llama_2_70b |= {"intermediate_size": 28_672, "vocab_size": 32_000, "hidden_act": "silu", "rope_theta": 1e4}
+    (tmp_path / "config.json").write_text(json.dumps({**llama_2_70b, "tie_word_embeddings": False}))
+    config, sizes = paper(f"lm.path={tmp_path}")
     found = lay_out(config, gpus(8, 8, num_bytes=A100), sizes)
     assert by_key(found)[SCORER] == (6, 2.0) and by_key(found)[BUILDER][0] == 2
 

@@ -74,7 +74,7 @@ TYPED = [
     ("plan paper --nodes 2", "--gpus is missing"),
     ("plan paper --gpus 8xA100 --examples 9", "--examples"),
     ("plan paper --gpus 8xA100 lm.path=acme/lm", "acme/lm"),
-    ("plan eval_lm --gpus 1xA100 --nodes 2 retriever.path=facebook/contriever lm.path=gpt2-xl", "--nodes"),
+    ("plan eval_lm --gpus 1xA100 retriever.path=facebook/contriever lm.path=gpt2-xl", "--gpus"),
     ("serve {tmp} --host 0.0.0.0", "--host 0.0.0.0", "$REPLUG_SERVE_TOKEN"),
     ("serve {tmp} web.engine=brave", "web.engine"),
     ("serve {tmp} --k 101", "--k", "100"),
