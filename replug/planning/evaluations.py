@@ -27,7 +27,7 @@ def plan_evaluation(config: EvaluationConfig, num_examples: int | None = None) -
     """Return examples, LM calls and tokens, at most. Raises UserError naming the flag or key that is missing."""
     num, data = count_examples(config, num_examples), config.data
     made_from = prepared_folder(Path(data.prepared).expanduser()).inputs if data.prepared else None
-    lengths = {"data.context_tokens": data.context_tokens, "data.document_tokens": data.document_tokens}
+    lengths: dict[str, Any] = {"data.context_tokens": data.context_tokens, "data.document_tokens": data.document_tokens}
     lengths |= made_from or {}  # a prepared set was cut to its own lengths
     context, document = lengths["data.context_tokens"], lengths["data.document_tokens"]
     methods = [] if config.evaluation == "retrieval" else evaluation_methods(config)
