@@ -199,7 +199,7 @@ def _load(
         raise UserError(f"{where}{_explain(error, schema)}") from error
     if path and not is_stored:
         _require_own_variables(config, str(path), dict(given))
-    check_rules(config, needs_lm, needs_retriever)
+    check_rules(config, needs_lm)
     return config
 
 
@@ -256,8 +256,8 @@ def _require_sections(file: dict[str, Any], schema: Schema) -> None:
 
 def _overrule_data(file: dict[str, Any], given: dict[str, Any]) -> None:
     """Remove the file's source of data if the overrides give another one."""
-    chosen = [names for names in DATA_SOURCES if any(given.get(f"data.{name}") for name in names)]
-    for name in {name for names in DATA_SOURCES if chosen and names not in chosen for name in names}:
+    chosen = [name for name in DATA_SOURCES if given.get(f"data.{name}")]
+    for name in (name for name in DATA_SOURCES if chosen and name not in chosen):
         file.get("data", {}).pop(name, None)
 
 

@@ -12,15 +12,14 @@ EVALUATION = "evaluation: language_modelling\nout: x\nmethods: [none]\nlm: {path
 
 # Overrides of a training, and what the message names.
 OF_TRAINING = {
-    "loss.in_batch=true": "loss.contrastive is 0",
+    "loss.in_batch=true": "loss.in_batch is True",
     "loss.in_batch=true loss.contrastive=1 train.micro_batches=2": "train.micro_batches is 2",
-    "train.epochs=2": "train.epochs is set",
-    "train.patience=1": "train.patience is set",
+    "train.epochs=2": "train.epochs is 2",
+    "train.patience=1": "train.patience is 1",
     "train.labels=x resources.train=2": "resources.train is 2",
     "data.num_dev=5 data.query_share=0.6 data.heldout_share=0.4": "for data.num_dev is 1.1",
-    "data.fields={a: {b: c}}": "data.fields.a is ",
     "ensemble.temperature=fit": "data.num_dev is 0",
-    "evaluate.heldout=false": "evaluate.heldout=false is set",
+    "evaluate.heldout=false": "evaluate.heldout is False",
     "retriever.dims=[8,8]": "retriever.dims is [8, 8]",
     "refresh.every_steps=10 refresh.lag_steps=11": "refresh.lag_steps is 11",
     "lm={path: x}": "lm.path=VALUE",

@@ -284,7 +284,7 @@ def test_a_prompt_of_another_form_is_another_lm_and_a_chat_needs_a_template(tmp_
         (['lm.prompt="{document}\\n{context}{context}"'], r"lm\.prompt has \{context\} 2 times"),
         ([r"lm.prompt={document}\n{context}"], r"not valid YAML: .* needs both pairs of quotes: 'lm\.prompt=\"TEXT\"'"),
         (['lm.prompt="{document} {context}"'], r"lm\.prompt has \{document\} and \{context\} on one line"),
-        (['lm.prompt="{document}\\n{context}"', 'lm.separator=" "'], r"lm\.separator and lm\.prompt are both set"),
+        (['lm.prompt="{document}\\n{context}"', 'lm.separator=" "'], r"lm\.separator is .*, but lm\.prompt"),
         (["lm.chat=true", "lm.path=null", "lm.url=http://x", "lm.model=m"], r"lm\.tokenizer is missing; .*chat"),
     ],
 )
