@@ -46,13 +46,13 @@ TYPED = [
     ("train {config} train.lrr=1", "train.lrr", "train.lr?"),
     ("train {config} train.learning_rate=1e-4", "train.learning_rate"),
     ("train {config} loss.direction=kl", "loss.direction", "kl_lm_retriever"),
-    ("train {config} train.max_steps", "train.max_steps=10"),
+    ("train {config} train.max_steps", "key=value"),
     ("train {config} lm.path=[a", "lm.path=[a"),
     ("train {config} data.source=a data.prepared=set", "data.source", "data.prepared"),
     ("keys zzz", "zzz"),
     # configurations
     ("train own-data", "own-data does not exist; did you mean own_data?"),
-    ("train own_data", "missing: set it on the command line as retriever.path=VALUE"),
+    ("train own_data", "on the command line as retriever.path=VALUE"),
     ("train {tmp}", "configuration {tmp}"),
     ("train {tmp}/twice.yaml", "twice.yaml", "duplicate key seed"),
     # folders and files

@@ -24,7 +24,7 @@ OF_TRAINING = {
     "refresh.every_steps=10 refresh.lag_steps=11": "refresh.lag_steps is 11",
     "lm={path: x}": "lm.path=VALUE",
     "retriever.query_path=DIR ": "retriever.query_path='\"DIR \"'",
-    "data.queries=q": "data.queries: unknown key; it is called data.train",
+    "data.queries=q": "data.queries: unknown key",
     "lr=3": "did you mean train.lr?",
     "train.labels=x train.max_steps=16 train.label_steps=16": "train.label_steps is 16",
 }
