@@ -43,7 +43,7 @@ SETTINGS = (
     *("loss.gamma", "loss.beta", "loss.lm_score", "loss.direction", "loss.contrastive", "retrieve.k"),
     *("retriever.similarity", "retriever.max_tokens", "retriever.train", "train.max_steps", "train.epochs"),
     *("retriever.dims", "index.dims", "lora.rank"),
-    *("train.batch_size", "train.lr", "train.warmup_ratio", "train.labels"),
+    *("train.batch_size", "train.lr", "train.labels"),
     *("refresh.every_steps", "seed"),
 )
 MEASURED = {LANGUAGE_MODELLING: "text-generation", RETRIEVAL: "information-retrieval"}  # with the hub's names of tasks

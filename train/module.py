@@ -149,7 +149,7 @@ class LSRModule(pl.LightningModule):
         return dict(zip(self._metrics[0], means.cpu(), strict=True))  # in one fetch from the device
 
     def similarities(self, batch: RetrievedBatch) -> list[tuple[Tensor, Tensor | None]]:
-        """Return s(d, x) [B, K] at each prefix, the longest first; with `in_batch` also s of all U documents [B, U].
+        """Return s(d, x) [B, K] at each prefix, the longest first; with `contrastive` also of all U documents.
 
         They are float32 with gradient. The loss is the mean over prefixes of the vectors (Matryoshka Representation
         Learning, Kusupati et al. 2022). For cosine similarity each prefix is normalized again. In [B, U], a query's
@@ -160,7 +160,7 @@ class LSRModule(pl.LightningModule):
         for count in self._dims:
             q, d = (first_numbers(vectors, count, self.encoder.similarity) for vectors in (queries, documents))
             others = None
-            if self._loss.in_batch:
+            if self._loss.contrastive:
                 with torch.autocast(self.device.type, enabled=False):
                     others = (q.float() @ d.float().T).scatter(1, places, -torch.inf)
             found.append((inner_products(q, d[places]), others))
@@ -182,10 +182,9 @@ class LSRModule(pl.LightningModule):
         """Return each text's loss and its contrastive term [B], or None if that is off."""
         settings = self._loss
         kl = text_losses(log_q, log_likelihood(similarities, settings.gamma), settings.direction.value)
-        if not settings.contrastive:
+        if others is None:
             return kl, None
-        more = None if others is None else others / settings.gamma
-        contrastive = contrastive_losses(similarities / settings.gamma, log_q, more)
+        contrastive = contrastive_losses(similarities / settings.gamma, log_q, others / settings.gamma)
         return kl + settings.contrastive * contrastive, contrastive
 
     def _on_device(self, numbers: np.ndarray) -> Tensor:
@@ -215,7 +214,7 @@ def inner_products(queries: Tensor, documents: Tensor) -> Tensor:
 
 def learning_rate_factor(step: int, settings: TrainConfig) -> float:
     """Return the share of the peak rate at a step from 0: linear warmup, then linear decay to zero after the last."""
-    warmup = round(settings.warmup_ratio * settings.max_steps)
+    warmup = round(WARMUP_RATIO * settings.max_steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
     return max(0.0, (settings.max_steps - step) / max(1, settings.max_steps - warmup))
@@ -261,6 +260,7 @@ def rank_correlation(log_q: Tensor, log_p: Tensor) -> Tensor:
     return (q.sign() * p.sign()).sum() / compared.sum().clamp(min=1)
 
 
+WARMUP_RATIO = 0.1  # of the steps (paper)
 CAUSES = "expected a finite number: is train.lr too high, or are loss.gamma and loss.beta too low?"
 
 

@@ -40,7 +40,6 @@ from replug.train.evaluation import ANSWERS, LANGUAGE_MODELLING, QUESTION, QUEST
 from replug.train.run_dir import MEND, RunDirectory
 
 HELPED, HARMED, NOT_SHOWN = "HELPED", "HARMED", "NO DIFFERENCE SHOWN"
-EXIT_STATUSES = {HELPED: 0, NOT_SHOWN: 3, HARMED: 4}  # of `replug compare --exit-status`
 UNIT = "bits per byte"
 MRR = "MRR@20"
 FEW_QUESTIONS = 50
@@ -336,7 +335,7 @@ def _drift_line(before: float, now: float) -> str:
         return text
     return (
         f"{text}: a search finds others, which the next line leaves out and held-out texts measure; label.random, "
-        "loss.contrastive with loss.in_batch, a smaller train.lr or fewer epochs make them rarer"
+        "loss.contrastive, a smaller train.lr or fewer epochs make them rarer"
     )
 
 

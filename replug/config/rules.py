@@ -358,7 +358,7 @@ def _index_problems(config: Config | EvaluationConfig) -> Iterator[str]:
 
 def _training_problems(config: Config) -> Iterator[str]:
     """Check the steps, their parts, and the GPUs of the roles."""
-    train, loss, ranks = config.train, config.loss, config.resources.train
+    train, ranks = config.train, config.resources.train
     if config.retrieve.k < 2:
         yield f"retrieve.k is {config.retrieve.k}; expected at least 2, since one document gives no gradient"
     if (lag := config.refresh.lag_steps or 0) > config.refresh.every_steps:
@@ -378,10 +378,8 @@ def _training_problems(config: Config) -> Iterator[str]:
             f"train.batch_size is {train.batch_size}; expected a multiple of ranks x micro_batches "
             f"(resources.train x train.micro_batches = {parts})"
         )
-    if not loss.contrastive:
-        yield from _unread(loss, "loss", "loss.contrastive is 0", "in_batch")
-    if loss.in_batch:
-        yield from _unread(train, "train", "loss.in_batch needs the whole batch", "micro_batches")
+    if config.loss.contrastive:
+        yield from _unread(train, "train", "loss.contrastive needs the whole batch", "micro_batches")
     dims = config.retriever.dims
     if any(count < 1 for count in dims) or len(set(dims)) < len(dims):
         yield f"retriever.dims is {dims}; expected different numbers above 0, such as [384,128]"
@@ -403,11 +401,8 @@ def _supervision_problems(config: Config) -> Iterator[str]:
             yield "data.questions is not set, on which train.examples=questions trains; expected rule, lm or a file"
         if names_store(config.data.corpus):
             yield "train.examples is questions, made from documents in files; expected no store as data.corpus"
-        if not (config.loss.contrastive and config.loss.in_batch):
-            yield (
-                "train.examples is questions, which learn from the batch's other documents; expected "
-                "loss.in_batch=true and loss.contrastive above 0"
-            )
+        if not config.loss.contrastive:
+            yield "loss.contrastive is 0, by which train.examples=questions trains; expected a number above 0"
         if train.batch_size < 2:
             yield "train.batch_size is 1 with train.examples=questions; expected at least 2"
     elif not train.labels:

@@ -22,11 +22,9 @@ class ModelSize:
     """Weights and widths. Biases and norms, under 0.2% of the weights, are left out.
 
     Every token is multiplied by the `layer_parameters`, which do not count embeddings and output layer. `dim` is the
-    width of an encoder's vectors; a layer that is `gated` has three matrices of `intermediate`. `positions` are the
-    tokens that its table of positions holds, 0 where it has none.
+    width of an encoder's vectors; a layer that is `gated` has three matrices of `intermediate`.
     """
 
-    name: str
     layers: int
     hidden: int
     intermediate: int
@@ -35,7 +33,6 @@ class ModelSize:
     parameters: int
     dim: int
     gated: bool = False
-    positions: int = 0
 
     def flop_per_token(self, num_tokens: int) -> float:
         """Return the forward FLOP of one token: two per weight, and attention over the whole sequence."""
@@ -65,12 +62,12 @@ def transformer(
     inner, width = intermediate or 4 * hidden, attention or hidden
     in_layers = layers * hidden * (2 * (width + (kv or width)) + (3 if gated else 2) * inner)
     whole = in_layers + hidden * (tables * vocabulary + positions)
-    return ModelSize("", layers, hidden, inner, vocabulary, in_layers, whole, hidden, gated, positions)
+    return ModelSize(layers, hidden, inner, vocabulary, in_layers, whole, hidden, gated)
 
 
 def static(rows: int, dim: int) -> ModelSize:
     """Return the size of a static encoder: a table of vectors, of which a text has the mean, without a product."""
-    return ModelSize("", 1, dim, 0, rows, 0, rows * dim, dim)
+    return ModelSize(1, dim, 0, rows, 0, rows * dim, dim)
 
 
 _BERT = transformer(12, 768, 30_522, positions=512)
@@ -88,14 +85,13 @@ LMS = {
     "gpt2-xl": transformer(48, 1600, 50_257, positions=1024),
     "package:smollm2": transformer(30, 576, 49_152, 1536, gated=True, attention=576, kv=192),
 }
-STAND_IN_LM = ModelSize("", 1, 1, 1, 1, 1000, 1000, 1)  # no weights: a nominal size, so that its work grows
+STAND_IN_LM = ModelSize(1, 1, 1, 1, 1000, 1000, 1)  # no weights: a nominal size, so that its work grows
 
 
 def encoder_size(path: str) -> ModelSize:
     """Return the size of the retriever at `retriever.path`. Raises UserError if it is not known."""
     if (folder := _folder(path)) is None:
-        known = ENCODERS.get(path.rpartition("/")[2].lower()) or _read_from_cache("retriever.path", path)
-        return replace(known, name=path)
+        return ENCODERS.get(path.rpartition("/")[2].lower()) or _read_from_cache("retriever.path", path)
     modules = _modules(folder)
     kind, inner = next((module for module in modules if module[0] in FIRST_MODULES), ("", folder))
     size = _read_table(inner) if kind == "StaticEmbedding" else _read_size("retriever.path", inner / "config.json")
@@ -104,7 +100,7 @@ def encoder_size(path: str) -> ModelSize:
         if kind == "Dense":
             before, dim = dim, int(_read_json(inner / "config.json", {}).get("out_features", dim))
             dense += before * dim
-    return replace(size, name=path, parameters=size.parameters + dense, dim=dim)
+    return replace(size, parameters=size.parameters + dense, dim=dim)
 
 
 def retriever_size(retriever: RetrieverConfig) -> ModelSize:
@@ -120,10 +116,10 @@ def retriever_size(retriever: RetrieverConfig) -> ModelSize:
 def lm_size(path: str) -> ModelSize:
     """Return the size of `lm.path`. Raises UserError if it is not known."""
     if path.partition(":")[0] == "stand_in":
-        return replace(STAND_IN_LM, name=path)
+        return STAND_IN_LM
     if (folder := _folder(path)) is not None:
-        return replace(_read_size("lm.path", folder / "config.json"), name=path)
-    return replace(LMS.get(path.rpartition("/")[2].lower()) or _read_from_cache("lm.path", path), name=path)
+        return _read_size("lm.path", folder / "config.json")
+    return LMS.get(path.rpartition("/")[2].lower()) or _read_from_cache("lm.path", path)
 
 
 def _read_from_cache(key: str, path: str) -> ModelSize:

@@ -106,14 +106,6 @@ def test_a_home_that_cannot_be_written_is_named_with_the_variable_to_set(
     assert told.startswith(f"replug: {tmp_path}/file/home") and "REPLUG_CACHE" in told
 
 
-@pytest.mark.parametrize("content", [b"", b"{}\n", b"a note to myself"])
-def test_a_foreign_file_is_not_made_a_cache(tmp_path: Path, replug: CommandLine, content: bytes) -> None:
-    path = tmp_path / "notes"
-    path.write_bytes(content)
-    assert replug("doctor", path).status == 2
-    assert path.read_bytes() == content
-
-
 def raises(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     monkeypatch.setattr("replug.config.keys.key_descriptions", lambda *_: act())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from replug.config.choices import LMScore, Similarity, WandbMode
+from replug.config.choices import LMScore, WandbMode
 from replug.config.errors import UserError
 from replug.config.load import (
     config_to_yaml,
@@ -72,22 +72,15 @@ def test_data_given_on_the_command_line_overrule_those_of_the_file(tmp_path, yam
     assert load(tmp_path, f"data: {yaml}", *overrides).data == replace(DataConfig(), **left)
 
 
-def test_overrides_reach_enums_numbers_flags_and_null(tmp_path):
-    overrides = ("loss.lm_score=sum_logprob", "retriever.similarity=dot", "retriever.dropout=true", "train.lr=1e-3")
-    config = load(tmp_path, "train: {epochs: 4}", *overrides, "train.epochs=null")
-    assert (config.loss.lm_score, config.retriever.similarity) == (LMScore.sum_logprob, Similarity.dot)
-    assert (config.retriever.dropout, config.train.lr, config.train.epochs) == (True, 1e-3, None)
-    quoted = load(tmp_path, "", 'retriever.query_prompt="query: "')
-    assert quoted.retriever.query_prompt == "query: ", "white space at the end"
-
-
 @pytest.mark.parametrize(
     ("yaml", "override", "value"),
     [
-        ("lm: {separator: yes}", "lm.separator=off", "off"),  # words, in a file and on the command line
-        ("lm: {separator: 2021-01-01}", "lm.separator=2021-01-01", "2021-01-01"),
+        ("data: {tokenizer: yes}", "data.tokenizer=off", "off"),  # words, in a file and on the command line
+        ("loss: {lm_score: sum_logprob}", "loss.lm_score=sum_logprob", LMScore.sum_logprob),
+        ("retriever: {query_prompt: 'q: '}", 'retriever.query_prompt="q: "', "q: "),  # white space at the end
+        ("train: {epochs: null}", "train.epochs=null", None),
         ("wandb: {mode: off}", "wandb.mode=off", WandbMode.off),
-        ("retriever: {dropout: yes}", "retriever.dropout=on", True),
+        ("lm: {chat: yes}", "lm.chat=on", True),
         ("train: {lr: 1e-3}", "train.lr=1E-3", 1e-3),
         ("ensemble: {temperature: 1e-1}", "ensemble.temperature=1e-1", 0.1),  # a number or a word
     ],

@@ -12,8 +12,7 @@ EVALUATION = "evaluation: language_modelling\nout: x\nmethods: [none]\nlm: {path
 
 # Overrides of a training, and what the message names.
 OF_TRAINING = {
-    "loss.in_batch=true": "loss.in_batch is True",
-    "loss.in_batch=true loss.contrastive=1 train.micro_batches=2": "train.micro_batches is 2",
+    "loss.contrastive=1 train.micro_batches=2": "train.micro_batches is 2",
     "train.epochs=2": "train.epochs is 2",
     "train.patience=1": "train.patience is 1",
     "train.labels=x resources.train=2": "resources.train is 2",
@@ -32,10 +31,10 @@ OF_EVALUATIONS = {
     "retrievers.none=x": "retrievers.none",
     "questions.query=x": "questions.query is 'x'",
     "methods=[]": "methods is empty",
-    "methods=[none,replug]": "retriever.path is missing",
+    "methods=[none,replug]": "retriever.path=DIR",
     "methods=[none,random]": "data.corpus is missing",
     "methods=[random/softmax]": "methods: random/softmax",
-    "methods=[replug/sum]": "methods: 'replug/sum'",
+    "methods=[replug/sum]": "methods: replug/sum",
     "methods=[bm25@0]": "methods: bm25@0",
     "methods=[genread@2]": "methods: genread@2",
     "methods=[none/posterior]": "methods: none/posterior",
@@ -45,7 +44,6 @@ OF_EVALUATIONS = {
     "evaluation=internet_qa methods=[replug@3]": "methods: replug@3 is unknown",
     "evaluation=internet_qa methods=[gold@3]": "methods: gold@3",
     "evaluation=internet_qa methods=[poe@0]": "methods: poe@0",
-    "evaluation=internet_qa k=10 methods=[poe,poe@10]": "methods: poe and poe@10",
 }
 
 

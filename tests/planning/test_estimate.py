@@ -119,12 +119,6 @@ def test_roles_that_share_gpus_take_turns_on_them(paper: Config) -> None:
     assert len(one["gpus"]) == 1 and one["gpus"][0]["gb"] < one["gpus"][0]["limit_gb"]
 
 
-def test_more_gpus_do_not_shorten_a_step_below_rank_0s_calls(paper: Config) -> None:
-    """Processor time of rank 0 with replicas that answer at once: benchmarks/pool_overhead.py."""
-    few, many = (seconds(planned(paper, gpus))[1] for gpus in ("64xH100", "128xH100"))  # 7 of 8 score
-    assert few < 25_000 * 78e-3 and many > 25_000 * (3.2e-3 + 1280 * 2.7e-5 + 112 * 4.4e-4) > few
-
-
 def test_the_hours_of_a_server_are_not_made_up(paper: Config) -> None:
     keys = ["lm.path=null", "lm.url=http://127.0.0.1:9/v1", "lm.model=m", "data.num_documents=1000000"]
     config = load_config(ROOT / "configs/paper.yaml", keys)
