@@ -59,7 +59,6 @@ class WebConfig:
     url: str | None = key(None, "URL of a SearXNG server, such as http://127.0.0.1:8888.")
     api_key_env: str = resumable("REPLUG_SEARCH_API_KEY", "Environment variable that holds the API key of brave.")
     num_results: int = key(20, "Number of search results to fetch per question (paper: 20).", ABOVE_0)
-    max_passages: int = key(50, "Number of passages to keep per question, nearest first (paper: 50).", ABOVE_0)
     max_requests: int | None = resumable(None, "Requests before searching stops. Default: unlimited.", ABOVE_0)
     snapshot: str | None = resumable(None, "Folder of results and pages for exact reruns. Default: OUT/snapshot.")
 

@@ -161,7 +161,7 @@ ENGINE = ["--engine", "searxng", "web.url=http://127.0.0.1:1"]
         (["--engine", "altavista"], "--engine is altavista; expected one of brave, searxng"),
         (["--engine", "searxng", "--index", "."], "--index and --engine are both given; expected one of them"),
         ([*ENGINE, "--template", "Q:"], "--template is 'Q:'; expected a text with {question} in it"),
-        ([*ENGINE, "--k", "60"], "--k is 60, and web.max_passages=50 are kept; raise that too"),
+        ([*ENGINE, "--k", "60"], "--k is 60, but 50 passages are kept"),
         (["--index", ".", "web.url=x"], "web.url has no effect here"),
         ([*ENGINE, "ensemble.temperature=2"], "ensemble.temperature has no effect here"),
         ([*ENGINE, "retrieve.k=3"], "retrieve: unknown key"),
