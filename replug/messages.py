@@ -9,7 +9,6 @@ from replug.config.plain_text import plain_text
 from replug.data import progress
 
 LOGGER = logging.getLogger("replug")
-CELL_WIDTH = 110  # characters of a notebook's line
 
 
 class StandardError(logging.Handler):
@@ -55,18 +54,11 @@ def shown_messages() -> Iterator[None]:
     handler = StandardError()
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.INFO)
-    if "ipykernel" in sys.modules:
-        progress.rewrite_with(_rewrite_in_cell)
     try:
         yield
     finally:
-        progress.rewrite_with(None)
         LOGGER.removeHandler(handler)
         LOGGER.setLevel(logging.NOTSET)
-
-
-def _rewrite_in_cell(line: str) -> None:
-    print(f"\r{line:<{CELL_WIDTH}}", end="" if line else "\r", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -366,8 +366,10 @@ def fit_as_other_rank(
 
 def require_one_batch(config: Config) -> None:
     """Raise UserError for in-batch negatives over several ranks."""
-    if config.loss.in_batch and (ranks := num_ranks(config) if config.resources.train != "auto" else 1) > 1:
-        raise UserError(f"loss.in_batch: each of {ranks} ranks sees the documents of its own share; expected one rank")
+    if config.loss.contrastive and (ranks := num_ranks(config) if config.resources.train != "auto" else 1) > 1:
+        raise UserError(
+            f"loss.contrastive: each of {ranks} ranks sees the documents of its own share; expected one rank"
+        )
 
 
 @contextmanager

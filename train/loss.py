@@ -65,14 +65,15 @@ def text_losses(log_q: Tensor, log_p: Tensor, direction: str) -> Tensor:
     return LOSSES[direction](log_q.detach(), log_p)
 
 
-def contrastive_losses(scores: Tensor, log_q: Tensor, others: Tensor | None = None) -> Tensor:
+def contrastive_losses(scores: Tensor, log_q: Tensor, others: Tensor) -> Tensor:
     """Return InfoNCE on the LM's best document of each query, nats [B].
 
     `scores` are s / gamma [B, K]. `others` [B, M] are s / gamma of further documents, which the LM has not scored;
     minus infinity marks the query's own candidates. The first of tied documents counts as the best.
     """
-    every = scores if others is None else torch.cat([scores, others], dim=-1)
-    return -log_softmax(every, dim=-1).gather(-1, log_q.argmax(-1, keepdim=True)).squeeze(-1)
+    return (
+        -log_softmax(torch.cat([scores, others], dim=-1), dim=-1).gather(-1, log_q.argmax(-1, keepdim=True)).squeeze(-1)
+    )
 
 
 def entropy(log_p: Tensor) -> Tensor:

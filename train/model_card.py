@@ -37,7 +37,7 @@ SETTINGS = (
     *("loss.gamma", "loss.beta", "loss.lm_score", "loss.direction", "loss.contrastive", "retrieve.k"),
     *("retriever.similarity", "retriever.max_tokens", "retriever.train", "train.max_steps", "train.epochs"),
     *("index.dims", "lora.rank"),
-    *("train.batch_size", "train.lr", "train.warmup_ratio", "train.labels"),
+    *("train.batch_size", "train.lr", "train.labels"),
     *("refresh.every_steps", "seed"),
 )
 SIDES = {

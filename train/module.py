@@ -144,7 +144,7 @@ class LSRModule(pl.LightningModule):
         return dict(zip(self._metrics[0], means.cpu(), strict=True))  # in one fetch from the device
 
     def similarities(self, batch: RetrievedBatch) -> tuple[Tensor, Tensor | None]:
-        """Return s(d, x) [B, K], and with `in_batch` s of all U documents [B, U], with the query's own at -infinity.
+        """Return s(d, x) [B, K], and with `contrastive` s of all U documents [B, U], with the query's own at -infinity.
 
         They are float32 with gradient, of the searched dimensions.
         """
@@ -158,7 +158,7 @@ class LSRModule(pl.LightningModule):
         places = to_device(torch.from_numpy(place.reshape(batch.doc_rows.shape)), doc_vectors.device)
         q, d = (first_numbers(of, self._dims, self.encoder.similarity) for of in (query_vectors, doc_vectors))
         others = None
-        if self._loss.in_batch:
+        if self._loss.contrastive:
             with torch.autocast(self.device.type, enabled=False):
                 others = (q.float() @ d.float().T).scatter(1, places, -torch.inf)
         return inner_products(q, d[places]), others
@@ -167,10 +167,9 @@ class LSRModule(pl.LightningModule):
         """Return each text's loss and its contrastive term [B], or None if that is off."""
         settings = self._loss
         kl = text_losses(log_q, log_likelihood(similarities, settings.gamma), settings.direction.value)
-        if not settings.contrastive:
+        if others is None:
             return kl, None
-        more = None if others is None else others / settings.gamma
-        contrastive = contrastive_losses(similarities / settings.gamma, log_q, more)
+        contrastive = contrastive_losses(similarities / settings.gamma, log_q, others / settings.gamma)
         return kl + settings.contrastive * contrastive, contrastive
 
     def _on_device(self, numbers: np.ndarray) -> Tensor:
@@ -200,7 +199,7 @@ def inner_products(queries: Tensor, documents: Tensor) -> Tensor:
 
 def learning_rate_factor(step: int, settings: TrainConfig) -> float:
     """Return the share of the peak rate at a step from 0: linear warmup, then linear decay to zero after the last."""
-    warmup = round(settings.warmup_ratio * settings.max_steps)
+    warmup = round(WARMUP_RATIO * settings.max_steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)
     return max(0.0, (settings.max_steps - step) / max(1, settings.max_steps - warmup))
@@ -243,6 +242,7 @@ def rank_correlation(log_q: Tensor, log_p: Tensor) -> Tensor:
     return (q.sign() * p.sign()).sum() / compared.sum().clamp(min=1)
 
 
+WARMUP_RATIO = 0.1  # of the steps (paper)
 CAUSES = "expected a finite number: is train.lr too high, or are loss.gamma and loss.beta too low?"
 
 

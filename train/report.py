@@ -31,7 +31,6 @@ from replug.train.evaluation import LANGUAGE_MODELLING, QUESTION, QUESTIONS, RET
 from replug.train.run_dir import MEND, RunDirectory
 
 HELPED, HARMED, NOT_SHOWN = "HELPED", "HARMED", "NO DIFFERENCE SHOWN"
-EXIT_STATUSES = {HELPED: 0, NOT_SHOWN: 3, HARMED: 4}  # of `replug compare --exit-status`
 MRR = "MRR@20"
 AFTER = {
     HELPED: "",

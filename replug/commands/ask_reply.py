@@ -31,7 +31,7 @@ from replug.models.generation import GenerationOptions
 from replug.models.lm_source import LMSource
 from replug.train.run_dir import RunDirectory
 from replug.web import require_web
-from replug.web.passages import FoundEvidence, Passage, first_passages, passages_of_documents
+from replug.web.passages import MAX_PASSAGES, FoundEvidence, Passage, first_passages, passages_of_documents
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +46,8 @@ def reply_to(question: str, config: AskConfig, index: Path | None, k: int, max_n
     answer and `weight` after it. `sum_logprob` is in nats.
     """
     folder = index or FOLDER
-    if index is None and k > config.web.max_passages:
-        raise UserError(f"--k is {k}, and web.max_passages={config.web.max_passages} are kept; raise that too")
+    if index is None and k > MAX_PASSAGES:
+        raise UserError(f"--k is {k}, but {MAX_PASSAGES} passages are kept; expected at most as many")
     files, searched = RunDirectory(folder), f"index {index}" if index else config.web.engine
     source = lm_source(config.lm, files.budget_file, files.scores)
     evidence = find_evidence(question, k, index, config, folder)

@@ -5,7 +5,6 @@ that cannot be written, 75 for a run interrupted by SIGTERM, SIGUSR1 or a closed
 130 for Ctrl-C.
 """
 
-import errno
 import importlib
 import importlib.metadata
 import io
@@ -36,11 +35,6 @@ QUIET = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 OWN_CLUSTER = {"RAY_ENABLE_AUTO_CONNECT": "0"}
 # Every Python started here reads this: it would import modules from the working directory otherwise.
 OWN_CODE = {"PYTHONSAFEPATH": "1"}
-# Errors of a user's path; any other error of the system is a mistake of ours and shows its traceback.
-OF_A_PATH = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
-    *(errno.ENAMETOOLONG, errno.ELOOP),
-)
 
 COMMANDS = {  # by group, in the order of `replug --help`
     "Train": ("train", "prepare", "slurm"),
@@ -91,8 +85,8 @@ def main() -> None:
         path, cache = Path(str(error.filename or "")), cache_dir()
         # creating the cache may fail at one of its parents
         is_cache = error.filename is not None and (path.is_relative_to(cache) or cache.is_relative_to(path))
-        if error.filename is None or (error.errno not in OF_A_PATH and not is_cache):
-            raise
+        if error.filename is None or (isinstance(error, FileNotFoundError) and not is_cache):
+            raise  # a mistake of ours
         fix_hint = "; set REPLUG_CACHE to a folder that can be written" if is_cache else ""
         print(f"replug: {error.filename}: {error.strerror}{fix_hint}", file=sys.stderr)
         sys.exit(1)

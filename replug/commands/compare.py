@@ -25,9 +25,6 @@ def compare(
         str | None,
         typer.Option(metavar="PATH", help="Rows, or a folder of texts. Default: ROWS, if it is a BEIR folder."),
     ] = None,
-    exit_status: Annotated[
-        bool, typer.Option("--exit-status", help="Exit with 3 for NO DIFFERENCE SHOWN, and with 4 for HARMED.")
-    ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the verdict and all measures as JSON.")
     ] = None,
@@ -47,7 +44,7 @@ def compare(
     from replug.messages import quiet_transformers
     from replug.models.packaged import resolve_encoder_path
     from replug.train.evaluation import QUESTION, QUESTIONS
-    from replug.train.report import EXIT_STATUSES, MRR, verdict_of
+    from replug.train.report import MRR, verdict_of
 
     if json_file is not None:
         require_folder("--json", json_file.absolute().parent)
@@ -82,8 +79,6 @@ def compare(
         write_json(json_file, content)
     low, high = entry["interval"]
     print(f"VERDICT: {verdict}, {MRR} {entry['value']:+.4f} (95% interval {low:+.4f} to {high:+.4f})")
-    if exit_status:
-        raise typer.Exit(EXIT_STATUSES[verdict])
 
 
 def _documents(questions: str, documents: str | None) -> dict[str, Any]:

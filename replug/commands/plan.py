@@ -31,42 +31,41 @@ def plan(
     examples: Annotated[
         int | None, typer.Option(help="Number of evaluated examples, if no file exists to count.", min=1)
     ] = None,
-    price: Annotated[float | None, typer.Option(help="Price in dollars per GPU hour.", min=0)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Estimate the cost of a run or evaluation: LM calls, tokens, hours, memory, disk and dollars.
+    """Estimate the cost of a run: LM calls, tokens, hours, memory and disk; of an evaluation, LM calls and tokens.
 
     replug plan own_data --source docs/ --retriever DIR --lm DIR
-    replug plan configs/paper.yaml --gpus 8xA100 --price 2
-    replug plan configs/eval_lm.yaml retriever.path=facebook/contriever lm.path=gpt2-xl --gpus 1xA100 --price 2
+    replug plan configs/paper.yaml --gpus 8xA100
+    replug plan configs/eval_lm.yaml retriever.path=facebook/contriever lm.path=gpt2-xl --examples 2000
     """
     keys = with_short_keys(overrides, source, retriever, lm)
-    if names_evaluation(config):
-        if nodes is not None:
-            raise UserError(f"--nodes is for plans of training, and {config} is an evaluation; leave it out")
-        planned = plan_evaluation(load_evaluation_config(config, keys), gpus, documents, examples, price)
+    is_evaluation = names_evaluation(config)
+    given = {"--gpus": gpus, "--nodes": nodes, "--documents": documents} if is_evaluation else {"--examples": examples}
+    for option in (option for option, value in given.items() if value is not None):
+        kind = "an evaluation, of which examples, LM calls and tokens are planned" if is_evaluation else "a training"
+        raise UserError(f"{option} is given, but {config} is the configuration of {kind}; leave it out")
+    if is_evaluation:
+        planned = plan_evaluation(load_evaluation_config(config, keys), examples)
     else:
-        if examples is not None:
-            raise UserError(
-                "--examples is given, but the configuration is one of training; expected it with an evaluation"
-            )
-        planned = plan_training(load_config(config, keys), gpus, nodes, documents, price)
+        planned = plan_training(load_config(config, keys), gpus, nodes, documents)
     if as_json:
         print(json.dumps(planned, indent=2))
         return
+    if is_evaluation:
+        work = f"{planned['lm_calls']:,} LM calls, {planned['tokens']:.3g} tokens"
+        print(f"{planned['examples']:,} examples: at most {work}, beside demonstrations")
+        return
     name = config.relative_to(SHIPPED).with_suffix("") if config.is_relative_to(SHIPPED) else config
-    title, is_training = f"{name} on {planned['devices']}", "stages" in planned
     console = Console()
-    console.print((_stages_table if is_training else _models_table)(title, planned))
-    notes = [f"note: {note}" for note in planned.get("notes", ())]
-    for line in [*(_training_lines if is_training else _evaluation_lines)(planned), *notes]:
+    console.print(_stages_table(f"{name} on {planned['devices']}", planned))
+    for line in [*_training_lines(planned), *(f"note: {note}" for note in planned["notes"])]:
         console.print(line, highlight=False, soft_wrap=True)
 
 
 def _training_lines(plan: Plan) -> list[str]:
-    texts, time = plan["texts"], "hours are not known"
-    if plan["wall_hours"] is not None:
-        time = f"about {hours(plan['wall_hours'])}"
+    texts = plan["texts"]
+    time = "hours are not known" if plan["wall_hours"] is None else f"about {hours(plan['wall_hours'])}"
     placed = [
         f"GPUs: {kind['count']} x {' + '.join(kind['roles']) or 'idle'}, {kind['gb']:.1f} of {kind['limit_gb']:.1f} GB"
         for kind in plan["gpus"]
@@ -74,26 +73,12 @@ def _training_lines(plan: Plan) -> list[str]:
     return [
         f"texts: {texts['documents']:,} documents; {texts['queries']:,} training, {texts['dev']:,} development and "
         f"{texts['heldout']:,} held-out examples",
-        f"{time} on {plan['devices']}{_cost(plan)}; {plan['lm_calls']:,} LM calls (pairs of "
-        f"document and text), {plan['tokens']:.3g} tokens",
+        f"{time} on {plan['devices']}; {plan['lm_calls']:,} LM calls (pairs of document and text), "
+        f"{plan['tokens']:.3g} tokens",
         *placed,
         f"vectors and weights in each node's memory {plan['host_gb']:.3g} GB; disk {plan['disk_gb']['total']:.3g} GB, "
         f"of it index versions {plan['disk_gb']['index_versions']:.3g} GB",
     ]
-
-
-def _evaluation_lines(plan: Plan) -> list[str]:
-    return [
-        f"{plan['examples']:,} examples, {plan['documents']:,} documents: {plan['gpu_hours']:.3g} hours{_cost(plan)}",
-        f"on {plan['devices']} at least {hours(plan['wall_hours'])}: embedding, and the LMs one after the other",
-    ]
-
-
-def _cost(plan: Plan) -> str:
-    """Return whole dollars from ten on, cents below."""
-    if plan["dollars"] is None:
-        return ""
-    return f", {plan['dollars']:,.0f} dollars" if plan["dollars"] >= 10 else f", {plan['dollars']:.2f} dollars"
 
 
 def hours(value: float) -> str:
@@ -110,13 +95,4 @@ def _stages_table(title: str, plan: Plan) -> Table:
         calls = f"{stage['pairs']:,}" if stage["pairs"] else ""
         time = "not known" if stage["seconds"] is None else hours(stage["seconds"] / 3600)
         table.add_row(stage["name"], stage["work"], calls, time)
-    return table
-
-
-def _models_table(title: str, plan: Plan) -> Table:
-    table = Table("model", "GPUs", "tokens", "GPU hours", title=title)
-    lms = ((lm["name"], lm["gpus"], lm["tokens_read"] + lm["tokens_generated"], lm["hours"]) for lm in plan["lms"])
-    encoders = ((f"{one['path']} ({one['name']})", 1, one["tokens"], one["hours"]) for one in plan["retrievers"])
-    for name, gpus, tokens, taken in (*lms, *encoders):
-        table.add_row(name, str(gpus), f"{tokens:.3g}", "not known" if taken is None else f"{taken:.3g}")
     return table

@@ -47,7 +47,12 @@ def serve(
     if k > MAX_DOCUMENTS:
         raise UserError(f"--k is {k}; expected at most {MAX_DOCUMENTS}")
     token = token_for(host)
-    _require_known(directory, overrides or [])
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not a folder; expected a run directory or index (`replug prepare --index`)")
+    for name in (override.partition("=")[0] for override in overrides or []):
+        if not name.startswith(("lm.", "ensemble.")) or name.removeprefix("lm.") in UNUSED_LM_KEYS:
+            unused = " and ".join(UNUSED_LM_KEYS)
+            raise UserError(f"{name} has no effect here; expected keys of ensemble, or of lm except {unused}")
     config = config_of(directory, overrides or [])
     from replug.index_workers.build_plan import index_folder, missing_index, version_numbers
     from replug.models.build import lm_source
@@ -62,18 +67,3 @@ def serve(
     with serving.listen(host, port) as listener:
         service = load_service(directory, source, lm, k, limits, own, weighting_of(config))
         serving.run_server(serving.create_app(service, token), listener, service)
-
-
-def _require_known(directory: Path, overrides: list[str]) -> None:
-    """Raise UserError for a missing directory or keys without effect."""
-    if not directory.is_dir():
-        raise UserError(f"{directory} is not a folder; expected a run directory or index (`replug prepare --index`)")
-    for override in overrides:
-        name = override.partition("=")[0]
-        if not name.startswith(("lm.", "ensemble.")):
-            raise UserError(f"{name} has no effect here; expected keys of lm or ensemble")
-        if name.removeprefix("lm.") in UNUSED_LM_KEYS:
-            raise UserError(
-                f"{name} has no effect here: the LM runs in this process, answers are not cached, and a document that "
-                "is too long is cut; leave it out"
-            )

@@ -53,7 +53,6 @@ class WebConfig:
     engine: str = key("local", "Search engine: local (corpus), searxng or brave.")
     url: str | None = key(None, "URL of a SearXNG server, such as http://127.0.0.1:8888.")
     num_results: int = key(20, "Number of search results to fetch per question (paper: 20).", ABOVE_0)
-    max_passages: int = key(50, "Number of passages to keep per question, nearest first (paper: 50).", ABOVE_0)
     max_requests: int | None = resumable(None, "Requests before searching stops. Default: unlimited.", ABOVE_0)
     snapshot: str | None = resumable(None, "Folder of results and pages for exact reruns. Default: OUT/snapshot.")
 

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import AnyConfig, AskConfig, EvaluationConfig
 from replug.config.keys import keys_of, sections_of
-from replug.config.paths import SHIPPED, shipped_names
+from replug.config.paths import shipped_names
 from replug.config.rules import API_KEY, DATA_SOURCES, VARIABLE, check_rules
 from replug.config.schema import Config, LMConfig
 
@@ -26,31 +26,17 @@ Made = TypeVar("Made", Config, EvaluationConfig, AskConfig)
 Schema = type[AnyConfig]
 OWN_VARIABLES = "REPLUG_"  # prefix of the environment variables that a file may name
 OTHER_KEY = re.compile(r"\$\{\w+(\.\w+)*\}")  # all of OmegaConf's interpolation that a configuration may use
-MOST_BYTES, MOST_NESTED = 1_000_000, 20  # of a configuration
-RENAMED = {"data.queries": "data.train"}
 NEAR = 0.75  # least similarity of a suggested key: train.warmup_ratio is none for train.learning_rate
-EXAMPLES: dict[Schema, str] = {
-    Config: "train.max_steps=10",
-    EvaluationConfig: "k=10",
-    AskConfig: "lm.path=DIR",
-}
 
 
 class _Loader(yaml.SafeLoader):
-    """Read YAML without aliases, deep nesting, repeated keys or resolvers. Dates, yes, no, on and off are words."""
-
-    depth = 0
+    """Read YAML without aliases, repeated keys or resolvers. Dates, yes, no, on and off are words."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()
-        self.depth += 1
         if isinstance(event, yaml.AliasEvent):
             self._refuse(f"*{event.anchor} is an alias; expected a value", event)
-        if self.depth > MOST_NESTED:
-            self._refuse("nested too deeply; expected sections of keys", event)
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen: set[str] = set()
@@ -179,27 +165,26 @@ def _load(
         file = _read_file(Path(path)) if path else {}
     else:
         file = dataclasses.asdict(path)
-    _require_sections(file, schema)
     if is_stored:
         _forget_variables(file)
-    _overrule_data(file, dict(given))
+    chosen = {name for name in DATA_SOURCES if dict(given).get(f"data.{name}")}
     try:
         merged = OmegaConf.merge(OmegaConf.structured(defaults or schema), file)
+        for name in (name for name in DATA_SOURCES if chosen and name not in chosen):
+            merged.data[name] = None  # the file's source of data gives way to the command line's
         for key, value in given:
             OmegaConf.update(merged, key, value)
         if not needs_retriever and OmegaConf.is_missing(merged.retriever, "path"):
             merged.retriever.path = ""
         if missing := sorted(OmegaConf.missing_keys(merged)):
-            is_own = isinstance(path, str | Path) and not Path(path).is_relative_to(SHIPPED)
-            where = f"in {path} or on the command line" if is_own else "on the command line"
-            raise UserError(f"{missing[0]} is missing: set it {where} as {missing[0]}=VALUE")
+            raise UserError(f"{missing[0]} is missing: set it in the file or on the command line as {missing[0]}=VALUE")
         config: Made = OmegaConf.to_object(merged)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         where = f"{path}: " if is_stored and error.full_key not in dict(given) else ""
         raise UserError(f"{where}{_explain(error, schema)}") from error
     if path and not is_stored:
         _require_own_variables(config, str(path), dict(given))
-    check_rules(config, needs_lm, needs_retriever)
+    check_rules(config, needs_lm)
     return config
 
 
@@ -213,8 +198,6 @@ def _read_file(path: Path) -> dict[str, Any]:
         close = difflib.get_close_matches(path.stem, shipped_names(), n=1)
         meant = f"did you mean {close[0]}?" if close else "expected a YAML file, or a name that `replug configs` lists"
         raise UserError(f"configuration {path} does not exist; {meant}")
-    if (size := path.stat().st_size) > MOST_BYTES:
-        raise UserError(f"configuration {path} has {size:,} bytes; expected at most {MOST_BYTES:,}")
     with path.open(encoding="utf-8") as file:
         content = _parse(file, str(path)) or {}
     if not isinstance(content, dict):
@@ -226,7 +209,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 def _read_override(override: str, schema: Schema) -> tuple[str, Any]:
     key, equals, value = override.partition("=")
     if not equals or not key:
-        raise UserError(f"override {override!r} is not of the form key=value, such as {EXAMPLES[schema]}")
+        raise UserError(f"override {override!r} is not of the form key=value, such as lm.path=DIR")
     if value != value.strip():
         raise UserError(
             f"override {override!r} has white space at an end, which YAML drops; expected {key}='\"{value}\"', "
@@ -246,21 +229,6 @@ def _parse(source: str | TextIO, name: str, fix_hint: str = "") -> Any:
         raise UserError(f"{name} is not valid YAML: {' '.join(str(error).split())}{fix_hint}") from error
 
 
-def _require_sections(file: dict[str, Any], schema: Schema) -> None:
-    """Raise UserError if a section is not a mapping of keys."""
-    for name, kind in sections_of(schema):
-        if not isinstance(file.get(name, {}), dict):
-            first = dataclasses.fields(kind)[0].name
-            raise UserError(f"{name}: expected keys of this section, such as {name}.{first}, found {file[name]!r}")
-
-
-def _overrule_data(file: dict[str, Any], given: dict[str, Any]) -> None:
-    """Remove the file's source of data if the overrides give another one."""
-    chosen = [names for names in DATA_SOURCES if any(given.get(f"data.{name}") for name in names)]
-    for name in {name for names in DATA_SOURCES if chosen and names not in chosen for name in names}:
-        file.get("data", {}).pop(name, None)
-
-
 # Secrets ---------------------------------------------------------------------------------------------------------
 
 
@@ -278,9 +246,8 @@ def _require_own_variables(config: AnyConfig, path: str, given: dict[str, Any]) 
     """
     for key, name in _leaves(dataclasses.asdict(config), ""):
         section, _, last = key.rpartition(".")
-        if last != API_KEY or key in given or not name or name.startswith(OWN_VARIABLES):
-            continue
-        if re.fullmatch(VARIABLE, name):
+        is_other = last == API_KEY and key not in given and not name.startswith(OWN_VARIABLES)
+        if is_other and re.fullmatch(VARIABLE, name):
             raise UserError(
                 f"{key}: {path} names ${name}, which is sent to {section}.url; a file may name variables that "
                 f"begin with {OWN_VARIABLES} only: give {key} on the command line"
@@ -300,17 +267,15 @@ def _explain(error: OmegaConfBaseException, schema: Schema) -> str:
 
 
 def _suggestion(key: str, schema: Schema) -> str:
-    names, sections = [known.path for known in keys_of(schema)], [name for name, _ in sections_of(schema)]
+    names = [known.path for known in keys_of(schema)]
     if key in names:  # dots make sections on the command line only
         section, _, inner = key.rpartition(".")
         return f"in a file it is `{inner}:` under `{section}:`"
-    if key in RENAMED:
-        return f"it is called {RENAMED[key]}"
-    if key.partition(".")[0] not in dict(sections_of(Config)).keys() - set(sections):
-        in_a_section = [name for name in names if name.endswith(f".{key}")]
-        if close := in_a_section or difflib.get_close_matches(key, names + sections, n=1, cutoff=NEAR):
-            return f"did you mean {close[0]}?"
-    return "`replug keys` lists them all" if schema is not AskConfig else f"expected keys of {' and '.join(sections)}"
+    if key in dict(sections_of(Config)):
+        return f"this command does not read the section {key}"
+    in_a_section = [name for name in names if name.endswith(f".{key}")]
+    close = in_a_section or difflib.get_close_matches(key, [*names, *dict(sections_of(schema))], n=1, cutoff=NEAR)
+    return f"did you mean {close[0]}?" if close else "`replug keys` lists them all"
 
 
 def _type_name(kind: Any) -> str:

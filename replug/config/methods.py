@@ -21,7 +21,6 @@ gold                the same, from the evidence of the data set
 RERANKER@10         the best answer sampled from ten passages, by direct, rag, noisy_channel or poe
 """
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +35,8 @@ SYNONYMS = {"untuned": REPLUG, "tuned": "lsr"}  # unless a retriever has that na
 WITHOUT_RETRIEVER = (NONE, RANDOM, BM25, GENREAD)
 WAYS = CONCAT, EVEN, SOFTMAX, POSTERIOR, VOTE = "concat", "even", "softmax", "posterior", "vote"
 METHOD = re.compile(rf"(?P<source>[A-Za-z0-9_.-]+)(@(?P<k>[0-9]+))?(/(?P<way>{'|'.join(WAYS)}))?")
+
+ANSWERING = re.compile(rf"{NONE}|{GOLD}|(?P<reranker>{'|'.join(RERANKERS)})(@(?P<k>[1-9][0-9]*))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,49 +88,38 @@ class Method:
 
 
 def parse_methods(names: list[str], k: int, retrievers: Mapping[str, str]) -> list[Method]:
-    """Return the methods in order. Raises UserError for a malformed, unknown or repeated name."""
-    _require_different(names, (NONE, RANDOM, BM25, REPLUG))
-    return [_parse(name, k, retrievers) for name in names]
+    """Return the methods in order. Raises UserError for an unknown or repeated name, or one that says too much."""
+    return _all_different([_parse(name, k, retrievers) for name in names])
 
 
-def _require_different(names: list[str], known: Sequence[str]) -> None:
-    if not names:
-        raise UserError(f"methods is empty; expected some of {', '.join(known)}")
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"methods names {name} twice; expected each method once")
+def _all_different(methods: list[Method]) -> list[Method]:
+    if not methods:
+        raise UserError("methods is empty; expected some, such as none")
+    for place, method in enumerate(methods):
+        if method in methods[:place]:
+            raise UserError(f"methods names {method.name} twice; expected each method once")
+    return methods
 
 
 def _parse(name: str, k: int, retrievers: Mapping[str, str]) -> Method:
-    match = METHOD.fullmatch(name)
-    if match is None:
-        raise UserError(
-            f"methods: {name!r} is not of the form SOURCE, SOURCE@K or SOURCE@K/WAY, such as replug@3; WAY is one of "
-            f"{', '.join(WAYS)}"
-        )
-    source, number, way = match["source"], int(match["k"] or k), match["way"]
+    match, known = METHOD.fullmatch(name), [*WITHOUT_RETRIEVER, *retrievers]
+    source = match["source"] if match else name
     source = source if source in retrievers else SYNONYMS.get(source, source)
-    known = [*WITHOUT_RETRIEVER, *retrievers]
-    if source == REPLUG and source not in known:
+    if match is None or source not in known:
         raise UserError(
-            f"methods: {name} is unknown, since retriever.path is missing; expected retriever.path=DIR for `replug`, "
-            "or methods without it"
+            f"methods: {name} is unknown; expected SOURCE, SOURCE@K or SOURCE@K/WAY with SOURCE one of "
+            f"{', '.join(known)} and WAY one of {', '.join(WAYS)}. retriever.path=DIR gives `replug`, and "
+            "retrievers.NAME=PATH another SOURCE"
         )
-    if source not in known:
-        raise UserError(
-            f"methods: {name} is unknown; expected one of {', '.join(known)}. Name other retrievers "
-            "with retrievers.NAME=PATH"
-        )
-    if source == NONE and (match["k"] or way):
-        raise UserError(f"methods: {name}; `{source}` reads no documents; expected no @K and no /{way or CONCAT}")
-    if source == GENREAD and (match["k"] not in (None, "1") or way):
-        raise UserError(f"methods: {name}; the LM writes one document; expected `genread`")
-    if number < 1:
-        raise UserError(f"methods: {name}; expected at least one document")
-    if source == RANDOM and way == SOFTMAX:
-        raise UserError(f"methods: {name}; random documents have no similarity for /softmax; expected random")
+    number, way = int(match["k"] or k), match["way"]
+    read = {NONE: 0, GENREAD: 1}.get(source, number)
+    is_fixed = source in (NONE, GENREAD)
+    if is_fixed and (way or match["k"] not in (None, str(read or None))):
+        raise UserError(f"methods: {name}; `{source}` has {read} documents; expected `{source}` alone")
+    if number < 1 or (source, way) == (RANDOM, SOFTMAX):
+        raise UserError(f"methods: {name}; expected at least one document, and of random ones no /softmax")
     weighting = way if way in (EVEN, SOFTMAX, POSTERIOR, VOTE) else None
-    return Method(name, source, {NONE: 0, GENREAD: 1}.get(source, number), way == CONCAT, weighting)
+    return Method(name, source, read, way == CONCAT, weighting)
 
 
 def meaningful_comparisons(methods: Sequence[Method]) -> list[tuple[str, str]]:
@@ -160,25 +150,15 @@ def _differ_in_one(other: Method, method: Method) -> bool:
 
 def parse_answering_methods(names: list[str], k: int) -> list[Method]:
     """Return the methods of `internet_qa` in order. Raises UserError for an unknown or repeated name."""
-    _require_different(names, (NONE, GOLD, *RERANKERS))
-    methods = [_parse_answering(name, k) for name in names]
-    for first, second in itertools.combinations(methods, 2):
-        if (first.source, first.k) == (second.source, second.k):
-            raise UserError(f"methods: {first.name} and {second.name} are the same; expected one of them")
-    return methods
+    return _all_different([_parse_answering(name, k) for name in names])
 
 
 def _parse_answering(name: str, k: int) -> Method:
-    source, at, number = name.partition("@")
-    if source not in (NONE, GOLD, *RERANKERS):
+    match = ANSWERING.fullmatch(name)
+    if match is None:
         raise UserError(
             f"methods: {name} is unknown; expected one of {', '.join((NONE, GOLD, *RERANKERS))}, a reranker with its "
             "number of passages, such as poe@10"
         )
-    if source in (NONE, GOLD):
-        if at:
-            raise UserError(f"methods: {name}; `{source}` reads no passages; expected no number")
-        return Method(name, source, 0, False, reads_passages=True)
-    if at and (not number.isdecimal() or int(number) < 1):
-        raise UserError(f"methods: {name}; expected a number of passages, 1 or more, such as {source}@10")
-    return Method(name, source, int(number) if at else k, False, reads_passages=True)
+    reranker, number = match["reranker"], int(match["k"] or k)
+    return Method(name, reranker or name, number if reranker else 0, False, reads_passages=True)

@@ -61,15 +61,10 @@ def check_paths(config: Config | EvaluationConfig, corpus_only: bool = False) ->
     data = config.data
     if isinstance(config, EvaluationConfig):
         require_folder("out", Path(config.out).expanduser())
-        texts = config.texts.path
-        if texts is not None and texts.startswith((".", "/", "~")) and not Path(texts).expanduser().exists():
-            raise UserError(f"texts.path: {texts} does not exist; expected a file or folder of your own")
     else:
         for key, folder in (("run_dir", config.run_dir), ("data.out", data.out)):
             if folder:
                 require_folder(key, Path(folder).expanduser())
-        if config.lm.cache and Path(config.lm.cache).expanduser().is_dir():
-            raise UserError(f"lm.cache: {config.lm.cache} is a folder; expected a file in it, such as scores.sqlite")
         for name in ("corpus",) if corpus_only else ("corpus", "train", "heldout"):
             has_others = data.prepared is not None or (data.source is not None and (name == "corpus" or not data.train))
             if getattr(data, name) is None and not has_others:
@@ -127,8 +122,9 @@ def names_of_data(config: Config | EvaluationConfig) -> Iterator[tuple[str, str]
     named = {f"data.{name}": getattr(config.data, name) for name in ("source", "corpus", "train", "heldout", "dev")}
     if isinstance(config, EvaluationConfig):
         named |= {f"questions.{name}": getattr(config.questions, name) for name in ("path", "demonstrations", "qrels")}
+        named["texts.path"] = config.texts.path
     for key, name in named.items():
-        is_ours = key == "data.source" and OURS.fullmatch(name or "")
+        is_ours = key in ("data.source", "texts.path") and OURS.fullmatch(name or "")
         if name and not is_ours and "*" not in name and "://" not in name:
             yield key, name
 

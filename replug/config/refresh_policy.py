@@ -1,6 +1,5 @@
 """Decide when the corpus is re-embedded and when the new index takes over. Pure."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from replug.config.schema import RefreshConfig
@@ -40,12 +39,3 @@ def refresh_policy(keys: RefreshConfig, max_steps: int, trains_documents: bool =
         return RefreshPolicy(max_steps + 1, 0, max_steps + 1, max_steps)
     lag = max(1, keys.every_steps // 2) if keys.lag_steps is None else keys.lag_steps
     return RefreshPolicy(keys.every_steps, lag, INTERVALS_TO_STOP * keys.every_steps, max_steps)
-
-
-def refresh_problems(keys: RefreshConfig) -> Iterator[str]:
-    """Yield a message for each invalid key, with the expected value."""
-    if (lag := keys.lag_steps or 0) > keys.every_steps:
-        yield (
-            f"refresh.lag_steps is {lag}; expected 0 to refresh.every_steps ({keys.every_steps}), so that one "
-            "refresh is adopted before the next starts"
-        )

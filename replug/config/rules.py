@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from itertools import chain
 from operator import attrgetter
+from typing import Any
 from urllib.parse import urlsplit
 
 from replug.config.choices import EnsembleWeights, Examples, LMScore, ServerAPI, Teacher, TooLong
 from replug.config.errors import UserError
-from replug.config.evaluation_schema import AnsweringConfig, AnyConfig, AskConfig, EvaluationConfig, WebConfig
+from replug.config.evaluation_schema import AnyConfig, AskConfig, EvaluationConfig, WebConfig
 from replug.config.keys import keys_of
 from replug.config.methods import (
     INTERNET_QA,
@@ -24,14 +25,17 @@ from replug.config.methods import (
     parse_methods,
 )
 from replug.config.paths import names_store
-from replug.config.refresh_policy import refresh_problems
 from replug.config.schema import DEV_SHARE, Config, DataConfig, EnsembleConfig, LMConfig, ResourcesConfig
 
 API_KEY = "api_key_env"
 VARIABLE = r"[A-Z_][A-Z0-9_]*"  # of the environment; API keys contain other characters
-DATA_SOURCES = (("corpus",), ("source",), ("prepared",))  # keys of `data` that name documents
+DATA_SOURCES = ("corpus", "source", "prepared")  # keys of `data` that name documents
 API_VERSION = re.compile(r"api-version=([\w.-]+)")
 FIT = "fit"  # of ensemble.temperature
+READS_TOKENS = (
+    "ensemble.read counts tokens of prompts, which are unknown for a server without lm.tokenizer or with lm.api=chat; "
+    "expected lm.tokenizer and another lm.api, or ensemble.read=0"
+)
 RULE, BY_LM = "rule", "lm"  # of data.questions; anything else is a file
 OWN_LABELS = "auto"  # of train.labels: made in the run directory
 # Fields of requests to a server: scores depend on the first tuple; the second only changes answers.
@@ -47,14 +51,14 @@ DOCUMENT, CONTEXT = "{document}", "{context}"  # placeholders in lm.prompt
 YES_PROMPT = r"Passage: {document}\n\nText: {context}\n\nDoes the passage help to answer? Answer Yes or No.\nAnswer:"
 
 
-def check_rules(config: AnyConfig, needs_lm: bool = True, needs_retriever: bool = True) -> None:
+def check_rules(config: AnyConfig, needs_lm: bool = True) -> None:
     """Raise UserError for the first rule that does not hold."""
     if isinstance(config, EvaluationConfig):
         problems = _evaluation_problems(config)
     elif isinstance(config, AskConfig):
         problems = _ask_problems(config)
     else:
-        problems = _problems(config, needs_lm, needs_retriever)
+        problems = _problems(config, needs_lm)
     for problem in chain(_key_problems(config), problems):
         raise UserError(problem)
 
@@ -69,6 +73,15 @@ def _key_problems(config: AnyConfig) -> Iterator[str]:
             yield f"{key.path} is {value}; expected {key.bounds.value}"
 
 
+def _unread(section: Any, name: str, reason: str, *keys: str) -> Iterator[str]:
+    """Refuse keys that are set, although nothing reads them for this reason."""
+    defaults = type(section)()
+    for key in keys:
+        value, default = getattr(section, key), getattr(defaults, key)
+        if value != default:
+            yield f"{name}.{key} is {value}, but {reason}; expected {'null' if default is None else default}"
+
+
 def _ask_problems(config: AskConfig) -> Iterator[str]:
     yield from lm_problems(config.lm, votes=config.ensemble.weights == EnsembleWeights.vote)
     yield from web_problems(config.web)
@@ -76,32 +89,19 @@ def _ask_problems(config: AskConfig) -> Iterator[str]:
     if config.ensemble.temperature == FIT:
         yield "ensemble.temperature is fit, which needs a development split; expected a number above 0"
     if (weights := config.ensemble.weights) != EnsembleWeights.posterior:
-        for name in ("prune", "read"):
-            if (value := getattr(config.ensemble, name)) != getattr(AnsweringConfig(), name):
-                yield f"ensemble.{name} is {value}, but weights={weights} are constant; expected weights=posterior"
+        yield from _unread(config.ensemble, "ensemble", f"weights={weights} are constant", "prune", "read")
 
 
-def _problems(config: Config, needs_lm: bool, needs_retriever: bool) -> Iterator[str]:
-    for key in ("run_dir", "retriever.path") if needs_retriever else ("run_dir",):
-        if not str(attrgetter(key)(config)).strip():
-            yield f"{key} is empty; expected a path or a name"
+def _problems(config: Config, needs_lm: bool) -> Iterator[str]:
     asks_none = not is_live(config) and not config.evaluate.heldout
     if (needs_lm and not asks_none) or config.lm.path or config.lm.url:
         yield from lm_problems(config.lm, trains=True)
-    if config.retrieve.k < 2:
-        yield f"retrieve.k is {config.retrieve.k}; expected at least 2, since one document gives no gradient"
     yield from _data_problems(config.data)
     if config.data.source and (unread := set(config.data.fields.values()) - set(TEXT_FIELDS)):
         yield f"data.fields names {min(unread)}; a raw text (data.source) has {', '.join(TEXT_FIELDS)}: expected these"
     yield from _index_problems(config)
-    yield from refresh_problems(config.refresh)
-    yield from _resource_problems(config.resources, config.lm)
-    yield from _rank_problems(config)
     yield from _training_problems(config)
-    if config.train.examples is Examples.questions:
-        yield from _on_questions(config)
-    else:
-        yield from _with_labels(config) if config.train.labels else _without_labels(config)
+    yield from _supervision_problems(config)
     yield from _dev_problems(config)
     yield from _teacher_problems(config)
     yield from _ensemble_problems(config.ensemble, config.lm)
@@ -114,15 +114,11 @@ def evaluation_methods(config: EvaluationConfig) -> list[Method]:
     named = {REPLUG: config.retriever.path} if config.retriever.path else {}
     for name in config.retrievers:
         if name in (REPLUG, *WITHOUT_RETRIEVER):
-            raise UserError(
-                f"retrievers.{name} is a reserved name; expected another name, such as retrievers.my_{name}"
-            )
+            raise UserError(f"retrievers.{name} is a reserved name; expected another, such as retrievers.my_{name}")
     return parse_methods(config.methods, config.k, {**named, **config.retrievers})
 
 
 def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
-    if not config.out.strip():
-        yield "out is empty; expected a folder for the results"
     if QUESTION not in config.questions.query:
         yield f"questions.query is {config.questions.query!r}; expected a text with {QUESTION} in it"
     yield from web_problems(config.web)
@@ -137,10 +133,7 @@ def _evaluation_problems(config: EvaluationConfig) -> Iterator[str]:
 
 def _ensemble_problems(ensemble: EnsembleConfig, lm: LMConfig) -> Iterator[str]:
     if ensemble.read and lm.url and not _tells_tokens(lm):
-        yield (
-            "ensemble.read counts tokens of prompts, which are unknown for a server without lm.tokenizer or with "
-            "lm.api=chat; expected lm.tokenizer and another lm.api, or ensemble.read=0"
-        )
+        yield READS_TOKENS
     value = ensemble.temperature
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (value in (None, FIT) or (is_number and 0 < float(value or 0) < math.inf)):
@@ -161,14 +154,12 @@ def _tells_tokens(lm: LMConfig) -> bool:
 
 def web_problems(web: WebConfig) -> Iterator[str]:
     """Check the section `web`."""
-    is_given = bool((web.url or "").strip())
-    if is_given != (web.engine == "searxng"):
-        state = "set" if is_given else "missing"
+    if bool(web.url) != (web.engine == "searxng"):
+        state = "set" if web.url else "missing"
         yield f"web.url is {state} with web.engine={web.engine}; expected it with web.engine=searxng only"
-    if web.url:
-        parts = urlsplit(web.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-            yield "web.url is not the URL of a SearXNG server; expected http://HOST:PORT without a password or a query"
+    parts = urlsplit(web.url or "http://none")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+        yield "web.url is not the URL of a SearXNG server; expected http://HOST:PORT without a password or a query"
 
 
 def has_rerank_lm(config: EvaluationConfig) -> bool:
@@ -197,19 +188,13 @@ def lm_problems(lm: LMConfig, trains: bool = False, votes: bool = False) -> Iter
             f"{'lm.path and lm.url are both set' if given else 'lm.path is missing'}; expected lm.path=DIR for local "
             "weights, or lm.url=http://HOST:PORT/v1 and lm.model=NAME for a server"
         )
-    name, colon, seconds = (lm.path or "").partition(":")
-    if name == "stand_in" and colon and not seconds.replace(".", "", 1).isdigit():
-        yield f"lm.path is {lm.path}; expected stand_in, or stand_in:SECONDS such as stand_in:0.05"
     if lm.score is Teacher.yes and lm.prompt is None and not votes:
         yield f"lm.prompt is missing; expected a question to answer by yes or no, such as 'lm.prompt=\"{YES_PROMPT}\"'"
     yield from _prompt_problems(lm)
     if lm.url:
         yield from _server_problems(lm)
-    for key in ("model", "tokenizer", "extra_body"):
-        if lm.path and getattr(lm, key):
-            yield f"lm.{key} is set, but lm.path names a local LM; expected it only with lm.url. Remove it"
-    if lm.path and lm.api is ServerAPI.chat:
-        yield "lm.api is chat, but lm.path names a local LM; expected lm.chat=true, and lm.api=chat only with lm.url"
+    else:
+        yield from _unread(lm, "lm", "lm.path names a local LM", "model", "tokenizer", "extra_body", "api")
 
 
 def _prompt_problems(lm: LMConfig) -> Iterator[str]:
@@ -237,15 +222,8 @@ def server_url(lm: LMConfig) -> str:
     if "@" in url or (mark and not API_VERSION.fullmatch(query)):
         wanted = "http://HOST:PORT/v1" if "@" in url else f"lm.url={url}"
         raise UserError(f"lm.url holds a secret or a query; expected {wanted}. Put the key in ${lm.api_key_env}")
-    try:
-        parts = urlsplit(url)
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a bracket without its end, a port that is not a number
-        is_address = False
-    if not is_address or any(char.isspace() for char in url):
-        is_without_scheme = re.fullmatch(r"[\w.-]+(:\d+)?(/\S*)?", url)
-        wanted = f"lm.url=http://{url} or lm.url=https://{url}" if is_without_scheme else "http://HOST:PORT/v1"
-        raise UserError(f"lm.url is {url}; expected {wanted}")
+    if re.fullmatch(r"https?://(\[[\da-fA-F:]+\]|[\w.-]+)(:\d{1,5})?(/\S*)?", url) is None:
+        raise UserError(f"lm.url is {url}; expected http://HOST:PORT/v1")
     return url
 
 
@@ -278,41 +256,34 @@ def _server_problems(lm: LMConfig) -> Iterator[str]:
             "lm.api is chat, which gives no log-probs of a prompt; expected lm.score=yes or answer, or completions: "
             "lm.api=echo or prompt_logprobs, and lm.chat=true for a chat LM"
         )
-    if not lm.tokenizer and (lm.score is Teacher.logprob or lm.chat or lm.too_long is TooLong.truncate):
-        yield (
-            "lm.tokenizer is missing; expected the server's tokenizer, which lm.score=logprob, lm.chat=true and "
-            "lm.too_long=truncate need"
-        )
+    reasons = {
+        "lm.chat=true uses its chat template": lm.chat,
+        "lm.score=logprob sends token ids": lm.score is Teacher.logprob,
+        "lm.too_long=truncate counts its tokens": lm.too_long is TooLong.truncate,
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds and not lm.tokenizer):
+        yield f"lm.tokenizer is missing; expected the server's tokenizer, since {reason}"
 
 
 def _data_problems(data: DataConfig) -> Iterator[str]:
     for name in ("corpus", "train", "heldout", "dev", "source", "prepared"):
         scheme, is_url, _ = (getattr(data, name) or "").partition("://")
-        if is_url and not (name == "corpus" and names_store(getattr(data, name))):
+        if is_url and not (name == "corpus" and names_store(data.corpus)):
             store = "qdrant://, postgresql:// or lance:// for a store, " if name == "corpus" else ""
             expected = f"{store}a file, a folder, or a dataset's name on the hub"
             yield f"data.{name} is a URL of {scheme}://; expected {expected}"  # the rest may hold a password
-    for name, field in data.fields.items():
-        if not isinstance(field, str):  # OmegaConf accepts these
-            yield f"data.fields.{name} is {field}; expected the name of a field, such as text"
-    given = [[f"data.{name}" for name in names if getattr(data, name)] for names in DATA_SOURCES]
-    if len(both := [names[0] for names in given if names]) > 1:
+    if len(both := [f"data.{name}" for name in DATA_SOURCES if getattr(data, name)]) > 1:
         yield f"{both[0]} and {both[1]} are both set; expected one source of data. Remove the other"
-    rows = [f"data.{name}" for name in ("train", "heldout", "dev") if getattr(data, name)]
-    if data.prepared and rows:
-        yield f"data.prepared and {rows[0]} are both set; expected one source of data. Remove the other"
+    if data.prepared:
+        yield from _unread(data, "data", "data.prepared holds all texts", "train", "heldout", "dev")
     dev_share, and_dev = (DEV_SHARE, f" + {DEV_SHARE:g} for data.num_dev") if data.num_dev else (0.0, "")
     if (total := data.query_share + data.heldout_share + dev_share) >= 1:
         yield (
             f"data.query_share + data.heldout_share{and_dev} is {total:g}; expected less than "
             "1, so that source documents are left for the corpus"
         )
-    if data.dev and not data.train:
-        yield "data.dev is set without data.train; expected both, or data.num_dev with data.source"
-    try:
-        re.compile(data.new_text_at or "")
-    except re.error as error:
-        yield f"data.new_text_at is {data.new_text_at!r}, expected a regular expression: {error}"
+    if not data.train:
+        yield from _unread(data, "data", "data.train is not set (data.num_dev cuts data.source)", "dev")
 
 
 def _dev_problems(config: Config) -> Iterator[str]:
@@ -344,10 +315,8 @@ def _teacher_problems(config: Config) -> Iterator[str]:
             "configs/eval_retrieval.yaml"
         )
     if score is not Teacher.yes and config.loss.lm_score not in (LMScore.mean_logprob, LMScore.sum_logprob):
-        yield (
-            f"loss.lm_score is {config.loss.lm_score.value}, but a score by lm.score={score.value} is not a log-prob; "
-            "expected loss.lm_score=mean_logprob"
-        )
+        reason = f"a score by lm.score={score} is not a log-prob"
+        yield from _unread(config.loss, "loss", reason, "lm_score")
 
 
 def require_room(lm: LMConfig, max_tokens: int, text: int, document: int) -> None:
@@ -373,11 +342,8 @@ def chooses_by_dev(config: Config) -> bool:
 
 
 def _index_problems(config: Config | EvaluationConfig) -> Iterator[str]:
-    index = config.index
-    if not index.kind.strip():
-        yield "index.kind is empty; expected a preset such as flat_fp16, or a FAISS factory string"
-    if names_store(config.data.corpus) and index.kind != (exact := type(index)().kind):
-        yield f"index.kind is {index.kind}; expected {exact}, since the store of data.corpus is the index"
+    if names_store(config.data.corpus):
+        yield from _unread(config.index, "index", "the store of data.corpus is the index", "kind")
 
 
 def _resource_problems(resources: ResourcesConfig, *lms: LMConfig) -> Iterator[str]:
@@ -385,43 +351,29 @@ def _resource_problems(resources: ResourcesConfig, *lms: LMConfig) -> Iterator[s
         value = getattr(resources, role)
         if value != "auto" and (isinstance(value, str) or value < 1):
             yield f"resources.{role} is {value}; expected a whole number above 0, or auto"
-    if resources.score != "auto" and any(lm.url for lm in lms) and not any(lm.path for lm in lms):
-        yield "resources.score is set, but a server (lm.url) runs the LM; expected it only with lm.path. Remove it"
-
-
-def _rank_problems(config: Config) -> Iterator[str]:
-    ranks = config.resources.train
-    parts = config.train.micro_batches * (ranks if isinstance(ranks, int) else 1)
-    if config.train.batch_size % parts:
-        yield (
-            f"train.batch_size is {config.train.batch_size}; expected a multiple of ranks x micro_batches "
-            f"(resources.train x train.micro_batches = {parts})"
-        )
+    if any(lm.url for lm in lms) and not any(lm.path for lm in lms):
+        yield from _unread(resources, "resources", "a server (lm.url) runs the LM", "score")
 
 
 def _training_problems(config: Config) -> Iterator[str]:
-    """Check the loss and its micro-batches."""
-    if config.loss.in_batch and not config.loss.contrastive:
-        yield "loss.in_batch is true, but loss.contrastive is 0; expected loss.contrastive above 0"
-    if config.loss.in_batch and config.train.micro_batches > 1:
+    """Check the steps, their parts, and the GPUs of the roles."""
+    train, ranks = config.train, config.resources.train
+    if config.retrieve.k < 2:
+        yield f"retrieve.k is {config.retrieve.k}; expected at least 2, since one document gives no gradient"
+    if (lag := config.refresh.lag_steps or 0) > config.refresh.every_steps:
         yield (
-            f"train.micro_batches is {config.train.micro_batches} with loss.in_batch; expected 1, since "
-            "in-batch negatives need the whole batch"
+            f"refresh.lag_steps is {lag}; expected 0 to refresh.every_steps ({config.refresh.every_steps}), so that "
+            "one refresh is adopted before the next starts"
         )
-
-
-def _without_labels(config: Config) -> Iterator[str]:
-    """Refuse keys that need labels."""
-    given = {
-        "train.epochs": config.train.epochs,
-        "train.label_steps": config.train.label_steps,
-        "train.patience": config.train.patience,
-        "evaluate.heldout=false": not config.evaluate.heldout and config.lm.score is Teacher.logprob,
-    }
-    for key, value in given.items():
-        if value:
-            instead = "train.max_steps, or " if key == "train.epochs" else ""
-            yield f"{key} is set, but train.labels is not; expected {instead}train.labels=DIR"
+    yield from _resource_problems(config.resources, config.lm)
+    parts = train.micro_batches * (ranks if isinstance(ranks, int) else 1)
+    if train.batch_size % parts:
+        yield (
+            f"train.batch_size is {train.batch_size}; expected a multiple of ranks x micro_batches "
+            f"(resources.train x train.micro_batches = {parts})"
+        )
+    if config.loss.contrastive:
+        yield from _unread(train, "train", "loss.contrastive needs the whole batch", "micro_batches")
 
 
 def is_live(config: Config) -> bool:
@@ -430,44 +382,34 @@ def is_live(config: Config) -> bool:
     return config.train.examples is Examples.texts and not labelled
 
 
-def _on_questions(config: Config) -> Iterator[str]:
-    """Refuse keys that a training on questions does not read."""
-    train = config.train
-    if not config.data.questions:
-        yield "train.examples is questions, but data.questions is not set; expected data.questions=rule, lm or a file"
-    for name in ("labels", "label_steps", "epochs"):
-        if (value := getattr(train, name)) is not None:
-            instead = "train.max_steps instead" if name == "epochs" else "null, since the LM is not used"
-            yield f"train.{name} is {value} with train.examples=questions; expected {instead}"
-    if names_store(config.data.corpus):
-        yield "train.examples is questions, which are made from documents in files; expected no store as data.corpus"
-    if not (config.loss.contrastive and config.loss.in_batch):
-        yield (
-            "train.examples is questions, which learn from the batch's other documents; expected loss.in_batch=true "
-            "and loss.contrastive above 0"
-        )
-    if train.batch_size < 2:
-        yield f"train.batch_size is {train.batch_size} with train.examples=questions; expected at least 2"
-    if isinstance(train_ranks := config.resources.train, int) and train_ranks > 1:
-        yield f"resources.train is {train_ranks} with train.examples=questions; expected 1 or auto"
-
-
-def _with_labels(config: Config) -> Iterator[str]:
-    train = config.train
-    if train.label_steps is not None and train.epochs is not None:
-        yield "train.epochs is set with train.label_steps; expected train.max_steps instead"
-    elif train.label_steps is not None and train.label_steps >= train.max_steps:
-        yield (
-            f"train.label_steps is {train.label_steps} of train.max_steps={train.max_steps}; expected fewer. Remove "
-            "it to train all steps on labels"
-        )
-    if train.label_steps is not None and train.patience is not None:
-        yield "train.patience is set with train.label_steps; expected only one; live training evaluates at refreshes"
-    if config.train.labels == OWN_LABELS:
+def _supervision_problems(config: Config) -> Iterator[str]:
+    """Check the keys of a training on questions, on labels, or by live scores."""
+    train, evaluate = config.train, config.evaluate
+    if train.examples is Examples.questions:
+        reason = "train.examples=questions takes train.max_steps and no labels"
+        yield from _unread(train, "train", reason, "labels", "label_steps", "epochs")
+        if not config.data.questions:
+            yield "data.questions is not set, on which train.examples=questions trains; expected rule, lm or a file"
+        if names_store(config.data.corpus):
+            yield "train.examples is questions, made from documents in files; expected no store as data.corpus"
+        if not config.loss.contrastive:
+            yield "loss.contrastive is 0, by which train.examples=questions trains; expected a number above 0"
+        if train.batch_size < 2:
+            yield "train.batch_size is 1 with train.examples=questions; expected at least 2"
+    elif not train.labels:
+        reason = "train.labels is not set (DIR or auto)"
+        yield from _unread(train, "train", reason, "epochs", "label_steps", "patience")
+        if config.lm.score is Teacher.logprob:
+            yield from _unread(evaluate, "evaluate", reason, "heldout")
+    elif train.label_steps is not None:
+        reason = "live steps follow those on labels, by train.max_steps and with evaluations at refreshes"
+        yield from _unread(train, "train", reason, "epochs", "patience")
+        if train.label_steps >= train.max_steps:
+            yield f"train.label_steps is {train.label_steps} of train.max_steps={train.max_steps}; expected fewer"
+    if train.labels == OWN_LABELS:
         yield from labelling_problems(config)
-    ranks = config.resources.train
-    if isinstance(ranks, int) and ranks > 1:
-        yield f"resources.train is {ranks} with train.labels; expected 1 or auto, since one rank trains on labels"
+    if (train.labels or train.examples is Examples.questions) and config.resources.train != 1:
+        yield from _unread(config.resources, "resources", "one rank trains on labels or questions", "train")
 
 
 def labelling_problems(config: Config) -> Iterator[str]:
@@ -475,8 +417,7 @@ def labelling_problems(config: Config) -> Iterator[str]:
     label = config.label
     if (count := label.dense + label.bm25 + label.random) < 2:
         yield f"label.dense + .bm25 + .random is {count}; expected at least 2 candidates per example"
-    if label.hits and not label.dense:
-        yield f"label.hits is {label.hits}, but label.dense is 0; expected the number of its candidates"
-    for name in ("bm25", "random"):
-        if names_store(config.data.corpus) and (value := getattr(label, name)):
-            yield f"label.{name} is {value}; expected 0, since the store of data.corpus finds by vectors alone"
+    if not label.dense:
+        yield from _unread(label, "label", "label.dense, the number of its candidates, is 0", "hits")
+    if names_store(config.data.corpus):
+        yield from _unread(label, "label", "the store of data.corpus finds by vectors alone", "bm25", "random")

@@ -154,8 +154,7 @@ class LossConfig:
         Direction.kl_lm_retriever,
         "kl_lm_retriever: KL(Q || P_R) (ACL text); kl_retriever_lm: KL(P_R || Q) (arXiv text).",
     )
-    contrastive: float = key(0.0, "Weight of the contrastive loss on the LM's best document. 0: KL only.", FROM_0)
-    in_batch: bool = key(False, "Use the batch's other documents as negatives of the contrastive loss.")
+    contrastive: float = key(0.0, "Weight of a contrastive loss: the LM's best document against the batch's.", FROM_0)
 
 
 @dataclass
@@ -191,7 +190,6 @@ class TrainConfig:
     batch_size: int = key(64, "Training examples per step, over all ranks (paper: 64).", ABOVE_0)
     micro_batches: int = resumable(1, "Micro-batches per rank over which gradients are accumulated.", ABOVE_0)
     lr: float = key(2e-5, "Peak learning rate (paper: 2e-5); on questions times the untuned loss, at most 1.", ABOVE_0)
-    warmup_ratio: float = key(0.1, "Share of the steps with linear warmup (paper: 0.1); linear decay follows.", SHARE)
     precision: Precision = key(Precision.float32, "float32, bf16_mixed, or auto (bf16_mixed on capable hardware).")
     chunk_tokens: int | None = key(None, "Tokens per gradient-cache chunk, encoded twice. Default: no chunks.", ABOVE_0)
     pipeline_depth: int = key(1, "Batches retrieved and scored ahead. 0: strictly sequential.", FROM_0)

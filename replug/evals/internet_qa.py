@@ -56,7 +56,7 @@ from replug.evals.tables import Block, Blocks, Table
 from replug.models.ensemble import Retrieved
 from replug.models.lm_source import LMSource
 from replug.web import require_web
-from replug.web.passages import FoundEvidence, Passage, found_in_documents
+from replug.web.passages import MAX_PASSAGES, FoundEvidence, Passage, found_in_documents
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,6 @@ class InternetQa(Task):
         self._alone = {method.source for method in methods if not method.k}
         self._num_passages = max(method.k for method in methods)  # the most that any method reads
         self._searched: Sequence[Method] = ()  # the corpus search for passages
-        self._max_passages = 0
         self.found: Mapping[str, FoundEvidence] = {}
         self.in_pages: set[str] = set()
         names = (*(FREE_ANSWER_METRICS if metric == EXACT_MATCH else ()), *OTHER_METRICS)
@@ -120,9 +119,8 @@ class InternetQa(Task):
         data, num_passages = config.data, max(method.k for method in methods)
         if num_passages and config.web.engine == LOCAL and not (data.corpus or data.prepared or data.source):
             yield "data.corpus is missing; web.engine=local expects documents to search in, another engine needs none"
-        if num_passages > config.web.max_passages:
-            most = config.web.max_passages
-            yield f"web.max_passages is {most}, but a method reads {num_passages}; expected {num_passages} or more"
+        if num_passages > MAX_PASSAGES:
+            yield f"methods: one reads {num_passages} passages; expected at most {MAX_PASSAGES}"
 
     @classmethod
     def searches(cls, config: EvaluationConfig) -> list[Method]:
@@ -148,7 +146,7 @@ class InternetQa(Task):
             keys.max_new_tokens,
             config.seed,
         )
-        task._searched, task._max_passages = cls.searches(config), config.web.max_passages
+        task._searched = cls.searches(config)
         task.queries = queries_of(config, task.examples)
         if task._reranking and config.web.engine == LOCAL:
             require_extra("web", "sentencex", "sklearn", what="web.engine=local")
@@ -187,7 +185,7 @@ class InternetQa(Task):
         for method in self._searched:
             documents = (documents_of(method, book, row) for row in range(len(self.queries)))
             pairs = zip(self.queries, documents, strict=True)
-            self.take_evidence(found_in_documents(*pair, self._max_passages) for pair in pairs)
+            self.take_evidence(found_in_documents(*pair, MAX_PASSAGES) for pair in pairs)
         scorer, whole = lms.reranker or lms, AnswerPrompts(self.shots)
         labels = self.questions[0].labels
         self._answerer = Answerer(lms.lm, scorer.lm, self._max_new_tokens, self._seed, labels)

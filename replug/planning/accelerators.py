@@ -1,9 +1,8 @@
 """Peak rates and memory of GPUs, the shares of the peaks that roles reach, and `--gpus 8xA100`.
 
-Peaks are from NVIDIA's and AMD's data sheets, dense: half of the figures "with sparsity".
+Peaks are from NVIDIA's data sheets, dense: half of the figures "with sparsity".
 """
 
-import difflib
 import re
 import time
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 from replug.cluster.environment import allowed_cores
 from replug.cluster.layout import Node
 from replug.config.errors import UserError
+from replug.planning.memory import resolve_dtype
 
 GPUS_PER_NODE = 8
 # Shares of the dense peak, measured on one H200 (docs/gpu.md): GPT-2 XL scoring units of 8,192 tokens, BERT-base
@@ -26,13 +26,12 @@ SIZE, MANY, MEASURED_SECONDS = 64, 64, 0.5  # small matrices, multiplied by one 
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """Peak TFLOP/s in 16 bits and in float32, memory in GB, GB/s of memory."""
+    """Peak TFLOP/s in 16 bits and in float32, memory in GB."""
 
     name: str
     half: float
     float32: float
     memory_gb: float
-    bandwidth: float
     has_bfloat16: bool = True
 
     def peak(self, dtype: str) -> float:
@@ -41,43 +40,24 @@ class DeviceModel:
         return 1e12 * (self.half if is_half else self.float32)
 
 
-def resolve_dtype(name: str, has_bfloat16: bool) -> str:
-    """Return the precision of a name; resolves `auto` and `bf16_mixed`."""
-    if name == "auto":
-        return "bfloat16" if has_bfloat16 else "float32"
-    return "bfloat16" if name == "bf16_mixed" else name
-
-
 ACCELERATORS = {
     model.name: model
     for model in (
-        DeviceModel("A100", 312, 19.5, 80, 2039),
-        DeviceModel("A100-40GB", 312, 19.5, 40, 1555),
-        DeviceModel("H100", 989, 67, 80, 3350),
-        DeviceModel("H100-PCIe", 756, 51, 80, 2000),
-        DeviceModel("H100-NVL", 835, 60, 94, 3900),
-        DeviceModel("H200", 989, 67, 141, 4800),
-        DeviceModel("GH200", 990, 67, 96, 4000),
-        DeviceModel("B200", 2250, 75, 180, 7700),
-        DeviceModel("A10", 125, 31.2, 24, 600),
-        DeviceModel("A10G", 70, 35, 24, 600),
-        DeviceModel("A30", 165, 10.3, 24, 933),
-        DeviceModel("A40", 149.7, 37.4, 48, 696),
-        DeviceModel("A6000", 154.8, 38.7, 48, 768),
-        DeviceModel("L4", 121, 30.3, 24, 300),
-        DeviceModel("L40", 181, 90.5, 48, 864),
-        DeviceModel("L40S", 362, 91.6, 48, 864),
-        DeviceModel("V100", 125, 15.7, 32, 900, has_bfloat16=False),
-        DeviceModel("V100-16GB", 125, 15.7, 16, 900, has_bfloat16=False),
-        DeviceModel("T4", 65, 8.1, 16, 300, has_bfloat16=False),
-        DeviceModel("RTX3090", 71, 35.6, 24, 936),
-        DeviceModel("RTX4090", 165.2, 82.6, 24, 1008),
-        DeviceModel("RTX5090", 209.5, 104.8, 32, 1792),
-        DeviceModel("MI300X", 1307, 163.4, 192, 5300),
+        DeviceModel("A100", 312, 19.5, 80),
+        DeviceModel("A100-40GB", 312, 19.5, 40),
+        DeviceModel("H100", 989, 67, 80),
+        DeviceModel("H100-PCIe", 756, 51, 80),
+        DeviceModel("H200", 989, 67, 141),
+        DeviceModel("A10", 125, 31.2, 24),
+        DeviceModel("A10G", 70, 35, 24),
+        DeviceModel("L40S", 362, 91.6, 48),
+        DeviceModel("V100", 125, 15.7, 32, has_bfloat16=False),
+        DeviceModel("V100-16GB", 125, 15.7, 16, has_bfloat16=False),
+        DeviceModel("RTX4090", 165.2, 82.6, 24),
     )
 }
 # A card of another speed, or a part of one; SLURM's types have `_` for spaces, such as a100_3g.20gb.
-OTHER = re.compile(r"(?<![a-z])(ti|super|laptop|max|d|mig|\d+g\.\d+gb)(?![a-z])")
+OTHER = re.compile(r"(?<![a-z])(ti|super|laptop|max|d|nvl|mig|\d+g\.\d+gb)(?![a-z])")
 
 
 def find_accelerator(name: str) -> DeviceModel | None:
@@ -85,14 +65,13 @@ def find_accelerator(name: str) -> DeviceModel | None:
 
     The longest type with all words in the name wins, so that an A10G is not an A10, nor an H100 PCIe another H100.
     """
-    words = set() if OTHER.search(name.lower()) else _words(name)
-    fitting = [known for known in ACCELERATORS if _words(known) <= words]
-    return ACCELERATORS[max(fitting, key=lambda known: (len(_words(known)), len(known)))] if fitting else None
 
+    def words(of: str) -> set[str]:
+        return set(re.findall(r"[a-z]+|\d+", of.lower()))
 
-def _words(name: str) -> set[str]:
-    """Return the runs of letters and of digits in a name."""
-    return set(re.findall(r"[a-z]+|\d+", name.lower()))
+    is_other = OTHER.search(name.lower())
+    fitting = [known for known in ACCELERATORS if not is_other and words(known) <= words(name)]
+    return ACCELERATORS[max(fitting, key=lambda known: len(words(known)))] if fitting else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +113,14 @@ def parse_devices(text: str | None, nodes: int | None = None) -> Devices:
     if text is None:
         if nodes is not None:
             raise UserError(f"--nodes is {nodes}, but --gpus is missing; expected such as --gpus 8xA100")
-        return Devices(None, _multiplies_bfloat16(), core_rate=_machine_rate())
+        about = Path("/proc/cpuinfo").read_text()
+        return Devices(None, any(flag in about for flag in FLAGS), core_rate=_machine_rate())
     match = re.fullmatch(r"(\d+)\s*[x×*]\s*(\S.*)", text.strip())
     if not match or int(match.group(1)) == 0:
         raise UserError(f"--gpus is {text!r}; expected COUNTxTYPE with a count of 1 or more, such as 8xA100")
     count, name = int(match.group(1)), match.group(2)
     if (model := find_accelerator(name)) is None:
-        close = difflib.get_close_matches(name.upper(), ACCELERATORS, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise UserError(f"--gpus is {text!r}: {name!r} is unknown; expected one of {', '.join(ACCELERATORS)}{hint}")
+        raise UserError(f"--gpus is {text!r}: {name!r} is unknown; expected one of {', '.join(ACCELERATORS)}")
     if nodes is None:
         nodes = 1 if count % GPUS_PER_NODE else count // GPUS_PER_NODE
     if nodes < 1 or count % nodes:
@@ -158,8 +136,3 @@ def _machine_rate() -> float:
         matrices @ matrices
         seconds.append(time.perf_counter() - start)
     return allowed_cores() * 2 * MANY * SIZE**3 / min(seconds)
-
-
-def _multiplies_bfloat16() -> bool:
-    about = Path("/proc/cpuinfo")  # Linux only; elsewhere the plan assumes float32
-    return about.is_file() and any(flag in about.read_text() for flag in FLAGS)

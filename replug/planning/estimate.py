@@ -4,7 +4,6 @@ A unit of work is its FLOP divided by the rate that a role reaches. A role divid
 step takes as long as the busiest GPU, on which roles take turns; the search in host memory runs beside them.
 """
 
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -13,18 +12,15 @@ import psutil
 from replug.cluster.environment import allowed_cores
 from replug.cluster.layout import BUILDER, NAMES, SCORER, SEARCHER, TRAINER, Layout, PlannedGPU, lay_out
 from replug.config.errors import UserError
-from replug.config.paths import OURS
 from replug.config.rules import is_live
 from replug.config.schema import Config
 from replug.data.prepare.reading import num_processes
-from replug.data.sources.records import FieldMap
-from replug.data.sources.shards import SOURCE_SHARD_BYTES, source_bytes
+from replug.data.sources.shards import SOURCE_SHARD_BYTES
 from replug.index_workers.kinds import EXACT
 from replug.planning.accelerators import Devices, parse_devices
-from replug.planning.memory import disk_bytes, host_bytes, run_sizes, searched_width, trained_weights
+from replug.planning.memory import disk_bytes, host_bytes, run_sizes, trained_weights
 from replug.planning.model_sizes import ModelSize, lm_size, retriever_size
 from replug.planning.stages import (
-    BYTES_PER_TOKEN,
     PREPARING,
     TRAINING,
     Counts,
@@ -52,11 +48,12 @@ HOST_CORES = 64  # of a node that searches on its processors
 # Seconds of the process that feeds the scorers, for each pair and for each scorer (benchmarks/pool_overhead.py).
 FED_PAIR, FED_SCORER = 1.6e-5, 4e-4
 RING_WITHIN, RING_BETWEEN = 1e11, 1e10  # bytes a second of gradients: within a node (NVLink), between nodes (100 Gbit)
+NOT_COUNTED = "texts are estimated by their bytes or keys, since no files of rows are here to count"
 ROLES = {SCORER: "score", BUILDER: "embed", SEARCHER: "search", TRAINER: "train"}
 
 
 def plan_training(
-    config: Config, gpus: str | None, nodes: int | None, num_documents: int | None, price: float | None
+    config: Config, gpus: str | None = None, nodes: int | None = None, num_documents: int | None = None
 ) -> dict[str, Any]:
     """Plan a run on GPUs or on this machine. Raises UserError for a run that cannot be planned or does not fit."""
     counts, is_exact = count_texts(config, num_documents)
@@ -75,29 +72,18 @@ def plan_training(
     stages = [preparing, *stages] if preparing else stages
     seconds = [speeds.seconds(stage) for stage in stages]
     hours = None if None in seconds else sum(filter(None, seconds)) / 3600
-    dollars = None
-    if price is not None and hours is not None and devices.model is not None:
-        dollars = hours * devices.count * price
     disk, calls = disk_bytes(layout.config, counts), sum(stage.pairs for stage in stages)
     return {
         "devices": str(devices),
-        "lm": {"name": config.lm.path or config.lm.model, "parameters": lm and lm.parameters},
-        "retriever": {
-            "name": retriever.name,
-            "parameters": retriever.parameters,
-            "learning": trained_weights(config, retriever)[1],
-        },
         "texts": asdict(counts),
         "lm_calls": calls,
         "tokens": calls * lengths(config).pair,
         "stages": [{**asdict(one), "seconds": took} for one, took in zip(stages, seconds, strict=True)],
         "wall_hours": hours,
-        "price": price,
-        "dollars": dollars,
         "gpus": gpus_by_roles(layout),
         "host_gb": held / 1e9,
         "disk_gb": {name: value / 1e9 for name, value in {**disk, "total": sum(disk.values())}.items()},
-        "notes": list(_notes(config, is_exact, devices)),
+        "notes": [] if is_exact else [NOT_COUNTED],
     }
 
 
@@ -144,7 +130,7 @@ class Speeds:
         ranks, gradients = self._devices["train"], 4 * trained_weights(config, retriever)[1]
         ring = RING_WITHIN if ranks <= devices.count / devices.nodes else RING_BETWEEN
         self._exchange = 2 * gradients * (ranks - 1) / ranks / ring
-        self._search = self._search_seconds(searched_width(config, retriever.dim))
+        self._search = self._search_seconds(config.index.dims or retriever.dim)
 
     def seconds(self, stage: Stage) -> float | None:
         """Return the seconds of a stage; None where the LM's speed is not known."""
@@ -221,19 +207,3 @@ def gpus_by_roles(layout: Layout) -> list[dict[str, Any]]:
         kind = kinds.setdefault((*roles, taken), {"roles": roles, "count": 0, "gb": taken, "limit_gb": limit})
         kind["count"] += gpu.count
     return list(kinds.values())
-
-
-def _notes(config: Config, is_exact: bool, devices: Devices) -> Iterator[str]:
-    if not is_exact and config.data.corpus:
-        yield "rows of hub datasets are not counted: give them by --documents, data.num_queries, ..."
-    elif not is_exact:
-        yield f"texts follow from the source's bytes, at {BYTES_PER_TOKEN:g} a token: `replug prepare` counts them"
-    if devices.model is None:
-        yield "hours follow from matrix products on this machine; a run times its own work"
-    source = "" if is_exact else config.data.source or ""
-    if source and not OURS.fullmatch(source) and source_bytes(source, FieldMap.of(config.data.fields)) is None:
-        yield f"no file or folder {source} is here: it is taken for a dataset of the hub"
-    if config.lm.url:
-        yield "the server's speed is not known: LM calls and tokens are counted, the hours of their stages are not"
-    prepared = "preparing on processors, " if devices.model and not is_exact else ""
-    yield f"start-up, {prepared}saving and filling a lossy index are not counted"

@@ -15,7 +15,6 @@ from replug.config.paths import names_store
 from replug.config.schema import Config, LMConfig
 from replug.index_workers.kinds import SEARCH_BYTES, bytes_per_vector, num_lists, resolve_kind
 from replug.models.batching import ENCODER_TOKENS, ENCODER_TOKENS_WITH_GRADIENT, tokens_per_pass, weights_of_layers
-from replug.planning.accelerators import resolve_dtype
 from replug.planning.model_sizes import BERT_BASE, ModelSize, encoder_size, lm_size, retriever_size
 from replug.planning.stages import Counts, Lengths, lengths, num_pairs, refreshes
 
@@ -35,6 +34,13 @@ KEPT_CHECKPOINTS = 2  # while training
 SCORE_BYTES = 45  # a row of the cache: key, sum and counts, in pages that random keys fill to two thirds
 
 
+def resolve_dtype(name: str, has_bfloat16: bool) -> str:
+    """Return the precision of a name; resolves `auto` and `bf16_mixed`."""
+    if name == "auto":
+        return "bfloat16" if has_bfloat16 else "float32"
+    return "bfloat16" if name == "bf16_mixed" else name
+
+
 def known(size_of: Callable[[Any], ModelSize], model: Any) -> ModelSize | None:
     """Return the size of a model; None if neither a table nor a file has it."""
     try:
@@ -46,14 +52,6 @@ def known(size_of: Callable[[Any], ModelSize], model: Any) -> ModelSize | None:
 def retriever_or_base(config: Config) -> ModelSize:
     """Return the retriever's size; BERT-base's if it is not known."""
     return known(retriever_size, config.retriever) or encoder_size(BERT_BASE)
-
-
-def searched_width(config: Config, width: int) -> int:
-    """Return the dimensions that are stored and searched, of the `width` that the retriever gives."""
-    dims = config.index.dims
-    if dims is not None and dims > width:
-        raise UserError(f"index.dims is {dims}, but the retriever's vectors have {width} numbers; expected no more")
-    return dims or width
 
 
 # On GPUs ----------------------------------------------------------------------------------------------------------
@@ -160,7 +158,7 @@ def _vector_bytes(config: Config, retriever: ModelSize, num_documents: int) -> f
     """
     if names_store(config.data.corpus):
         return 0.0
-    dim, index = searched_width(config, retriever.dim), config.index
+    dim, index = config.index.dims or retriever.dim, config.index
     factory = resolve_kind(index.kind, dim, num_documents, index.nprobe).factory
     each = FLOAT16 * dim if factory is None else bytes_per_vector(factory, dim, num_documents)
     return None if each is None else num_documents * each
@@ -183,7 +181,7 @@ def host_bytes(layout: Layout, num_documents: int, has_bfloat16: bool, num_nodes
     vectors = 0.0
     if not index.search_on_gpu:
         known_bytes = _vector_bytes(config, retriever, num_documents or 1)
-        largest = num_documents * FLOAT32 * searched_width(config, retriever.dim)
+        largest = num_documents * FLOAT32 * (config.index.dims or retriever.dim)
         vectors = VERSIONS * (largest if known_bytes is None else known_bytes)
     return state_bytes(config, retriever) + weights + vectors / min(num_nodes, index.num_shards)
 
@@ -220,7 +218,7 @@ def version_bytes(config: Config, num_documents: int, retriever: ModelSize) -> f
     encoder = float(FLOAT32 * retriever.parameters)
     if names_store(config.data.corpus):
         return encoder
-    dim, index = searched_width(config, retriever.dim), config.index
+    dim, index = config.index.dims or retriever.dim, config.index
     factory = resolve_kind(index.kind, dim, num_documents or 1, index.nprobe).factory
     codes = (_vector_bytes(config, retriever, num_documents or 1) or 0.0) if factory else 0.0
     centroids = ((index.num_shards or 1) + 1) * num_lists(factory or "") * FLOAT32 * dim

@@ -35,7 +35,7 @@ from replug.models.score_cache import hashed
 from replug.web.engine import EngineRefused, Entry, SearchEngine
 from replug.web.extraction import Extractor, FetchFailed, decode_page
 from replug.web.fetch import Downloaded, Fetcher, FetchLimits, HostPort
-from replug.web.passages import FoundEvidence, Passage, nearest_passages
+from replug.web.passages import MAX_PASSAGES, FoundEvidence, Passage, nearest_passages
 
 KEY_BYTES = 16
 BUDGET = "requests.json"
@@ -107,7 +107,7 @@ class EvidenceFinder:
         elif not search["results"]:
             failures["no_results"] += 1
         pages = list(self._texts(search["results"], failures))
-        return nearest_passages(question, pages, self._web.max_passages, failures)
+        return nearest_passages(question, pages, MAX_PASSAGES, failures)
 
     def close(self) -> None:
         self._extractor.close()

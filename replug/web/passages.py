@@ -14,6 +14,7 @@ import numpy as np
 from replug.models.ensemble import Retrieved, document_weights
 
 SENTENCES_PER_PASSAGE = 6
+MAX_PASSAGES = 50  # kept for a question, the nearest (section 3.3)
 # Sentence splitting takes quadratic time, so pieces have at most 500 characters: the rest of a line, or up to the last
 # end of a sentence, or to white space.
 PIECE = re.compile(r"\S.{0,499}$|\S.{0,498}[.!?](?=\s)|\S.{0,499}(?=\s)|\S.{0,499}")

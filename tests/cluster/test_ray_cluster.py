@@ -1,5 +1,6 @@
 """The layouts of a run, and what they refuse."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -155,10 +156,13 @@ def test_a_rank_that_does_not_fit_is_refused():
     assert "expected train.chunk_tokens=8192" in refused(config, gpus(8, num_bytes=24e9), sizes)
 
 
-def test_an_lm_that_needs_several_gpus_has_them_for_itself():
-    config, sizes = paper("lm.path=llama-2-70b", "resources.score=1")
+def test_an_lm_that_needs_several_gpus_has_them_for_itself(tmp_path):
+    llama_2_70b = {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8}
+    llama_2_70b |= {"intermediate_size": 28_672, "vocab_size": 32_000, "hidden_act": "silu", "rope_theta": 1e4}
+    (tmp_path / "config.json").write_text(json.dumps({**llama_2_70b, "tie_word_embeddings": False}))
+    config, sizes = paper(f"lm.path={tmp_path}", "resources.score=1")
     assert "resources.score is 1, but one LM takes 2 GPUs" in refused(config, gpus(8, num_bytes=A100), sizes)
-    config, sizes = paper("lm.path=llama-2-70b")
+    config, sizes = paper(f"lm.path={tmp_path}")
     found = lay_out(config, gpus(8, 8, num_bytes=A100), sizes)
     assert by_key(found)[SCORER] == (6, 2.0) and by_key(found)[BUILDER][0] == 2
 

@@ -34,8 +34,6 @@ def test_a_plan_of_own_files_counts_the_lms_calls_and_takes_this_machine(tmp_pat
     assert [stage["pairs"] for stage in found["stages"]] == pairs and found["lm_calls"] == sum(pairs)
     assert found["stages"][0]["seconds"] == pytest.approx(40 * 400 * 12 / CUT_BYTES + 262 / KEPT_DOCUMENTS)
     assert found["devices"] == "this machine" and found["wall_hours"] > 0 and found["disk_gb"]["total"] > 0.1
-    on_gpu = planned(capsys, ROOT / "configs/own_data.yaml", asked, gpus="1xA100", price=2.0)
-    assert on_gpu["dollars"] == pytest.approx(2 * on_gpu["wall_hours"])
     plan(ROOT / "configs/own_data.yaml", asked)
     assert "1,776 LM calls" in capsys.readouterr().out
     by_texts = [*OWN, f"data.source={tmp_path}", "data.questions=null", "data.num_dev=100"]
@@ -45,9 +43,10 @@ def test_a_plan_of_own_files_counts_the_lms_calls_and_takes_this_machine(tmp_pat
 
 @pytest.mark.parametrize(("config", "overrides"), [(PAPER, []), (EVALUATION, ASKED)])
 def test_a_plan_is_made_without_torch_ray_or_faiss(config, overrides) -> None:
+    options = "gpus='8xA100'" if config == PAPER else "examples=10"
     code = (
         "import sys; from pathlib import Path; from replug.commands.plan import plan; "
-        f"plan(Path({str(config)!r}), {overrides!r}, gpus='8xA100', as_json=True); "
+        f"plan(Path({str(config)!r}), {overrides!r}, {options}, as_json=True); "
         "found = {'torch', 'ray', 'faiss', 'transformers', 'matplotlib'} & set(sys.modules); assert not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=100, capture_output=True)
@@ -66,4 +65,3 @@ def test_documents_that_are_not_counted_here_are_given_and_texts_are_counted(
     assert found["texts"] == {"documents": 5000, "queries": 7, "dev": 7, "heldout": 7}
     index = found["stages"][0]
     assert index["work"] == ("embed 5,000 documents" if corpus == "owner/name" else "ask the store of the documents")
-    assert not any("bytes" in note for note in found["notes"])

@@ -43,41 +43,35 @@ def config(tmp_path: Path) -> Path:
 TYPED = [
     # keys and values
     ("train {config} train.lrr=1", "train.lrr", "train.lr?"),
-    ("train {config} train.learning_rate=1e-4", "train.learning_rate"),
     ("train {config} loss.direction=kl", "loss.direction", "kl_lm_retriever"),
-    ("train {config} train.max_steps", "train.max_steps=10"),
+    ("train {config} train.max_steps", "key=value"),
     ("train {config} lm.path=[a", "lm.path=[a"),
     ("train {config} data.source=a data.prepared=set", "data.source", "data.prepared"),
     ("keys zzz", "zzz"),
     # configurations
     ("train own-data", "own-data does not exist; did you mean own_data?"),
-    ("train own_data", "missing: set it on the command line as retriever.path=VALUE"),
+    ("train own_data", "on the command line as retriever.path=VALUE"),
     ("train {tmp}", "configuration {tmp}"),
     ("train {tmp}/twice.yaml", "twice.yaml", "duplicate key seed"),
     # folders and files
     ("train {config} run_dir={config}", "run_dir: {config}"),
     ("train {config} data.source=null data.corpus={config}", "data.train"),
-    ("train {config} data.source=null data.prepared=/no/set", "data.prepared: /no/set"),
     ("train {config} data.source=/no/such/file", "data.source: /no/such/file"),
     ("export {tmp} --out {config}", "--out: {config}"),
-    ("doctor {tmp}/no", "{tmp}/no"),
     ("doctor {tmp}", "{tmp}"),
     # models
     ("train {config} lm.path={tmp}/no", "lm.path: {tmp}/no"),
-    ("train {config} lm.path=package:gpt5", "lm.path: package:gpt5"),
     ("train {config} lm.path=package:minilm", "lm.path: package:minilm", "package:smollm2"),
     ("train {config} retriever.path={config}", "retriever.path: {config}"),
     ("prepare {config} lm.path=null", "lm.path", "data.tokenizer"),
     # plans, serving and SLURM
     ("plan paper --nodes 2", "--gpus is missing"),
     ("plan paper --gpus 8xA100 --examples 9", "--examples"),
-    ("plan paper --gpus 8xA100 lm.path=acme/lm", "acme/lm"),
-    ("plan eval_lm --gpus 1xA100 --nodes 2 retriever.path=facebook/contriever lm.path=gpt2-xl", "--nodes"),
+    ("plan eval_lm --gpus 1xA100 retriever.path=facebook/contriever lm.path=gpt2-xl", "--gpus"),
     ("serve {tmp} --host 0.0.0.0", "--host 0.0.0.0", "$REPLUG_SERVE_TOKEN"),
     ("serve {tmp} web.engine=brave", "web.engine"),
     ("serve {tmp} --k 101", "--k", "100"),
     ("serve {tmp} lm.path=stand_in", "{tmp}", "no published index"),
-    ("serve {tmp}/no", "{tmp}/no"),
     ("slurm {config} --job tran", "--job", "tran"),
 ]
 
@@ -102,14 +96,6 @@ def test_a_home_that_cannot_be_written_is_named_with_the_variable_to_set(
     monkeypatch.setenv("HOME", str(tmp_path / "file/home"))
     told = replug("train", config).errors.splitlines()[-1]
     assert told.startswith(f"replug: {tmp_path}/file/home") and "REPLUG_CACHE" in told
-
-
-@pytest.mark.parametrize("content", [b"", b"{}\n", b"a note to myself"])
-def test_a_foreign_file_is_not_made_a_cache(tmp_path: Path, replug: CommandLine, content: bytes) -> None:
-    path = tmp_path / "notes"
-    path.write_bytes(content)
-    assert replug("doctor", path).status == 2
-    assert path.read_bytes() == content
 
 
 def raises(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:

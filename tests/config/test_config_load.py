@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from replug.config.choices import LMScore, Similarity, WandbMode
+from replug.config.choices import LMScore, WandbMode
 from replug.config.errors import UserError
 from replug.config.load import (
     config_to_yaml,
@@ -72,24 +72,13 @@ def test_data_given_on_the_command_line_overrule_those_of_the_file(tmp_path, yam
     assert load(tmp_path, f"data: {yaml}", *overrides).data == replace(DataConfig(), **left)
 
 
-def test_overrides_reach_enums_numbers_flags_and_null(tmp_path):
-    overrides = ("loss.lm_score=sum_logprob", "retriever.similarity=dot", "lm.chat=true", "train.lr=1e-3")
-    config = load(tmp_path, "train: {epochs: 4}", *overrides, "train.epochs=null")
-    assert (config.loss.lm_score, config.retriever.similarity) == (LMScore.sum_logprob, Similarity.dot)
-    assert (config.lm.chat, config.train.lr, config.train.epochs) == (True, 1e-3, None)
-    quoted = load(tmp_path, "", 'retriever.query_prompt="query: "')
-    assert quoted.retriever.query_prompt == "query: ", "white space at the end"
-
-
 @pytest.mark.parametrize(
     ("yaml", "override", "value"),
     [
-        (
-            "retriever: {query_prompt: yes}",
-            "retriever.query_prompt=off",
-            "off",
-        ),  # words, in a file and on the command line
-        ("retriever: {query_prompt: 2021-01-01}", "retriever.query_prompt=2021-01-01", "2021-01-01"),
+        ("data: {tokenizer: yes}", "data.tokenizer=off", "off"),  # words, in a file and on the command line
+        ("loss: {lm_score: sum_logprob}", "loss.lm_score=sum_logprob", LMScore.sum_logprob),
+        ("retriever: {query_prompt: 'q: '}", 'retriever.query_prompt="q: "', "q: "),  # white space at the end
+        ("train: {epochs: null}", "train.epochs=null", None),
         ("wandb: {mode: off}", "wandb.mode=off", WandbMode.off),
         ("lm: {chat: yes}", "lm.chat=on", True),
         ("train: {lr: 1e-3}", "train.lr=1E-3", 1e-3),
@@ -114,7 +103,7 @@ def test_the_resolved_yaml_loads_to_the_same_configuration(tmp_path):
 def test_a_key_that_a_stored_run_has_and_this_version_lacks_is_named_with_the_runs_file(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(config_to_yaml(load(tmp_path, "")).replace("  train: null\n", "  queries: null\n"))
-    with pytest.raises(UserError, match=rf"{path}.* data\.queries: unknown key; it is called data\.train"):
+    with pytest.raises(UserError, match=rf"{path}.* data\.queries: unknown key"):
         load_stored_config(path)
 
 

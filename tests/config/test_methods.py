@@ -9,26 +9,30 @@ RETRIEVERS = {"replug": "a", "lsr": "b"}
 
 
 def test_every_form_is_read():
-    names = ["none", "random@3", "bm25", "replug", "lsr@1", "replug@5/concat", "genread"]
-    assert parse_methods(names, 10, RETRIEVERS) == [
+    names = [
+        "none",
+        "random@3",
+        "bm25/softmax",
+        "replug",
+        "lsr/posterior",
+        "replug@5/concat",
+        "genread",
+        "untuned@3/even",
+    ]
+    methods = parse_methods(names, 10, RETRIEVERS)
+    assert methods == [
         Method("none", "none", 0, False),
         Method("random@3", "random", 3, False),
-        Method("bm25", "bm25", 10, False),
+        Method("bm25/softmax", "bm25", 10, False, "softmax"),
         Method("replug", "replug", 10, False),
-        Method("lsr@1", "lsr", 1, False),
+        Method("lsr/posterior", "lsr", 10, False, "posterior"),
         Method("replug@5/concat", "replug", 5, True),
         Method("genread", "genread", 1, False),
+        Method("untuned@3/even", "replug", 3, False, "even"),
     ]
-
-
-def test_weights_are_even_or_a_softmax_or_follow_the_text_where_the_name_says_so():
-    names = ["bm25", "bm25/softmax", "replug", "replug@3/even", "random/even"]
-    names += ["bm25@3/posterior", "random/posterior", "lsr/posterior"]
-    methods = parse_methods(names, 10, RETRIEVERS)
-    assert [method.is_weighted for method in methods] == [False, True, True, False, False, False, False, True]
-    assert [method.follows_text for method in methods] == [False] * 5 + [True] * 3
-    assert [method.k for method in methods] == [10, 10, 10, 3, 10, 3, 10, 10]
-    assert [methods[at].series for at in (2, 3, 5)] == ["replug", "replug/even", "bm25/posterior"]
+    assert [method.is_weighted for method in methods] == [False, False, True, True, True, False, False, False]
+    [own] = parse_methods(["tuned"], 10, {**RETRIEVERS, "tuned": "c"})
+    assert own.source == "tuned"  # not a synonym of lsr
 
 
 def test_comparisons_are_with_the_first_and_with_methods_that_differ_in_one_thing():

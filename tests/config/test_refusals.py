@@ -12,19 +12,17 @@ EVALUATION = "evaluation: language_modelling\nout: x\nmethods: [none]\nlm: {path
 
 # Overrides of a training, and what the message names.
 OF_TRAINING = {
-    "loss.in_batch=true": "loss.contrastive is 0",
-    "loss.in_batch=true loss.contrastive=1 train.micro_batches=2": "train.micro_batches is 2",
-    "train.epochs=2": "train.epochs is set",
-    "train.patience=1": "train.patience is set",
+    "loss.contrastive=1 train.micro_batches=2": "train.micro_batches is 2",
+    "train.epochs=2": "train.epochs is 2",
+    "train.patience=1": "train.patience is 1",
     "train.labels=x resources.train=2": "resources.train is 2",
     "data.num_dev=5 data.query_share=0.6 data.heldout_share=0.4": "for data.num_dev is 1.1",
-    "data.fields={a: {b: c}}": "data.fields.a is ",
     "ensemble.temperature=fit": "data.num_dev is 0",
-    "evaluate.heldout=false": "evaluate.heldout=false is set",
+    "evaluate.heldout=false": "evaluate.heldout is False",
     "refresh.every_steps=10 refresh.lag_steps=11": "refresh.lag_steps is 11",
     "lm={path: x}": "lm.path=VALUE",
     "retriever.query_path=DIR ": "retriever.query_path='\"DIR \"'",
-    "data.queries=q": "data.queries: unknown key; it is called data.train",
+    "data.queries=q": "data.queries: unknown key",
     "lr=3": "did you mean train.lr?",
     "train.labels=x train.max_steps=16 train.label_steps=16": "train.label_steps is 16",
 }
@@ -32,10 +30,10 @@ OF_EVALUATIONS = {
     "retrievers.none=x": "retrievers.none",
     "questions.query=x": "questions.query is 'x'",
     "methods=[]": "methods is empty",
-    "methods=[none,replug]": "retriever.path is missing",
+    "methods=[none,replug]": "retriever.path=DIR",
     "methods=[none,random]": "data.corpus is missing",
     "methods=[random/softmax]": "methods: random/softmax",
-    "methods=[replug/sum]": "methods: 'replug/sum'",
+    "methods=[replug/sum]": "methods: replug/sum",
     "methods=[bm25@0]": "methods: bm25@0",
     "methods=[genread@2]": "methods: genread@2",
     "methods=[none/posterior]": "methods: none/posterior",
@@ -45,7 +43,6 @@ OF_EVALUATIONS = {
     "evaluation=internet_qa methods=[replug@3]": "methods: replug@3 is unknown",
     "evaluation=internet_qa methods=[gold@3]": "methods: gold@3",
     "evaluation=internet_qa methods=[poe@0]": "methods: poe@0",
-    "evaluation=internet_qa k=10 methods=[poe,poe@10]": "methods: poe and poe@10",
 }
 
 

@@ -118,6 +118,12 @@ def test_every_key_shown_is_known(document: Path) -> None:
     assert not [key for key in shown if not _is_known(key)]
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: path.stem)
+def test_every_key_in_a_comment_of_a_configuration_is_known(path: Path) -> None:
+    comments = "\n".join(re.findall(r"#(.*)", path.read_text()))
+    assert not [key for key in KEY.findall(comments) if not _is_known(key)]
+
+
 @every_document
 def test_python_imports_only_what_there_is(document: Path) -> None:
     for language, block in FENCE.findall(document.read_text()):
@@ -164,31 +170,9 @@ def of_page(path: Path) -> Iterator[list[str]]:
             yield shlex.split(" ".join(code.split()))[1:]
 
 
-CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 HELP = sorted((ROOT / "replug/commands").rglob("*.py"))
 SHORT = ("--source", "--retriever", "--lm")
 TAKES_CONFIG = ("train", "evaluate", "prepare", "plan", "slurm")
-
-
-def of_comments(path: Path) -> Iterator[list[str]]:
-    """Whole commands, and keys that a comment tells to give, which are given with the file's own command."""
-    lines = [line.removeprefix("#").rstrip() for line in path.read_text().splitlines() if line.startswith("#")]
-    text = re.sub(r"\n {3,}(?! *replug )", " ", "\n".join(lines).replace("\\\n", " "))
-    own: list[str] = []
-    for line in text.splitlines():
-        words = [word.rstrip(".,") for word in shlex.split(line.replace("'s ", "s "))]
-        keys = [word for word in words if OVERRIDE.fullmatch(word)]
-        if match := re.search(r"\breplug ([a-z]+ \S.*)$", line):
-            command = shlex.split(match[1])
-            own = own or overrides_of(command)
-            yield command
-        elif keys:
-            yield ["evaluate", str(path.relative_to(ROOT)), *_unless_given(own, keys), *keys]
-
-
-def _unless_given(own: list[str], keys: list[str]) -> list[str]:
-    given = {key.partition("=")[0] for key in keys}
-    return [word for word in own if word.partition("=")[0] not in given]
 
 
 def of_help(path: Path) -> Iterator[list[str]]:
@@ -198,7 +182,7 @@ def of_help(path: Path) -> Iterator[list[str]]:
 
 
 def documented() -> Iterator[tuple[str, list[str]]]:
-    for read, paths in ((of_page, DOCUMENTS), (of_comments, CONFIGS), (of_help, HELP)):
+    for read, paths in ((of_page, DOCUMENTS), (of_help, HELP)):
         for path in paths:
             for words in read(path):
                 yield f"{path.name}: {' '.join(words)}", words

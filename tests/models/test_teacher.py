@@ -125,7 +125,7 @@ class SimpleSource:
             ("evaluate.heldout=false", "lm.score=answer", "loss.lm_score=probability"),
             r"loss.lm_score is probability, but a score by lm.score=answer is not a log-prob",
         ),
-        (("lm.api=chat",), r"lm.api is chat, but lm.path names a local LM; expected lm.chat=true"),
+        (("lm.api=chat",), r"lm.api is chat, but lm.path"),
     ],
 )
 def test_keys_that_do_not_go_with_a_teacher_are_refused(tmp_path: Path, overrides: Sequence[str], says: str) -> None:

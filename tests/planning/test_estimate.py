@@ -86,7 +86,7 @@ def test_a_resumed_run_on_its_own_labels_has_its_training_before_it(tmp_path: Pa
 
 def planned(config: Config, gpus: str, **keys: Any) -> dict[str, Any]:
     config = replace(config, resources=replace(config.resources, **keys))
-    return plan_training(config, gpus, None, None, None)
+    return plan_training(config, gpus)
 
 
 def seconds(plan: dict[str, Any]) -> list[float]:
@@ -119,32 +119,21 @@ def test_roles_that_share_gpus_take_turns_on_them(paper: Config) -> None:
     assert len(one["gpus"]) == 1 and one["gpus"][0]["gb"] < one["gpus"][0]["limit_gb"]
 
 
-def test_more_gpus_do_not_shorten_a_step_below_rank_0s_calls(paper: Config) -> None:
-    """Processor time of rank 0 with replicas that answer at once: benchmarks/pool_overhead.py."""
-    few, many = (seconds(planned(paper, gpus))[1] for gpus in ("64xH100", "128xH100"))  # 7 of 8 score
-    assert few < 25_000 * 78e-3 and many > 25_000 * (3.2e-3 + 1280 * 2.7e-5 + 112 * 4.4e-4) > few
-
-
 def test_the_hours_of_a_server_are_not_made_up(paper: Config) -> None:
     keys = ["lm.path=null", "lm.url=http://127.0.0.1:9/v1", "lm.model=m", "lm.tokenizer=package:smollm2"]
     config = load_config(ROOT / "configs/paper.yaml", [*keys, "data.num_documents=1000000"])
     plan = planned(config, "2xA100")
     assert [second is None for second in seconds(plan)] == [False, True, False, True]
-    assert (
-        plan["lm"]["parameters"] is None
-        and plan["wall_hours"] is None
-        and any("speed is not known" in note for note in plan["notes"])
-    )
+    assert plan["wall_hours"] is None
 
 
 @pytest.mark.parametrize(
     ("keys", "gpus", "named"),
     [
         ([], "1xA10", "chunk_tokens"),  # what makes it fit
-        (["lm.path=facebook/opt-66b", "resources.score=1", "resources.train=1", "resources.index=1"], "4xA100", "lm."),
+        (["resources.score=1", "resources.train=1", "resources.index=1"], "3xA10", "chunk_tokens"),
         (["lm.path=acme/lm"], "8xA100", r"lm\.path.*acme/lm"),
         (["retriever.path=acme/encoder"], "8xA100", r"retriever\.path.*acme/encoder"),
-        (["index.dims=1000"], "8xA100", r"index\.dims"),
         (["data.num_documents=null"], "8xA100", "--documents"),
         ([], "8A100", "--gpus"),
         ([], "0xA100", "--gpus"),
@@ -153,13 +142,13 @@ def test_the_hours_of_a_server_are_not_made_up(paper: Config) -> None:
 )
 def test_a_run_that_cannot_be_planned_or_does_not_fit_is_refused(keys: list[str], gpus: str, named: str) -> None:
     with pytest.raises(UserError, match=named):
-        plan_training(load_config(ROOT / "configs/paper.yaml", keys), gpus, None, None, None)
+        plan_training(load_config(ROOT / "configs/paper.yaml", keys), gpus)
 
 
 def test_a_run_that_this_machine_does_not_hold_is_refused(paper: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimate.psutil, "virtual_memory", lambda: type("Memory", (), {"total": 16e9}))
     with pytest.raises(UserError, match="this machine has 16 GB"):
-        plan_training(paper, None, None, None, None)
+        plan_training(paper)
 
 
 # Devices ------------------------------------------------------------------------------------------------------------
@@ -172,7 +161,7 @@ def test_a_run_that_this_machine_does_not_hold_is_refused(paper: Config, monkeyp
         ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
         ("NVIDIA H100 PCIe", "H100-PCIe"),
         ("Tesla V100-SXM2-16GB", "V100-16GB"),
-        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA H100 NVL", None),
         ("a100_3g.20gb", None),
         ("gpu", None),
     ],

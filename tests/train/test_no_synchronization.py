@@ -37,7 +37,7 @@ def stepping(module: LSRModule, scored: ScoredBatch) -> LSRModule:
 @pytest.mark.parametrize("levers", [False, True])
 def test_a_step_waits_for_nothing_before_its_backward_pass(stepping, levers, monkeypatch):
     if levers:
-        stepping._loss, stepping._dims = LossConfig(0.02, 0.5, contrastive=0.5, in_batch=True), 16
+        stepping._loss, stepping._dims = LossConfig(0.02, 0.5, contrastive=0.5), 16
     stepping._device = GPU
     with counted_stops(stepping.encoder, monkeypatch) as stops:
         assert stepping.training_step(Position(0), 0).device == GPU

@@ -31,7 +31,7 @@ from tests.support.runs import metrics, wait_for_step, what_must_be_equal
 DEBUG = ROOT / "configs/debug.yaml"
 NUM_DOCUMENTS = 240
 ON_QUESTIONS = (
-    *("train.examples=questions", "data.questions=rule", "loss.contrastive=1", "loss.in_batch=true"),
+    *("train.examples=questions", "data.questions=rule", "loss.contrastive=1"),
     *("train.max_steps=30", "train.batch_size=16", "train.lr=0.003", "loss.gamma=0.05", "evaluate.heldout=false"),
     *("data.source=null", "data.num_queries=1000", "data.num_heldout=100", "refresh.every_steps=3000"),
     "refresh.lag_steps=null",
@@ -141,7 +141,7 @@ def test_own_training_rows_are_trained_on_and_own_heldout_rows_judge(
         ("data.questions=null", "data.questions"),
         ("train.labels=auto", "train.labels"),
         ("train.epochs=1", "train.epochs"),
-        ("loss.in_batch=false", "loss.in_batch"),
+        ("loss.contrastive=0", "loss.contrastive"),
         ("train.batch_size=1", "train.batch_size"),
         ("resources.train=2", "resources.train"),
     ],
