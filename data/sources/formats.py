@@ -187,8 +187,8 @@ def _table_rows(source_shard: SourceShard, _: object) -> Read:
     if not header:
         header_line, cells = _first_cells(table, has_quotes=True)
         header = tuple(cell.strip() or f"unnamed {number}" for number, cell in enumerate(cells, start=1))
-        if len(set(header)) < len(header):
-            raise UserError(f"{name}:{header_line}: two columns of the header have one name; expected different names")
+        if twice := next((column for column in header if header.count(column) > 1), None):
+            raise UserError(f"{name}:{header_line}: two columns named {twice!r}; expected different names")
     for number, row in _cells(source_shard, has_quotes):
         if not isinstance(row, list):
             yield number, row

@@ -30,12 +30,12 @@ def test_a_plan_of_own_files_counts_the_lms_calls_and_takes_this_machine(tmp_pat
     asked = [*OWN, "data.questions=null", f"data.source={tmp_path}", "data.query_share=0.1"]
     found = planned(capsys, ROOT / "configs/own_data.yaml", asked)
     assert found["texts"] == {"documents": 262, "queries": 37, "heldout": 37, "dev": 37}
-    pairs = [0, 0, 37 * 13 + 37 * 14, 0, 0, 37 * 21]  # of 37 development texts no temperature is fitted
+    pairs = [0, 0, 2 * 37 * 13, 0, 0, 37 * 21]  # of 37 development texts no temperature is fitted
     assert [stage["pairs"] for stage in found["stages"]] == pairs and found["lm_calls"] == sum(pairs)
     assert found["stages"][0]["seconds"] == pytest.approx(40 * 400 * 12 / CUT_BYTES + 262 / KEPT_DOCUMENTS)
     assert found["devices"] == "this machine" and found["wall_hours"] > 0 and found["disk_gb"]["total"] > 0.1
     plan(ROOT / "configs/own_data.yaml", asked)
-    assert "1,776 LM calls" in capsys.readouterr().out
+    assert "1,739 LM calls" in capsys.readouterr().out
     by_texts = [*OWN, f"data.source={tmp_path}", "data.questions=null", "data.num_dev=100"]
     live = planned(capsys, ROOT / "configs/own_data_online.yaml", by_texts)
     assert live["devices"] == "this machine" and live["stages"][2]["pairs"] == 1000 * 16 * 20 + 37 * 10 * 6

@@ -17,7 +17,7 @@ DEBUG = str(ROOT / "configs/debug.yaml")
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "docs.jsonl").write_text('{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n')
-    write_evaluation(tmp_path / "outcomes", made_up_rows(40))
+    write_evaluation(tmp_path / "outcomes", made_up_rows(60))
     return tmp_path
 
 
