@@ -238,8 +238,8 @@ def test_documents_of_a_store_that_share_an_id_are_refused(
 def test_keys_that_need_every_document_are_refused_with_a_store() -> None:
     keys = ["data.corpus=lance:///x?table=a", "data.train=q", "data.heldout=h", "data.source=null", "run_dir=r"]
     for key, message in (
-        ("index.kind=sq8", "index.kind is sq8; expected flat_fp16, since the store"),
-        ("train.labels=auto", "label.bm25 is 4; expected 0, since the store"),
+        ("index.kind=sq8", "index.kind is sq8, but the store of data.corpus is the index; expected flat_fp16"),
+        ("train.labels=auto", "label.bm25 is 4, but the store of data.corpus finds"),
     ):
         with pytest.raises(UserError, match=message):
             load_config(ROOT / "configs/debug.yaml", [*keys, "label.bm25=4", key])
