@@ -1,8 +1,8 @@
 """Make questions about a document by a rule, in any language and without an LM. Pure.
 
 A date, a number or a name is removed from a sentence of the document and becomes the answer; a question word of the
-document's language stands before the rest, if it is known. The answer is right by construction. The questions are
-unnatural: they train and test a search, and no LM reads them.
+document's language stands before the rest, or in the answer's place if the language has it there. The answer is right
+by construction. The questions are unnatural: they train and test a search, and no LM reads them.
 """
 
 import random
@@ -15,7 +15,7 @@ from replug.data.prepare.prose import ABBREVIATION, LONGEST_HEADING, MARKS
 from replug.data.records import Document
 from replug.data.words import search_words
 
-# Question words for a date, a number and a name; other languages have none.
+# Question words for a date, a number and a name; languages of IN_PLACE put them in the answer's place.
 BEFORE = {
     "en": ("when", "how many", "who or what"),
     "de": ("wann", "wie viele", "wer oder was"),
@@ -27,12 +27,23 @@ BEFORE = {
     "ar": ("متى", "كم", "من أو ما"),
     "": ("", "", ""),
 }
+IN_PLACE = {
+    "hi": ("कब", "कितने", "कौन या क्या"),
+    "th": ("เมื่อไร", "เท่าไร", "ใครหรืออะไร"),
+    "ja": ("いつ", "いくつ", "誰または何"),
+    "zh": ("什么时候", "多少", "谁或什么"),
+    "ko": ("언제", "얼마", "누구 또는 무엇"),
+}
 SCRIPTS = {
     "th": r"\p{Thai}",
+    "ko": r"\p{Hangul}",
+    "ja": r"[\p{Hiragana}\p{Katakana}]",
+    "zh": r"\p{Han}",
     "ar": r"\p{Arabic}",
+    "hi": r"\p{Devanagari}",
     "ru": r"\p{Cyrillic}",
-    "other": r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Hangul}\p{Devanagari}]",  # scripts without capitals
 }
+MOST_OF_JAPANESE = 4  # Han characters that stand beside one of kana, at most
 FUNCTION_WORDS = {
     "en": "the and of to was is with that",
     "de": "der die das und ist von mit nicht ein eine wurde",
@@ -119,6 +130,8 @@ def _title(text: str) -> tuple[str, str]:
 def _language(text: str) -> str:
     """Return the language as far as question words need it, "" if neither script nor function words identify it."""
     counts = {name: 0 if text.isascii() else len(regex.findall(letters, text)) for name, letters in SCRIPTS.items()}
+    if counts["ja"] * MOST_OF_JAPANESE >= counts["zh"]:
+        counts["ja"], counts["zh"] = counts["ja"] + counts["zh"], 0
     counts["latin"] = len(regex.findall(r"\p{Latin}", text))
     script = max(counts, key=lambda name: counts[name])
     if script != "latin":
@@ -180,7 +193,8 @@ def _is_answer(span: str, sentence: str, title: str) -> bool:
 
 
 def _question(sentence: str, answer: str, kind: int, title: str, language: str) -> str:
-    rest = sentence.replace(answer, " ", 1).strip(MARKS_OF_ENDS)
+    word = IN_PLACE[language][kind] if language in IN_PLACE else ""
+    rest = sentence.replace(answer, f" {word} " if word else " ", 1).strip(MARKS_OF_ENDS)
     rest = " ".join(BEFORE_MARK.sub("", EMPTY.sub(" ", rest)).split()).strip(MARKS_OF_ENDS)
     named = set(search_words(BRACKETS.sub("", title)))
     is_named = 2 * len(named & set(search_words(rest))) >= len(named)

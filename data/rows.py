@@ -79,8 +79,19 @@ def read_rows(source: str | Path, fields: Mapping[str, str] | None = None, part:
             if row is not None:
                 if shard.kind in (TABS, *SEPARATORS):
                     row = {name: list_in(cell) if name in LISTS else cell for name, cell in row.items() if cell != ""}
+                elif shard.kind in ("jsonl", "array"):
+                    _require_utf8(row, where)
                 yield where, _renamed(row, fields) if fields else row
         before += number if files is None else 0
+
+
+def _require_utf8(row: dict[str, Any], where: str) -> None:
+    """Raise UserError for half a surrogate pair, which JSON's escapes can hold and UTF-8 cannot."""
+    for name, value in row.items():
+        try:
+            (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"{where}: field {name!r} holds half a surrogate pair") from error
 
 
 def row_files(source: str | Path, part: str = CORPUS) -> list[Path] | None:
@@ -146,8 +157,10 @@ def _renamed(row: dict[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
 def list_in(cell: str) -> Any:
     """Parse a list of JSON; returns any other text unchanged."""
     if cell.startswith("[") and cell.endswith("]"):
-        with suppress(ValueError):
-            return json.loads(cell)
+        with suppress(ValueError):  # of half a surrogate pair too
+            values = json.loads(cell)
+            json.dumps(values, ensure_ascii=False).encode()
+            return values
     return cell
 
 

@@ -5,8 +5,8 @@
     lance:///FOLDER?table=NAME
 
 `text`, `vector`, `source` and, outside Qdrant, `id` in the query name the fields of a document; the defaults are text,
-vector, the id as source, and id. Dots reach into nested fields of Qdrant and LanceDB; a view of PostgreSQL gives
-columns for others, and may hold the documents of one tenant. With a key, Qdrant servers are accessed by https, except
+vector, the id as source, and id. Dots reach into nested fields. `only=FIELD=VALUE` excludes all other documents, such
+as other tenants' or other LangChain collections in PostgreSQL. With a key, Qdrant servers are accessed by https, except
 on this machine or with `tls=false`. Other parameters of PostgreSQL go to libpq. Nothing is ever written into a store.
 """
 
@@ -29,7 +29,6 @@ from replug.data.sources.records import nested
 ROWS_PER_READ = 1000
 POSTGRESQL = ("postgresql", "postgres")  # schemes; libpq takes both
 COLLECTIONS = "collection_id"  # LangChain's column for several collections in one table
-CHOOSE = "expected one: name a view as the table, such as of WHERE collection_id = '...'"
 FIELDS = {"id": "id", "text": "text", "vector": "vector", "source": ""}
 
 
@@ -67,7 +66,10 @@ class CandidateSource(Protocol):
 
 
 class StoreAddress:
-    """The parts of a store's URL: location, collection or table, names of fields, other parameters."""
+    """The parts of a store's URL: location, collection or table, names of fields, other parameters.
+
+    `only` is a field and its required value; "" as the field means all documents.
+    """
 
     def __init__(self, url: str) -> None:
         """Parse a URL. Raises UserError for missing or unknown parameters, and for a password."""
@@ -82,15 +84,20 @@ class StoreAddress:
         if not name:
             raise UserError(f"data.corpus: {url} names no {key}; expected {url.partition('?')[0]}?{key}=NAME")
         fields = {field: given.pop(field, default) for field, default in FIELDS.items()}
+        only = given.pop("only", None)
+        field, has_value, value = (only or "").partition("=")
+        if only is not None and not (field and has_value):
+            raise UserError(f"data.corpus: {url} has only={only}; expected only=FIELD=VALUE, such as only=tenant=acme")
         tls = given.pop("tls", None) if parts.scheme == "qdrant" else None
         if tls not in (None, "true", "false"):
             raise UserError(f"data.corpus: {url} has tls={tls}; expected true or false")
         if given and parts.scheme not in POSTGRESQL:
-            expected = ", ".join((key, *FIELDS, *(["tls"] if key == "collection" else [])))
+            expected = ", ".join((key, *FIELDS, "only", *(["tls"] if key == "collection" else [])))
             raise UserError(f"data.corpus: {url} has the unknown parameter {min(given)!r}; expected {expected}")
         if not parts.hostname and parts.scheme not in POSTGRESQL and not Path(parts.path).is_dir():  # else created
             raise UserError(f"data.corpus: {url}: the folder {parts.path} does not exist")
         self.name, self.fields, self.others = name, fields, given
+        self.only = (field, value)
         self.uses_tls = None if tls is None else tls == "true"
 
     def document(self, id: Any, fields: dict[str, Any], vector: Any) -> StoredDocument:
@@ -110,7 +117,7 @@ class StoreAddress:
 
     def require_columns(self, found: Collection[str]) -> None:
         """Raise UserError if the table has no column for one of the fields."""
-        for field, column in self.fields.items():
+        for field, column in (*self.fields.items(), ("only", self.only[0])):
             if column and column not in found:
                 raise self.problem(f"no column {column!r} (found: {', '.join(found)}); name it by &{field}=COLUMN")
 
@@ -182,12 +189,20 @@ class Qdrant:
         if found.distance.value not in distances:
             raise address.problem(f"vectors are compared by {found.distance.value}; expected Cosine or Dot")
         self.similarity: str | None = distances[found.distance.value]
+        self._only = self._filter(*address.only) if address.only[0] else None
+
+    def _filter(self, field: str, value: str) -> Any:
+        """Return a filter on the value of a field, as a text, a number or a boolean."""
+        values: list[str | int | bool] = [value, int(value)] if value.isdigit() else [value]
+        values += [value == "true"] if value in ("true", "false") else []
+        matches = [self._models.MatchValue(value=one) for one in values]
+        return self._models.Filter(should=[self._models.FieldCondition(key=field, match=match) for match in matches])
 
     def __len__(self) -> int:
-        return self._client.count(self._address.name).count
+        return self._client.count(self._address.name, count_filter=self._only).count
 
     def search(self, vectors: np.ndarray, k: int, similarity: str) -> list[list[StoredDocument]]:
-        how = {"using": self._using or None, "limit": k}
+        how = {"using": self._using or None, "limit": k, "filter": self._only}
         requests = [
             self._models.QueryRequest(query=vector.tolist(), with_payload=True, with_vector=True, **how)
             for vector in vectors
@@ -206,6 +221,7 @@ class Qdrant:
             is_first = False
             found, offset = self._client.scroll(
                 self._address.name,
+                scroll_filter=self._only,
                 limit=ROWS_PER_READ,
                 offset=offset,
                 with_payload=True,
@@ -238,22 +254,32 @@ class PgVector:
         libpq = address.parts._replace(query=urlencode(address.others)).geturl()
         with address.asking(self._library.Error):
             self._connection = self._library.connect(libpq, autocommit=True)
-        fields = address.fields
+        names = {**address.fields, "only": address.only[0]}
+        only = address.only[1].replace("%", "%%")  # the driver reads % as the begin of a placeholder
         table = self._sql.Identifier(*(part.strip('"') for part in address.name.split(".")))
         with address.asking(self._library.Error):
-            columns = self._connection.execute(
+            found = self._connection.execute(
                 "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = %s::regclass "
                 "AND attnum > 0 AND NOT attisdropped",
                 [table.as_string(self._connection)],
             )
-            types = dict(columns.fetchall())
-        address.require_columns(types)
-        self._types = {field: types[column] for field, column in fields.items() if column}
-        self._columns = {field: self._sql.Identifier(column) for field, column in fields.items() if column}
+            types = dict(found.fetchall())
+        columns = {name: self._sql.Identifier(name) for name in types}
+        for name in filter(None, names.values()):
+            outermost, *path = name.split(".")
+            if name not in types and types.get(outermost) in ("json", "jsonb"):
+                columns[name] = self._sql.SQL("({} #>> {})").format(columns[outermost], path)
+        address.require_columns(columns)
+        self._types = {field: types.get(name, "text") for field, name in names.items() if name}
+        self._columns = {field: columns[name] for field, name in names.items() if name}
         self._columns.setdefault("source", self._columns["id"])
-        self._rows = self._sql.SQL("{table} WHERE {vector} IS NOT NULL").format(table=table, **self._columns)
-        if COLLECTIONS in types and self._ask(f"SELECT count(DISTINCT {COLLECTIONS}) FROM {{rows}}")[0][0] > 1:
-            raise address.problem(f"its table holds several collections; {CHOOSE}")
+        rows = "{table} WHERE {vector} IS NOT NULL" + " AND {only}::text = {value}" * bool(names["only"])
+        self._rows = self._sql.SQL(rows).format(table=table, value=only, **self._columns)
+        if COLLECTIONS in types and not names["only"]:
+            several = self._ask(f"SELECT DISTINCT {COLLECTIONS}::text FROM {{rows}} ORDER BY 1 LIMIT 10")
+            if len(several) > 1:
+                expected = f"choose one by &only={COLLECTIONS}=ID ({', '.join(str(one) for (one,) in several)})"
+                raise address.problem(f"its table holds several collections; {expected}")
         self.dim = self._width()
 
     def _width(self) -> int:
@@ -262,14 +288,14 @@ class PgVector:
             return int(width[1])
         least, most = self._ask("SELECT min(vector_dims({vector})), max(vector_dims({vector})) FROM {rows}")[0]
         if least != most:
-            raise self._address.problem(f"its vectors have {least} to {most} numbers; {CHOOSE}")
+            raise self._address.problem(f"its vectors have {least} to {most} numbers; choose by &only=COLUMN=VALUE")
         return least or 0
 
     def __len__(self) -> int:
         return self._ask("SELECT count(*) FROM {rows}")[0][0]
 
     def search(self, vectors: np.ndarray, k: int, similarity: str) -> list[list[StoredDocument]]:
-        # HNSW finds at most ef_search documents, 40 by default, of which a view may drop some. The vector in this
+        # HNSW finds at most ef_search documents, 40 by default, of which `only` may drop some. The vector in this
         # statement loads pgvector, whose settings are unknown before.
         self._ask(
             "SELECT '[0]'::vector, set_config('hnsw.ef_search', greatest(coalesce(nullif(current_setting("
@@ -321,32 +347,34 @@ class Lance:
         self._address, self._errors = address, (ValueError, RuntimeError, OSError)
         with address.asking(*self._errors):
             self._table = library.connect(address.parts.path).open_table(address.name)
-        schema, fields = self._table.schema, address.fields
-        outermost = {name: name if name in schema.names else name.partition(".")[0] for name in fields.values()}
+        schema, fields, only = self._table.schema, address.fields, address.only[0]
+        names = [*fields.values(), only]
+        outermost = {name: name if name in schema.names else name.partition(".")[0] for name in names}
         address.require_columns([name for name, column in outermost.items() if column in schema.names])
         self.dim = getattr(schema.field(fields["vector"]).type, "list_size", 0)
         self._columns = list(dict.fromkeys(filter(None, outermost.values())))
+        self._only = f"cast({only} as string) = {_quoted(address.only[1])}" if only else None
 
     def __len__(self) -> int:
-        return self._table.count_rows()
+        return self._table.count_rows(self._only)
 
     def search(self, vectors: np.ndarray, k: int, similarity: str) -> list[list[StoredDocument]]:
         found, column = [], self._address.fields["vector"]
         for vector in vectors:
             query = self._table.search(vector, vector_column_name=column, query_type="vector")
-            rows = query.distance_type(similarity).select([*self._columns, "_distance"]).limit(k).to_list()
+            query = query.where(self._only, prefilter=True).distance_type(similarity)
+            rows = query.select([*self._columns, "_distance"]).limit(k).to_list()
             found.append(self._documents(rows))
         return found
 
     def get(self, ids: Sequence[str]) -> list[StoredDocument]:
         column = self._address.fields["id"]
-        quoted = (f"'{id.replace(chr(39), 2 * chr(39))}'" for id in ids)
-        query = self._table.search().where(f"cast({column} as string) IN ({','.join(quoted)})")
+        query = self._table.search().where(f"cast({column} as string) IN ({','.join(map(_quoted, ids))})")
         found = query.select(self._columns).limit(len(ids) + 1).to_list()  # one more shows repeated ids
         return self._documents(found)
 
     def iterate(self) -> Iterator[StoredDocument]:
-        for batch in self._table.search().select(self._columns).limit(None).to_batches(ROWS_PER_READ):
+        for batch in self._table.search().where(self._only).select(self._columns).limit(None).to_batches(ROWS_PER_READ):
             yield from self._documents(batch.to_pylist())
 
     def close(self) -> None:
@@ -355,6 +383,10 @@ class Lance:
     def _documents(self, rows: Iterable[dict[str, Any]]) -> list[StoredDocument]:
         fields = self._address.fields
         return [self._address.document(row[fields["id"]], row, row[fields["vector"]]) for row in rows]
+
+
+def _quoted(text: str) -> str:
+    return f"'{text.replace(chr(39), 2 * chr(39))}'"
 
 
 KINDS: dict[str, Callable[[StoreAddress], CandidateSource]] = {

@@ -38,6 +38,12 @@ def question(*rows: dict) -> bytes:
 
 CORPUS = {
     "an array cut short": ("a.json", b'[{"id": 1, "text": "x"}, {"id": 2', r"a\.json, row 2: not valid JSON"),
+    "half a pair": ("a.jsonl", b'{"id": 1, "text": "x \\ud83d"}\n', r"a\.jsonl:1: field 'text' holds half a surrogate"),
+    "half a pair in an array": (
+        "a.json",
+        b'[{"id": 1, "text": "x", "a": ["\\ud83d"]}]',
+        r"a\.json, row 1: field 'a' holds",
+    ),
     "CSV with a row too short": ("a.csv", b"id,text\n1,x\n\n2\n", r"a\.csv:4: 1 columns, the header has 2"),
     "CSV with an open quote": ("a.csv", b'id,text\n1,"x\n', r"a\.csv:2: not valid CSV"),
     "CSV in latin-1": ("a.csv", b"id,text\n1,caf\xe9\n", r"a\.csv:2: not UTF-8"),
@@ -57,6 +63,7 @@ CORPUS = {
 EXAMPLES = {
     "MS MARCO's": (question({"answers": ["No Answer Present."]}), "field 'answers' is 'No Answer Present.'"),
     "SQuAD's": (question({"answers": {"text": [], "answer_start": []}}), "field 'answers' must be a list of texts"),
+    "half a pair": (question({"answers": '["\\ud83d"]'}), "field 'answers' must be a list of texts"),
     "no answers": (question({"answers": []}), r"rows\.jsonl:1: field 'answers' must be a list of texts"),
     "a context without an answer": (question({"context": "A passage."}), "'continuation' .* question, context"),
 }

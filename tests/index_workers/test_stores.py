@@ -149,11 +149,8 @@ def test_a_store_gives_the_candidates_of_exact_search_and_no_document_is_embedde
     assert (first.text, first.source) == (TEXTS[int(first.id)], f"author {first.id}")
 
 
-def test_a_view_of_postgresql_holds_the_documents_of_one_tenant(embedded: np.ndarray, tmp_path: Path) -> None:
-    filled = fill_store("postgresql", tmp_path, TEXTS, embedded)
-    with pytest.importorskip("psycopg").connect(filled.url.partition("&table=")[0], autocommit=True) as database:
-        database.execute("CREATE VIEW own AS SELECT * FROM docs WHERE team->>'name' = 'team 1'")
-    with closing(open_source(filled.url.replace("table=docs", "table=own"))) as source:
+def test_documents_of_another_tenant_are_never_found(filled: FilledStore, embedded: np.ndarray) -> None:
+    with closing(open_source(f"{filled.url}&only=team.name=team 1")) as source:
         own = np.arange(1, len(TEXTS), 2)
         for query in embedded[:4]:
             found = [int(doc.id) for doc in source.search(query[None], 60, "cosine")[0]]
@@ -161,6 +158,8 @@ def test_a_view_of_postgresql_holds_the_documents_of_one_tenant(embedded: np.nda
             wanted = -np.sort(-similarities)[:60]
             np.testing.assert_allclose(similarities[np.searchsorted(own, found)], wanted, atol=1e-6)
         assert sorted(int(doc.id) for doc in source.iterate()) == own.tolist() and len(source) == len(own)
+    with pytest.raises(UserError, match="it holds no documents"):
+        open_source(f"{filled.url}&only=team.name=100% '2'")
 
 
 # What may be wrong: one line each ----------------------------------------------------------------------------------
@@ -192,6 +191,7 @@ def test_a_wrong_collection_or_field_is_one_line(filled: FilledStore, change: tu
         ("lance:///x?table=a&kind=b", "has the unknown parameter 'kind'"),
         ("lance:///nowhere?table=a", "the folder /nowhere does not exist"),
         ("qdrant:///nowhere?collection=a", "the folder /nowhere does not exist"),
+        ("lance:///tmp?table=a&only=tenant", r"has only=tenant; expected only=FIELD=VALUE, such as only=tenant=acme"),
         ("lance:///tmp?table=a&tls=true", "has the unknown parameter 'tls'"),
         ("qdrant://h?collection=a&tls=no", "has tls=no; expected true or false"),
         ("postgresql://me:secret@host/db?table=a", r"holds a password; expected it in \$PGPASSWORD$"),
@@ -239,7 +239,7 @@ def test_keys_that_need_every_document_are_refused_with_a_store() -> None:
     keys = ["data.corpus=lance:///x?table=a", "data.train=q", "data.heldout=h", "data.source=null", "run_dir=r"]
     for key, message in (
         ("index.kind=sq8", "index.kind is sq8, but the store of data.corpus is the index; expected flat_fp16"),
-        ("train.labels=auto", "label.bm25 is 4, but the store"),
+        ("train.labels=auto", "label.bm25 is 4, but the store of data.corpus finds"),
     ):
         with pytest.raises(UserError, match=message):
             load_config(ROOT / "configs/debug.yaml", [*keys, "label.bm25=4", key])
@@ -350,6 +350,10 @@ def test_qdrants_vectors_are_told_apart_by_their_names(tmp_path: Path) -> None:
             [[found]] = source.search(np.array([[1.0, 0.0]], np.float32), 3, "cosine")
             assert (found.text, found.source) == ("words", "0")
             np.testing.assert_allclose(found.vector, [0.6, 0.8], atol=1e-6)
+        with closing(open_source(f"{url}&only=metadata.live=true")) as source:
+            assert len(source) == 1
+        with pytest.raises(UserError, match="holds no documents"):
+            open_source(f"{url}&only=metadata.live=false")
     with pytest.raises(UserError, match="its vectors are sparse"):
         open_source(f"qdrant://{tmp_path / 'q'}?collection=sparse")
 
@@ -400,17 +404,13 @@ def test_tables_of_langchain_and_of_prisma_are_read(tmp_path: Path) -> None:
             database.execute("INSERT INTO langchain_pg_embedding VALUES (%s, %s, %s, %s, %s)", row)
     with closing(open_source(f"{address}&table=Document&text=Text")) as source:
         assert [document.text for document in source.iterate()] == ["words"]
-    with pytest.raises(UserError, match="several collections"):
-        open_source(f"{address}&table=langchain_pg_embedding&text=document&vector=embedding")
-    with psycopg.connect(address, autocommit=True) as database:
-        database.execute(
-            "CREATE VIEW own AS SELECT id, document AS text, embedding AS vector, cmetadata->>'source' AS source "
-            "FROM langchain_pg_embedding WHERE collection_id = '11111111-1111-1111-1111-111111111111'"
-        )
-    with closing(open_source(f"{address}&table=own&source=source")) as source:
+    url = f"{address}&table=langchain_pg_embedding&text=document&vector=embedding&source=cmetadata.source"
+    with pytest.raises(UserError, match=r"several collections.* by &only=collection_id=ID \(0{8}-.*, 1{8}-"):
+        open_source(url)
+    with closing(open_source(f"{url}&only=collection_id=11111111-1111-1111-1111-111111111111")) as source:
         [[found]] = source.search(np.array([[1.0, 0.0, 0.0]], np.float32), 4, "cosine")
         assert (source.dim, found.text, found.source) == (3, "text 1", "1.md")
     with psycopg.connect(address, autocommit=True) as database:
         database.execute("UPDATE langchain_pg_embedding SET collection_id = NULL")
-    with pytest.raises(UserError, match="its vectors have 2 to 3 numbers"):
-        open_source(f"{address}&table=langchain_pg_embedding&text=document&vector=embedding")
+    with pytest.raises(UserError, match="its vectors have 2 to 3 numbers; choose by &only="):
+        open_source(url)
