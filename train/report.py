@@ -27,7 +27,7 @@ from replug.evals.language_modelling import headroom_lines
 from replug.evals.results import Entry, Results, num_clusters
 from replug.evals.tables import Block, Html, figure, grid, html_page, print_blocks, result_blocks
 from replug.train.development import describe_weights
-from replug.train.evaluation import LANGUAGE_MODELLING, QUESTION, QUESTIONS, RETRIEVAL
+from replug.train.evaluation import ANSWERS, LANGUAGE_MODELLING, QUESTION, QUESTIONS, RETRIEVAL
 from replug.train.run_dir import MEND, RunDirectory
 
 HELPED, HARMED, NOT_SHOWN = "HELPED", "HARMED", "NO DIFFERENCE SHOWN"
@@ -51,6 +51,7 @@ QUESTIONS_LINE = (
     "Success@k: the share of questions with a right document among the first k; MRR@20: the mean of 1 / the rank of "
     "the first right document. Gold documents are right, or for a question without any, documents that hold an answer."
 )
+ANSWERS_LINE = "Answers: the bits that the LM needs for a byte of a question's first answer, after its documents."
 SYMBOLS = (
     "bpb, bits per byte: how many bits the LM needs on average for a byte of a held-out text; lower is better.",
     "a − b: bits per byte of a minus bits per byte of b on the same texts; below 0, a is better.",
@@ -148,7 +149,12 @@ def _heldout_blocks(results: Results) -> list[Block]:
 
 
 def _question_blocks(results: Mapping[str, Any]) -> list[Block]:
-    return [QUESTIONS_LINE, *result_blocks(results[QUESTIONS], "held-out questions")] if QUESTIONS in results else []
+    blocks: list[Block] = []
+    if QUESTIONS in results:
+        blocks += [QUESTIONS_LINE, *result_blocks(results[QUESTIONS], "held-out questions")]
+    if ANSWERS in results:
+        blocks += [ANSWERS_LINE, *result_blocks(results[ANSWERS], "answers to held-out questions")]
+    return blocks
 
 
 # The verdict ----------------------------------------------------------------------------------------------------------

@@ -42,9 +42,11 @@ from replug.planning.stages import HELDOUT, INDEX, QUESTIONS_MADE, TRAINING, TUN
 from replug.train.callbacks import log_hyperparameters, loggers_of, publish_results, require_loggers
 from replug.train.development import Chooser, DevQuestions, LabelledDevTexts, QuestionChooser, describe_weights
 from replug.train.evaluation import (
+    ANSWERS,
     LANGUAGE_MODELLING,
     PICTURE,
     QUESTIONS,
+    evaluate_answers,
     evaluate_heldout,
     judge_by_questions,
     measured_encoder,
@@ -271,7 +273,7 @@ class _Run:
     ) -> dict[str, Any]:
         """Compare the untuned retriever with the tuned one, which has the weights of `step`.
 
-        Held-out questions need no LM. With the LM of `workers`, held-out texts are measured too.
+        Held-out questions need no LM. With the LM of `workers`, held-out texts and answers are measured too.
         """
         run, data = self._run, self._data
         results: dict[str, Any] = {}
@@ -279,6 +281,7 @@ class _Run:
             self._search_untuned(config, index, workers)
         with self._stages.stage(TUNED):
             self._search_tuned(config, index, step, workers)
+        texts = {}
         if workers is not None:
             texts = _retrieved(run.untuned_retrieval, run.tuned_retrieval)
             with self._stages.stage(HELDOUT):
@@ -289,6 +292,9 @@ class _Run:
             questions = self._questions.heldout
             found = _retrieved(run.questions_before, run.questions_after)
             results[QUESTIONS] = judge_by_questions(config, data, questions, found, run.evaluation / QUESTIONS)
+            if workers is not None and any(question.answers for question in questions):
+                found = {name: replace(of, temperature=texts[name].temperature) for name, of in found.items()}
+                results[ANSWERS] = evaluate_answers(config, data, workers, questions, found, run.evaluation / ANSWERS)
         return results
 
     def _search_untuned(self, config: Config, index: IndexService, workers: Workers | None) -> None:

@@ -16,7 +16,7 @@ scores.sqlite      the cache of LM scores
 lm_spent.json      requests and tokens sent to a server
 fitted.json        training has ended: the first development result, and that of the tuned weights
 retriever/         the tuned encoder; a pair if queries and documents have different ones (retriever.train)
-evaluation/        outcomes in language_modelling/, retrieval/ and questions/; `replug evaluate` adds index/
+evaluation/        outcomes in language_modelling/, retrieval/, questions/ and answers/; `replug evaluate` adds index/
 document_weights.json  the document weights along one text; drawn as weights.png
 results.json       the table; report.html beside it
 """
