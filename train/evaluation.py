@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 LANGUAGE_MODELLING, RETRIEVAL, QUESTIONS, ANSWERS = "language_modelling", "retrieval", "questions", "answers"
 PICTURE, MOST_TOKENS = "document_weights.json", 48  # of the text in the picture
+NUM_EXAMPLES, NUM_SHOWN = 6, 3  # texts or questions in the report, and documents of each retriever
 QUESTION = "replug", "lsr"  # the run's question: does the tuned retriever help more than the untuned one?
 Found = Mapping[str, RetrievedDocuments]  # by method, for all held-out texts
 
@@ -279,3 +280,19 @@ def search_heldout(
 def searched_version(config: Config, version: int) -> int:
     """Return the index version that an encoder searches: version 0 if documents do not learn."""
     return 0 if config.retriever.train is TrainedSide.query else version
+
+
+def first_documents(data: PreparedSet, found: Found, texts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a few of the texts or questions with each retriever's first documents, starting with changed ones."""
+    before, after = (found[name] for name in QUESTION)
+    rows = np.argsort(before.doc_rows[:, 0] == after.doc_rows[:, 0], kind="stable")[:NUM_EXAMPLES].tolist()
+
+    def shown(of: RetrievedDocuments, row: int) -> list[dict[str, Any]]:
+        documents = data.corpus.documents(of.doc_rows[row, :NUM_SHOWN])
+        similarities = of.similarities[row].tolist()
+        return [
+            {"id": doc.id, "text": doc.text, "similarity": value}
+            for doc, value in zip(documents, similarities, strict=False)
+        ]
+
+    return [{**texts[row], "before": shown(before, row), "after": shown(after, row)} for row in rows]

@@ -21,7 +21,7 @@ from replug.evals.tables import to_markdown
 from replug.models.ensemble_temperature import EnsembleTemperature
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
-from replug.train.evaluation import PICTURE, evaluate_answers, evaluate_heldout
+from replug.train.evaluation import NUM_EXAMPLES, PICTURE, evaluate_answers, evaluate_heldout, first_documents
 from replug.train.report import run_blocks
 from replug.train.workers import Workers
 
@@ -153,3 +153,13 @@ def test_the_lm_predicts_the_first_answer_of_each_question_that_has_one_after_it
     rows = [json.loads(line) for line in (tmp_path / "outcomes.jsonl").read_text().splitlines()]
     assert [row["id"] for row in rows] == [f"q{i}" for i in range(1, COUNT, 2)]
     assert "answers to held-out questions, n = 10" in to_markdown(run_blocks({"answers": results}))
+
+
+def test_the_reports_examples_begin_with_texts_whose_first_document_changed(data):
+    before, after = found(0), found(0)
+    after.doc_rows[[7, 12]] = found(7).doc_rows[[7, 12]]
+    examples = first_documents(data, {"replug": before, "lsr": after}, [{"id": f"w{i}"} for i in range(COUNT)])
+    assert [one["id"] for one in examples[:3]] == ["w7", "w12", "w0"] and len(examples) == NUM_EXAMPLES
+    sides = [[document["id"] for document in examples[1][side]] for side in ("before", "after")]
+    assert sides == [["d12", "d13", "d14"], ["d5", "d6", "d7"]]
+    assert examples[1]["after"][0] == {"id": "d5", "text": "thing5 is red2 red2", "similarity": 1.0}
