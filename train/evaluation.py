@@ -25,6 +25,7 @@ from replug.config.rules import FIT
 from replug.config.schema import Config
 from replug.data.files import write_json
 from replug.data.records import Example
+from replug.data.rows import one_line, question_prompt
 from replug.data.store import PreparedSet
 from replug.evals.ensemble_temperatures import fit_ensemble
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
@@ -44,8 +45,9 @@ from replug.train.workers import Workers
 
 log = logging.getLogger(__name__)
 
-LANGUAGE_MODELLING, RETRIEVAL, QUESTIONS = "language_modelling", "retrieval", "questions"
+LANGUAGE_MODELLING, RETRIEVAL, QUESTIONS, ANSWERS = "language_modelling", "retrieval", "questions", "answers"
 PICTURE, MOST_TOKENS = "document_weights.json", 48  # of the text in the picture
+NUM_EXAMPLES, NUM_SHOWN = 6, 3  # texts or questions in the report, and documents of each retriever
 QUESTION = "replug", "lsr"  # the run's question: does the tuned retriever help more than the untuned one?
 Found = Mapping[str, RetrievedDocuments]  # by method, for all held-out texts
 
@@ -92,6 +94,24 @@ def search_examples(
     return RetrievedDocuments(found.doc_rows, found.similarities)
 
 
+def evaluate_answers(
+    config: Config,
+    data: PreparedSet,
+    workers: Workers,
+    questions: Sequence[OpenQuestion],
+    found: Found,
+    folder: Path,
+) -> Results:
+    """Return bits per byte of the first answer to each question that has one; posterior weights read the question."""
+    rows = [row for row, question in enumerate(questions) if question.answers]
+    examples = []
+    for row in rows:
+        of, answer = questions[row].example, f" {one_line(questions[row].answers[0])}"
+        examples.append(Example(of.id, question_prompt(of.query), answer, of.group, of.source, query=of.query))
+    with_answer = {name: of.of(rows) for name, of in found.items()}
+    return _predict(config, data, workers, examples, with_answer, folder, is_asked=True)
+
+
 def _predict(
     config: Config,
     data: PreparedSet,
@@ -99,11 +119,12 @@ def _predict(
     examples: Sequence[Example],
     found: Found,
     folder: Path,
+    is_asked: bool = False,
 ) -> Results:
     """Measure every method on every text. Outcomes are reused only for the same LM and prompt settings."""
     k, lm = config.evaluate.k, config.lm
     methods = _methods(["none", *found, *(f"{name}/{POSTERIOR}" for name in found)], k)
-    weighting = posterior_weighting(config.ensemble, config.lm, is_asked=False)
+    weighting = posterior_weighting(config.ensemble, config.lm, is_asked)
     book = EvidenceBook(methods, data.corpus, found, [True] * len(examples), posterior=weighting)
     task = LanguageModelling(examples, beta=config.loss.beta)
     task.open(PromptedLM(workers.lm, workers.template), book)
@@ -116,7 +137,8 @@ def _predict(
     rows = _outcomes(task, book, folder, measured, "bits per byte")
     results = compare(task, rows, methods, config.seed, question=QUESTION)
     add_temperatures(results, book, len(examples))
-    write_json(folder / PICTURE, document_weights_picture(config, workers, examples, book, rows, list(found)[-1]))
+    if not is_asked:
+        write_json(folder / PICTURE, document_weights_picture(config, workers, examples, book, rows, list(found)[-1]))
     return results
 
 
@@ -258,3 +280,19 @@ def search_heldout(
 def searched_version(config: Config, version: int) -> int:
     """Return the index version that an encoder searches: version 0 if documents do not learn."""
     return 0 if config.retriever.train is TrainedSide.query else version
+
+
+def first_documents(data: PreparedSet, found: Found, texts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a few of the texts or questions with each retriever's first documents, starting with changed ones."""
+    before, after = (found[name] for name in QUESTION)
+    rows = np.argsort(before.doc_rows[:, 0] == after.doc_rows[:, 0], kind="stable")[:NUM_EXAMPLES].tolist()
+
+    def shown(of: RetrievedDocuments, row: int) -> list[dict[str, Any]]:
+        documents = data.corpus.documents(of.doc_rows[row, :NUM_SHOWN])
+        similarities = of.similarities[row].tolist()
+        return [
+            {"id": doc.id, "text": doc.text, "similarity": value}
+            for doc, value in zip(documents, similarities, strict=False)
+        ]
+
+    return [{**texts[row], "before": shown(before, row), "after": shown(after, row)} for row in rows]

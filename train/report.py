@@ -27,7 +27,7 @@ from replug.evals.language_modelling import headroom_lines
 from replug.evals.results import Entry, Results, num_clusters
 from replug.evals.tables import Block, Html, figure, grid, html_page, print_blocks, result_blocks
 from replug.train.development import describe_weights
-from replug.train.evaluation import LANGUAGE_MODELLING, QUESTION, QUESTIONS, RETRIEVAL
+from replug.train.evaluation import ANSWERS, LANGUAGE_MODELLING, QUESTION, QUESTIONS, RETRIEVAL
 from replug.train.run_dir import MEND, RunDirectory
 
 HELPED, HARMED, NOT_SHOWN = "HELPED", "HARMED", "NO DIFFERENCE SHOWN"
@@ -51,6 +51,10 @@ QUESTIONS_LINE = (
     "Success@k: the share of questions with a right document among the first k; MRR@20: the mean of 1 / the rank of "
     "the first right document. Gold documents are right, or for a question without any, documents that hold an answer."
 )
+EXAMPLES_LINE = (
+    "The marked text is the continuation that the LM must predict, or the answers; neither retriever sees it."
+)
+ANSWERS_LINE = "Answers: the bits that the LM needs for a byte of a question's first answer, after its documents."
 SYMBOLS = (
     "bpb, bits per byte: how many bits the LM needs on average for a byte of a held-out text; lower is better.",
     "a − b: bits per byte of a minus bits per byte of b on the same texts; below 0, a is better.",
@@ -87,6 +91,7 @@ def write_report(run: RunDirectory) -> dict[str, Any]:
     run.folder.require()
     results: dict[str, Any] = read_json(run.results, MEND)
     weights = read_json(run.document_weights, MEND) if run.document_weights.is_file() else {}
+    examples = read_json(run.examples, MEND) if run.examples.is_file() else []
     if weights:
         write_png(run.picture, partial(draw_document_weights, picture=weights), *_picture_size(weights))
     config = Html("<details><summary>resolved</summary><pre>{}</pre></details>")
@@ -95,6 +100,7 @@ def write_report(run: RunDirectory) -> dict[str, Any]:
         "": [*_verdict_blocks(results), *weights_lines(results)],
         "Held-out texts": _heldout_blocks(heldout) if heldout else [],
         "Questions": _question_blocks(results),
+        "First documents of each retriever": [EXAMPLES_LINE, *map(_example_block, examples)] if examples else [],
         "How to read this": [SYMBOLS] if heldout else [],
         "How weights follow a text": _picture_blocks(weights) if weights else [],
         "Gold documents": result_blocks(results[RETRIEVAL], RETRIEVAL) if RETRIEVAL in results else [],
@@ -148,7 +154,12 @@ def _heldout_blocks(results: Results) -> list[Block]:
 
 
 def _question_blocks(results: Mapping[str, Any]) -> list[Block]:
-    return [QUESTIONS_LINE, *result_blocks(results[QUESTIONS], "held-out questions")] if QUESTIONS in results else []
+    blocks: list[Block] = []
+    if QUESTIONS in results:
+        blocks += [QUESTIONS_LINE, *result_blocks(results[QUESTIONS], "held-out questions")]
+    if ANSWERS in results:
+        blocks += [ANSWERS_LINE, *result_blocks(results[ANSWERS], "answers to held-out questions")]
+    return blocks
 
 
 # The verdict ----------------------------------------------------------------------------------------------------------
@@ -261,6 +272,18 @@ def _picture_blocks(document_weights: Mapping[str, Any]) -> list[Block]:
     )
     draw = partial(draw_document_weights, picture=document_weights)
     return [figure(to_svg(draw, *_picture_size(document_weights)), caption, is_wide=True)]
+
+
+def _example_block(example: Mapping[str, Any]) -> Html:
+    """Return a text or question above the first documents of both retrievers, side by side."""
+    document = Html("<pre><span class=muted>{id} · {similarity:.3f}</span>\n{text}</pre>")
+    columns = [
+        Html("<div><b>{}</b>{}</div>").format(label, Html().join(document.format(**of) for of in example[side]))
+        for side, label in (("before", "untuned"), ("after", "tuned"))
+    ]
+    query = Html("<b>{}</b>\n").format(example["query"]) if "query" in example else ""
+    text = Html("<pre>{}{}<mark>{}</mark></pre>").format(query, example["context"], example["continuation"])
+    return Html("{}<div class=pair>{}</div><hr>").format(text, Html().join(columns))
 
 
 def _training_blocks(metrics: Rows) -> list[Block]:

@@ -42,10 +42,13 @@ from replug.planning.stages import HELDOUT, INDEX, QUESTIONS_MADE, TRAINING, TUN
 from replug.train.callbacks import log_hyperparameters, loggers_of, publish_results, require_loggers
 from replug.train.development import Chooser, DevQuestions, LabelledDevTexts, QuestionChooser, describe_weights
 from replug.train.evaluation import (
+    ANSWERS,
     LANGUAGE_MODELLING,
     PICTURE,
     QUESTIONS,
+    evaluate_answers,
     evaluate_heldout,
+    first_documents,
     judge_by_questions,
     measured_encoder,
     search_examples,
@@ -271,7 +274,7 @@ class _Run:
     ) -> dict[str, Any]:
         """Compare the untuned retriever with the tuned one, which has the weights of `step`.
 
-        Held-out questions need no LM. With the LM of `workers`, held-out texts are measured too.
+        Held-out questions need no LM. With the LM of `workers`, held-out texts and answers are measured too.
         """
         run, data = self._run, self._data
         results: dict[str, Any] = {}
@@ -279,16 +282,25 @@ class _Run:
             self._search_untuned(config, index, workers)
         with self._stages.stage(TUNED):
             self._search_tuned(config, index, step, workers)
+        texts: dict[str, RetrievedDocuments] = {}
+        examples: list[dict[str, Any]] = []
         if workers is not None:
             texts = _retrieved(run.untuned_retrieval, run.tuned_retrieval)
             with self._stages.stage(HELDOUT):
                 results |= evaluate_heldout(config, data, workers, texts, run.evaluation)
             picture = run.evaluation / LANGUAGE_MODELLING / PICTURE
             shutil.copyfile(picture, run.document_weights)  # `evaluate` writes another
+            examples = first_documents(data, texts, [text.as_row() for text in data.heldout.examples()])
         if self._questions is not None:
             questions = self._questions.heldout
             found = _retrieved(run.questions_before, run.questions_after)
+            asked = [{"context": of.example.query, "continuation": f"\n{', '.join(of.answers)}"} for of in questions]
+            examples = [*first_documents(data, found, asked), *examples]
             results[QUESTIONS] = judge_by_questions(config, data, questions, found, run.evaluation / QUESTIONS)
+            if workers is not None and any(question.answers for question in questions):
+                found = {name: replace(of, temperature=texts[name].temperature) for name, of in found.items()}
+                results[ANSWERS] = evaluate_answers(config, data, workers, questions, found, run.evaluation / ANSWERS)
+        write_json(run.examples, examples)
         return results
 
     def _search_untuned(self, config: Config, index: IndexService, workers: Workers | None) -> None:

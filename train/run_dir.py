@@ -16,7 +16,8 @@ scores.sqlite      the cache of LM scores
 lm_spent.json      requests and tokens sent to a server
 fitted.json        training has ended: the first development result, and that of the tuned weights
 retriever/         the tuned encoder; a pair if queries and documents have different ones (retriever.train)
-evaluation/        outcomes in language_modelling/, retrieval/ and questions/; `replug evaluate` adds index/
+evaluation/        outcomes in language_modelling/, retrieval/, questions/ and answers/; `replug evaluate` adds index/
+examples.json      a few held-out texts and questions with the first documents of both retrievers
 document_weights.json  the document weights along one text; drawn as weights.png
 results.json       the table; report.html beside it
 """
@@ -97,6 +98,7 @@ class RunDirectory:
         self.questions_after = path / "questions_after.npz"
         self.fitted = path / "fitted.json"
         self.results = path / "results.json"
+        self.examples = path / "examples.json"
         self.report = path / "report.html"
         self.document_weights = path / "document_weights.json"
         self.picture = path / "weights.png"
@@ -130,7 +132,7 @@ class RunDirectory:
         """Write results.json and the manifest, which ends the run; remove files that only an unfinished run needs."""
         write_json(self.results, results)
         files = [self.config, self.environment, self.fitted, self.metrics, self.results]
-        self.folder.finish([path.name for path in (*files, self.document_weights) if path.is_file()])
+        self.folder.finish([path.name for path in (*files, self.examples, self.document_weights) if path.is_file()])
         for folder in (self.checkpoints, self.best_weights):
             shutil.rmtree(folder, ignore_errors=True)
 

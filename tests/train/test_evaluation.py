@@ -15,12 +15,13 @@ from replug.data.records import Document, Example
 from replug.data.shards import corpus_sha256, write_documents, write_examples
 from replug.data.store import CorpusStore, ExampleStore
 from replug.evals.evidence import RetrievedDocuments
+from replug.evals.loop import Item
+from replug.evals.questions import OpenQuestion
 from replug.evals.tables import to_markdown
-from replug.models.black_box_lm import ContinuationScore
 from replug.models.ensemble_temperature import EnsembleTemperature
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
-from replug.train.evaluation import PICTURE, evaluate_heldout
+from replug.train.evaluation import NUM_EXAMPLES, PICTURE, evaluate_answers, evaluate_heldout, first_documents
 from replug.train.report import run_blocks
 from replug.train.workers import Workers
 
@@ -33,10 +34,10 @@ class CountingLM(StandInLM):
 
     calls = 0
 
-    def submit(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[list[ContinuationScore]]":
+    def submit(self, prefixes: Sequence[str], continuations: Sequence[str], read: int = 0) -> "Future[list]":
         self.calls += 1
-        future: Future[list[ContinuationScore]] = Future()
-        future.set_result(self.score(prefixes, continuations))
+        future: Future[list] = Future()
+        future.set_result(self.score(prefixes, continuations, read=read))
         return future
 
 
@@ -139,3 +140,26 @@ def test_other_documents_another_lm_or_another_prompt_are_measured_anew(config, 
     config.lm = replace(config.lm, too_long=TooLong.truncate)
     evaluate(config, data, lm, tmp_path / "out", shift=3)
     assert lm.calls == 3 * (COUNT + PICTURED)
+
+
+def test_the_lm_predicts_the_first_answer_of_each_question_that_has_one_after_its_own_documents(config, data, tmp_path):
+    workers = Workers(lm=CountingLM(), index=None, template=PromptTemplate())
+    retrieved = {"replug": found(7), "lsr": found(0)}
+    items = [Item(f"q{i}", f"what is thing{i}?", "all") for i in range(COUNT)]
+    questions = [OpenQuestion(item, (f"red{i % 3}", "x") if i % 2 else ()) for i, item in enumerate(items)]
+    results = evaluate_answers(config, data, workers, questions, retrieved, tmp_path)
+    before, after = (results[name]["bpb"] for name in ("replug", "lsr"))
+    assert after["n"] == COUNT / 2 and after["value"] < before["value"]
+    rows = [json.loads(line) for line in (tmp_path / "outcomes.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in rows] == [f"q{i}" for i in range(1, COUNT, 2)]
+    assert "answers to held-out questions, n = 10" in to_markdown(run_blocks({"answers": results}))
+
+
+def test_the_reports_examples_begin_with_texts_whose_first_document_changed(data):
+    before, after = found(0), found(0)
+    after.doc_rows[[7, 12]] = found(7).doc_rows[[7, 12]]
+    examples = first_documents(data, {"replug": before, "lsr": after}, [{"id": f"w{i}"} for i in range(COUNT)])
+    assert [one["id"] for one in examples[:3]] == ["w7", "w12", "w0"] and len(examples) == NUM_EXAMPLES
+    sides = [[document["id"] for document in examples[1][side]] for side in ("before", "after")]
+    assert sides == [["d12", "d13", "d14"], ["d5", "d6", "d7"]]
+    assert examples[1]["after"][0] == {"id": "d5", "text": "thing5 is red2 red2", "similarity": 1.0}

@@ -317,15 +317,16 @@ def test_a_killed_training_on_questions_goes_on_to_the_last_bit(trained: Path, t
 
 
 @pytest.mark.slow
-def test_a_training_on_labels_is_chosen_by_questions_and_judged_by_texts_and_questions(
+def test_a_training_on_labels_is_chosen_by_questions_and_judged_by_texts_questions_and_answers(
     tmp_path: Path, finish: Callable[..., str], rows: list[str]
 ) -> None:
     keys = [key for key in ON_QUESTIONS if not key.startswith(("train.examples", "evaluate", "train.max_steps"))]
     finish(tmp_path / "run", *keys, *rows, "train.labels=auto", "train.max_steps=6", "label.dense=4")
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert {"mrr", "share"} < results["weights"]["best"].keys()
-    assert results["questions"]["lsr"]["MRR@20"]["n"] == 18
+    assert results["questions"]["lsr"]["MRR@20"]["n"] == results["answers"]["lsr/posterior"]["bpb"]["n"] == 18
     assert results["verdict"]["texts"] and results["verdict"]["questions"]
+    assert "answers to held-out questions" in (tmp_path / "run/report.html").read_text()
 
 
 @pytest.mark.slow

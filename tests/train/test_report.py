@@ -47,6 +47,10 @@ METRICS = [
     }
     for step in range(1, 10)
 ]
+DOCUMENT = {"id": f"id {ATTACK}", "text": f"text {ATTACK}", "similarity": 0.5}
+EXAMPLES = [
+    {"context": f"before {ATTACK}", "continuation": f" after {ATTACK} 日本", "before": [DOCUMENT], "after": [DOCUMENT]}
+]
 PICTURE = {
     "id": f"text {ATTACK}",
     "method": "lsr/posterior",
@@ -67,6 +71,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     run.folder.claim({})
     run.config.write_text(config_to_yaml(config))
     run.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in METRICS))
+    run.examples.write_text(json.dumps(EXAMPLES))
     run.document_weights.write_text(json.dumps(PICTURE))
     run.finish(RESULTS)
     assert write_report(run) == RESULTS
@@ -88,8 +93,9 @@ def test_the_page_loads_nothing_begins_with_the_verdict_and_has_numbers_and_figu
         "<th>Success@20</th>",
         "the largest gain per byte over lsr (0.250 bits); the first 4 of its 60 tokens.",
         *(f">{token}</text>" for token in ("sky", "␣", "\\n\\n", "$a_b$␣&lt;␣c")),
-        *(f"{text} &lt;script&gt;" for text in ("text", "query_prompt:")),  # escaped, not run
+        *(f"{text} &lt;script&gt;" for text in ("before", "after", "text", "id", "query_prompt:")),  # escaped, not run
         "<td>a &amp; &lt;b&gt;</td>",
+        "日本",
     ):
         assert text in page, text
     assert run.picture.read_bytes().startswith(b"\x89PNG")
