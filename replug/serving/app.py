@@ -125,7 +125,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     async def chat(request: Request, body: ChatRequest) -> Response:
         """Answer from documents that are retrieved for the user's last message."""
         build = build_chat(service.template, service.chats, body.messages)
-        question = _question(service, body, build, body.messages[-1].content, service.limits.max_new_tokens)
+        question = _question(service, body, build, body.messages[-1].text, service.limits.max_new_tokens)
         return await _answer(service, request, [question], AnswerShape(is_chat=True), body)
 
 

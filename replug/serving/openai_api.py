@@ -78,7 +78,8 @@ Zero = Annotated[float, Field(ge=0, le=0)]
 class StrictRequest(BaseModel):
     """A request that refuses other keys and other types."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    # Pydantic reads every character of a bounded text only, and so refuses half characters, which no tokenizer reads.
+    model_config = ConfigDict(extra="forbid", strict=True, str_min_length=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -143,9 +144,22 @@ class CompletionRequest(_Generation):
     prompt: Texts
 
 
+class TextPart(StrictRequest):
+    type: Literal["text"]
+    text: str
+
+
+def _as_parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
 class Message(StrictRequest):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str
+    content: Annotated[list[TextPart], BeforeValidator(_as_parts)]
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content)
 
 
 class ChatRequest(_Generation):

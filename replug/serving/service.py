@@ -176,7 +176,7 @@ def build_chat(
         raise ApiError(400, message, code="no_chat_template")
     if messages[-1].role != "user":
         raise refused("messages", f"the last is the {messages[-1].role}'s; expected the user's")
-    rows = [{"role": "system" if m.role == "developer" else m.role, "content": m.content} for m in messages]
+    rows = [{"role": "system" if m.role == "developer" else m.role, "content": m.text} for m in messages]
 
     def build(document: str | None) -> str:
         last = template.fill(document, rows[-1]["content"])

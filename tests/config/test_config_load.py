@@ -120,7 +120,7 @@ def test_ask_takes_the_lm_of_the_run(tmp_path):
 # (sentence-transformers, which imports accelerate wherever it is installed).
 EXTRAS = (
     *("trafilatura", "lxml_html_clean", "protego", "sentencex"),
-    *("fastapi", "uvicorn", "prometheus_client", "peft", "gguf"),
+    *("fastapi", "uvicorn", "prometheus_client", "peft", "gguf", "lm_eval"),
 )
 IMPORTS = """
 import importlib, pkgutil, sys

@@ -146,6 +146,8 @@ class Chat(ShapedServer):
             said = {"content": None, "refusal": "I cannot help with that.", "finish_reason": "stop"}
         if manner == "thought" and thinks:
             said["content"] = thought + answer
+        if manner == "parts":
+            said["content"] = [{"type": "thinking", "thinking": []}, {"type": "text", "text": answer}]
         if manner == "only thought" and thinks:
             said = {"content": None, "reasoning": "Okay, the user wants", "finish_reason": "length"}
         if manner == "cut thought" and thinks:
@@ -175,6 +177,7 @@ def chat_scores(server: ShapedServer, **changes: Any) -> list[float]:
     ("manner", "said"),
     [
         ("plain", []),
+        ("parts", []),
         ("an error", []),
         ("new fields", ["does not take temperature=0, so it draws answers by its own settings"]),
         ("filter", ["filter gives no answer to the prompt that begins with 'A battle was fought.'"]),

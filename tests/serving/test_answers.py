@@ -63,7 +63,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, random_lms_need_make_no_sense
     return Tiny(lm, write_small_index(folder, TEXTS), tokenizer)
 
 
-def chat(*texts: str, **others: object) -> dict:
+def chat(*texts: object, **others: object) -> dict:
     roles = ["user", "assistant"] * len(texts)
     messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
     return {"path": "/v1/chat/completions", "model": "replug", "messages": messages, "max_tokens": 12, **others}
@@ -147,11 +147,11 @@ def test_pieces_of_a_stream_are_the_answer(tiny: Tiny) -> None:
 
 
 def test_a_chat_has_each_document_in_its_last_message_and_one_beginning(tiny: Tiny) -> None:
-    documents = tiny.replug(12).retrieve([TEXTS[1]])[0]
+    documents, halves = tiny.replug(12).retrieve([TEXTS[1]])[0], (TEXTS[1][:9], TEXTS[1][9:])
     prompts = [f"[user] hello\n[assistant] hi\n[user] {one.text}\n{TEXTS[1]}\n[assistant]" for one in documents]
 
     async def test(client):
-        asked = chat("hello", "hi", TEXTS[1])
+        asked = chat("hello", [{"type": "text", "text": "hi"}], [{"type": "text", "text": part} for part in halves])
         stream = await client.post(asked["path"], json=body_of({**asked, "stream": True}))
         return await post(client, **asked), events(stream.text)
 
@@ -230,6 +230,9 @@ REFUSED = [
     (completion("x", temperature=-1), 400, "temperature", "expected 0 (greedy), or 1e-06 or more"),
     (completion("x", temperature=1e-320), 400, "temperature", "expected 0 (greedy), or 1e-06 or more"),
     (completion(["x"] * 2049), 400, "prompt", "at most 2048 items"),
+    (chat("\ud800"), 400, "messages.0.content.0.text", "unable to parse raw data as a unicode string"),
+    (completion(["x", "\ud800"]), 400, "prompt.1", "unable to parse raw data as a unicode string"),
+    (chat([{"type": "image_url", "image_url": {"url": "x"}}]), 400, "messages.0.content.0.type", "should be 'text'"),
     (completion(["x", "y"], stream=True), 400, "prompt", "expected one with stream"),
     (completion("qz" * 100), 400, None, "the prompt and max_tokens=12 exceed 128 tokens"),
     (completion(["x", "qz" * 100]), 400, None, "the prompt and max_tokens=12 exceed 128 tokens"),

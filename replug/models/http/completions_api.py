@@ -236,6 +236,8 @@ def completion(api: str, body: Any, payload: dict[str, Any]) -> Any:
 
 def _chat_choice(choice: dict[str, Any], payload: dict[str, Any]) -> dict[str, Any]:
     message, reason, content = choice["message"], choice.get("finish_reason"), choice["message"]["content"] or ""
+    if isinstance(content, list):  # some servers send parts; other parts than texts are not the answer
+        content = "".join(part["text"] for part in content if part["type"] in ("text", "output_text"))
     steps = (choice.get("logprobs") or {}).get("content") or []
     logprobs = {
         "token_logprobs": [step["logprob"] for step in steps],
