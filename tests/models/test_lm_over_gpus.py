@@ -104,6 +104,7 @@ def test_layers_outside_of_the_gpus_are_refused_with_what_they_need(
 ) -> None:
     model = torch.nn.Linear(1000, 1000, bias=False)
     model.base_model_prefix = "model"
+    monkeypatch.setattr(torch.nn.Linear, "base_model", property(lambda own: own), raising=False)
     model.hf_device_map = {"model.embed": 0, "model.layers.0": 1, "model.layers.1": outside}
     report: dict[str, list] = {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": []}
     loader = SimpleNamespace(from_pretrained=lambda *_, **__: (model, report))

@@ -174,7 +174,7 @@ def test_a_spent_budget_or_a_server_that_stays_away_ends_the_run_and_the_same_co
 
 SMALL = (
     *("data.num_documents=150", "data.num_queries=16", "data.num_heldout=4", "retrieve.k=3", "evaluate.k=2"),
-    *("train.batch_size=2"),
+    "train.batch_size=2",
 )
 ONLINE = ("train.max_steps=4", "refresh.every_steps=1", "refresh.lag_steps=1")
 ON_LABELS = (
