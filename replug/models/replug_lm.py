@@ -6,7 +6,10 @@ and follow the text (`models.ensemble`). The LM inside is any `BlackBoxLM`: loca
 the sources, retrieve first and pass the documents: an answer has their weights, in the same order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+from threading import Event
 from typing import Any, overload
 
 import numpy as np
@@ -14,6 +17,7 @@ import numpy as np
 from replug.models.black_box_lm import (
     BlackBoxLM,
     ContinuationScore,
+    GrowingAnswer,
     Mixture,
     Watch,
     check_pairs,
@@ -152,6 +156,25 @@ class ReplugLM:
             return self.generate([prompts], options, None if documents is None else [documents])[0]
         documents = self._documents(prompts, documents)
         return answer_all(list(map(self._mixture, prompts, documents)), self._lm, options)
+
+    def stream(self, prompt: str, options: GenerationOptions, documents: Documents | None = None) -> Iterator[str]:
+        """Yield the answer of `generate` piece by piece: without half a stop or character; a server's as one piece."""
+        mixture = self._mixture(prompt, self.retrieve([prompt])[0] if documents is None else documents)
+        texts, growing, left = SimpleQueue[str | None](), GrowingAnswer(options.stop), Event()
+
+        def watch(_: int, text: str) -> bool:
+            texts.put(text)
+            return not left.is_set()
+
+        with ThreadPoolExecutor(1) as thread:
+            answers = thread.submit(answer_all, [mixture], self._lm, options, watch)
+            answers.add_done_callback(lambda _: texts.put(None))
+            try:
+                while (text := texts.get()) is not None:
+                    yield growing.grow(text)  # empty where a token settles no text
+                yield growing.end(answers.result()[0].text)
+            finally:  # a caller that reads no further ends the answer in the LM
+                left.set()
 
     def _documents(self, texts: Texts, documents: Sequence[Documents] | None) -> Sequence[Documents]:
         if documents is None:

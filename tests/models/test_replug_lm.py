@@ -133,6 +133,20 @@ def test_answers_are_the_mixtures(lm: HuggingFaceLM) -> None:
         np.testing.assert_allclose(answer.token_logprobs, logprobs, atol=1e-4)
 
 
+def test_a_stream_is_the_answer_in_pieces(lm: HuggingFaceLM) -> None:
+    options = GenerationOptions(12, ["the", "no such"])
+    replug = ReplugLM(lm, Shelf(found()), k=3)
+    for documents in (None, []):
+        pieces = list(replug.stream(CONTEXTS[0], options, documents))
+        assert "".join(pieces) == replug.generate(CONTEXTS[0], options, documents).text
+        assert len(pieces) > 1
+    left = replug.stream(CONTEXTS[0], options)
+    next(left)
+    left.close()
+    with pytest.raises(UnscorableText):
+        list(replug.stream("long " * 10_000, options, []))
+
+
 # Weights that follow the text ------------------------------------------------------------------------------------
 
 
