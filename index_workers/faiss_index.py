@@ -3,6 +3,7 @@
 Inner products throughout, on CPUs.
 """
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import torch
 
 from replug.config.errors import UserError
 from replug.index_workers.exact_search import MARGIN, BlockVectors, ExactShard, most_similar, order_exactly
-from replug.index_workers.kinds import EXPECTED, IndexKind, num_centroids
+from replug.index_workers.kinds import EXPECTED, MOST_LISTS_AT_ONCE, IndexKind, num_centroids, num_lists
 
 QUERIES = 64  # searched at once; the vectors of their candidates are held in memory
+TRAINS_ALONE = "\x01"  # FAISS's `quantizer_trains_alone` of a quantizer that is not filled with centroids
 
 
 def check_kind(kind: IndexKind, dim: int, num_documents: int) -> None:
@@ -45,8 +47,46 @@ def train_quantizer(kind: IndexKind, sample: np.ndarray, out: Path) -> None:
     assert kind.factory is not None
     index = faiss.index_factory(sample.shape[1], kind.factory, faiss.METRIC_INNER_PRODUCT)
     if not index.is_trained:
-        index.train(np.ascontiguousarray(sample, dtype=np.float32))
+        vectors = np.ascontiguousarray(sample, dtype=np.float32)
+        if num_lists(kind.factory) > MOST_LISTS_AT_ONCE:
+            _train_lists(index, vectors)
+        index.train(vectors)
     _write(index, out)
+
+
+def _train_lists(index: Any, vectors: np.ndarray) -> None:
+    """Give an index with very many lists their centroids; FAISS then trains the rest."""
+    lists: Any = index
+    if isinstance(index, faiss.IndexPreTransform):  # a rotation or projection before the lists
+        lists = faiss.downcast_index(index.index)
+        chain: Any = index.chain
+        for transform in [faiss.downcast_VectorTransform(chain.at(i)) for i in range(chain.size())]:
+            if not transform.is_trained:
+                transform.train(vectors)
+            vectors = transform.apply(vectors)
+    if lists.quantizer_trains_alone != TRAINS_ALONE:
+        centroids = two_level_centroids(vectors, lists.nlist, lists.cp.niter, lists.cp.spherical)
+        lists.quantizer.train(centroids)
+        lists.quantizer.add(centroids)
+
+
+def two_level_centroids(vectors: np.ndarray, count: int, iterations: int, spherical: bool) -> np.ndarray:
+    """Return centroids [count, D] of vectors [N, D]: of sqrt(count) clusters, then of each by its share.
+
+    An iteration compares each vector with about 2 sqrt(count) centroids, not with all: 512 instead of 65,536.
+    """
+
+    def k_means(points: np.ndarray, k: int) -> faiss.Kmeans:
+        means = faiss.Kmeans(points.shape[1], k, niter=iterations, spherical=spherical, min_points_per_centroid=1)
+        means.train(points)
+        return means
+
+    coarse = k_means(vectors, math.isqrt(count))
+    _, cluster_of = coarse.assign(vectors)
+    sizes = np.bincount(cluster_of, minlength=coarse.k)
+    shares = np.diff(np.cumsum(sizes) * count // len(vectors), prepend=0)  # a cluster of a few vectors may have none
+    members = np.split(np.argsort(cluster_of, kind="stable"), np.cumsum(sizes)[:-1])
+    return np.concatenate([k_means(vectors[of], int(k)).centroids for of, k in zip(members, shares, strict=True) if k])
 
 
 def fill(quantizer: Path, blocks: Iterable[np.ndarray], out: Path) -> None:

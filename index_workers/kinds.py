@@ -17,7 +17,7 @@ EXACT = "flat_fp16"
 # k-means wants this many points for each centroid; FAISS warns below.
 POINTS_PER_LIST = 39
 LEAST_CENTROIDS = 256  # a training sample suffices for at least this number
-MOST_LISTS = 4_096  # of a preset: the time of its k-means grows with lists x points
+MOST_LISTS_AT_ONCE = 4_096  # of one k-means, with time in lists x points; more are trained in two levels
 
 
 # Preset -> factory string, by `dim` and, for inverted files, number of `lists`. Product quantizers have four bits for
@@ -66,7 +66,7 @@ def resolve_kind(name: str, dim: int, num_documents: int, nprobe: int | None) ->
 
 def preset_lists(num_documents: int) -> int:
     """Return the lists of an IVF preset: a power of two near 8 sqrt(n), fewer if points to train them are missing."""
-    most = min(8 * num_documents**0.5, num_documents / POINTS_PER_LIST, MOST_LISTS)
+    most = min(8 * num_documents**0.5, num_documents / POINTS_PER_LIST)
     return 1 << max(0, int(most).bit_length() - 1)
 
 
@@ -95,10 +95,10 @@ def default_overretrieve(factory: str, num_documents: int) -> int:
 def training_rows(factory: str, num_documents: int) -> np.ndarray:
     """Return rows of the sample that quantizers are trained on: evenly spread, the same every time.
 
-    Twice the points that k-means wants, or fewer for very many lists: memory holds them all.
+    Twice the points that k-means wants, or only the points it wants for very many lists: memory holds them all.
     """
     centroids = max(num_centroids(factory), LEAST_CENTROIDS)
-    points = POINTS_PER_LIST * max(min(2 * centroids, 2 * MOST_LISTS), centroids)
+    points = POINTS_PER_LIST * max(min(2 * centroids, 2 * MOST_LISTS_AT_ONCE), centroids)
     return np.linspace(0, num_documents - 1, min(num_documents, points)).round().astype(np.int64)
 
 

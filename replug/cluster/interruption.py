@@ -1,4 +1,4 @@
-"""Pre-emption: the effect of SIGTERM, SIGUSR1 and Ctrl-C on a run.
+"""Pre-emption: the effect of SIGTERM, SIGUSR1, a closed terminal (SIGHUP) and Ctrl-C on a run.
 
 Outside the training steps all results are on disk, so the process ends at once. During the steps the signal is
 remembered; the next boundary, or the current wait, raises, and the step is saved. A main thread that waits inside a
@@ -45,11 +45,11 @@ Result = TypeVar("Result")
 RESUMES = "the same command resumes"
 EXIT_STATUS = 75  # EX_TEMPFAIL: the same command resumes
 CTRL_C_STATUS = 130  # as shells have it: 128 and the signal's number
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 LOOK_SECONDS = 0.2  # between checks for a signal or another end of a wait
 # From the signal until the process has ended. SLURM kills 30 s after SIGTERM by default; our job scripts ask it for
 # SIGUSR1 120 s before the end. Nothing kills after Ctrl-C, and a second Ctrl-C ends the wait.
-SECONDS_TO_END = {signal.SIGTERM: 25.0, signal.SIGUSR1: 110.0, signal.SIGINT: 110.0}
+SECONDS_TO_END = {signal.SIGTERM: 25.0, signal.SIGUSR1: 110.0, signal.SIGHUP: 25.0, signal.SIGINT: 110.0}
 SAVING = "replug: Ctrl-C: saving the current step; a second Ctrl-C ends at once, without it"
 
 
@@ -60,6 +60,7 @@ class Interruption:
         self._is_deferred = False
         self._signal: int | None = None
         self._numbers: list[signal.Signals] = []
+        self._of_terminal: list[int] = []
         self._ended = threading.Event()
         self._wakeup: socket.socket | None = None  # Python writes signal numbers to it even while C code runs
 
@@ -75,7 +76,10 @@ class Interruption:
             yield
             return
         before = {number: signal.getsignal(number) for number in SIGNALS}
-        self._numbers = [number for number in SIGNALS if before[number] is not signal.default_int_handler]
+        if before[signal.SIGHUP] is signal.SIG_IGN:  # by nohup
+            del before[signal.SIGHUP]
+        self._numbers = [number for number in before if before[number] is not signal.default_int_handler]
+        self._of_terminal = [stream for stream in (0, 1, 2) if os.isatty(stream)]  # now: isatty denies a closed one
         own, self._wakeup = socket.socketpair()
         self._wakeup.setblocking(False)
         wakeup_before = signal.set_wakeup_fd(-1)
@@ -121,6 +125,10 @@ class Interruption:
             number = byte[0]
             if number not in self._numbers:
                 continue
+            if number == signal.SIGHUP:  # every line to the closed terminal would raise an error
+                nowhere = os.open(os.devnull, os.O_RDWR)
+                for stream in self._of_terminal:
+                    os.dup2(nowhere, stream)
             is_again = number == self._signal == signal.SIGINT
             if is_again or (self._signal is None and not self._is_deferred):
                 _say(f"replug: interrupted by {_called(number)}; finished work is kept; run the same command again")

@@ -1,9 +1,12 @@
 """A signal ends a process in time, wherever its main thread is: also in a library that waits and runs no Python."""
 
+import fcntl
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 
@@ -124,6 +127,35 @@ def test_a_run_that_answers_the_signal_is_left_to_itself(begun):
     status, said, _ = interrupted("waits", [signal.SIGTERM], begun)
     assert status == 1  # what the command line makes 75 of
     assert said.strip().endswith("Interrupted: interrupted by SIGTERM; the same command resumes")
+
+
+def test_a_closed_terminal_saves_the_step_and_a_process_under_nohup_goes_on(begun):
+    environment, (master, slave) = {**os.environ, "PYTHONPATH": str(ROOT)}, pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, "waits"],
+        **dict.fromkeys(("stdin", "stdout", "stderr"), slave),
+        env=environment,
+        # The tests may run under nohup, whose children ignore it too.
+        preexec_fn=lambda: (
+            os.setsid(),
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        ),
+    )
+    begun.append(process)
+    os.close(slave)
+    child = psutil.Process(int(os.read(master, 100)))
+    os.close(master)
+    assert process.wait(timeout=20) == 1, "it raised Interrupted, of which the command line makes 75"
+    child.kill()
+    wrapped = ["nohup", sys.executable, "-c", SCRIPT, "runs"]
+    ignoring = subprocess.Popen(wrapped, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
+    begun.append(ignoring)
+    child = psutil.Process(int(ignoring.stdout.readline()))
+    ignoring.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        ignoring.wait(timeout=1.5)
+    child.kill()
 
 
 def test_in_a_users_program_ctrl_c_is_a_keyboard_interrupt(begun):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from replug.config.errors import RunError, UserError
+from replug.index_workers import faiss_index
 from replug.index_workers.exact_search import BlockVectors
 from replug.index_workers.faiss_index import (
     FaissShard,
@@ -16,6 +17,7 @@ from replug.index_workers.faiss_index import (
     fill,
     set_search_threads,
     train_quantizer,
+    two_level_centroids,
 )
 from replug.index_workers.kinds import (
     IndexKind,
@@ -108,6 +110,32 @@ def test_the_same_vectors_give_the_same_file(tmp_path: Path, factory: str) -> No
         make_shard(tmp_path / name, IndexKind(factory, nprobe=2))
     for file in ("quantizer.faiss", "shard.faiss"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+# Very many lists ------------------------------------------------------------------------------------------
+
+CLUSTERED = np.repeat(RNG.standard_normal((40, DIM)), 60, axis=0) + 0.05 * RNG.standard_normal((2400, DIM))
+TINY = np.concatenate([1 + 1e-3 * RNG.standard_normal((2390, DIM)), 100 * RNG.standard_normal((10, DIM))])
+DEGENERATE = {"clusters": CLUSTERED, "all equal": np.ones((2400, DIM)), "a few far away": TINY}
+
+
+@pytest.mark.parametrize("name", DEGENERATE)
+@pytest.mark.parametrize("count", [60, 2400])
+def test_two_levels_give_as_many_centroids_as_asked_for(name: str, count: int) -> None:
+    vectors = DEGENERATE[name] / np.linalg.norm(DEGENERATE[name], axis=1, keepdims=True)
+    centroids = two_level_centroids(vectors.astype(np.float32), count, 3, spherical=True)
+    assert centroids.shape == (count, DIM) and centroids.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(centroids, axis=1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("factory", ["IVF16,PQ4x4fs", "PCAR8,IVF16,SQ8", "IVF16_HNSW8,SQ8"])
+def test_lists_that_were_trained_in_two_levels_find_the_nearest_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str
+) -> None:
+    monkeypatch.setattr(faiss_index, "MOST_LISTS_AT_ONCE", 8)
+    rows, _ = make_shard(tmp_path, IndexKind(factory, nprobe=8, overretrieve=8)).search(QUERIES, 10)
+    found = [len(np.intersect1d(*pair)) for pair in zip(rows, brute_force(10)[0], strict=True)]
+    assert np.mean(found) / 10 > 0.75  # half of the documents by chance, in half of the lists
 
 
 # What the disk does not take --------------------------------------------------------------------------------
