@@ -171,8 +171,10 @@ class ReplugLM:
             answers.add_done_callback(lambda _: texts.put(None))
             try:
                 while (text := texts.get()) is not None:
-                    yield growing.grow(text)  # empty where a token settles no text
-                yield growing.end(answers.result()[0].text)
+                    if piece := growing.grow(text):
+                        yield piece
+                if piece := growing.end(answers.result()[0].text):
+                    yield piece
             finally:  # a caller that reads no further ends the answer in the LM
                 left.set()
 
