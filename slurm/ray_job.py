@@ -26,6 +26,9 @@ from types import FrameType
 from replug.slurm.ray_node import JOIN_SECONDS, NOT_JOINED, write_token
 
 INTERRUPTED = 75  # replug's exit status: it saved its step, and the same command resumes
+RAYS_OWN_STATUS = 1  # of a process that Ray ends because its raylet is gone
+MOST_RESTARTS = 10  # then a job with a killed Ray is not requeued: it has too little memory
+SECONDS_TO_SEE = 10  # for Ray's step to end behind its raylet
 STOP_SECONDS = 30
 LOOK_SECONDS = 0.2
 TAIL_LINES = 30
@@ -193,6 +196,11 @@ def run_replug(command: list[str], nodes: list[JobNode], environment: dict[str, 
         return 1
     if status == 128 + signal.SIGUSR1:
         return INTERRUPTED  # ended by the signal before it listened; its results are on disk
+    if status == RAYS_OWN_STATUS and int(os.environ.get("SLURM_RESTART_COUNT", "0")) < MOST_RESTARTS:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # Ray's step ends behind its raylet
+            nodes[0].step.wait(SECONDS_TO_SEE)
+            say("Ray was killed on this node, as the system does when memory is short")
+            return INTERRUPTED
     return status if status >= 0 else 128 - status
 
 

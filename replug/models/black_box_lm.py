@@ -313,6 +313,8 @@ class AsyncLM(ABC):
         self, prefixes: Sequence[str], continuations: Sequence[str], *, opening: str | None = None, read: int = 0
     ) -> "Future[list[ContinuationScore]]":
         """Return a future of `score`."""
+        require_texts(prefixes, "prefixes")  # before they become lists
+        require_texts(continuations, "continuations")
         return self.submit_call(ScoreCall(list(prefixes), list(continuations), opening, read=read))
 
     def submit_sums(self, prefixes: Sequence[str], continuations: Sequence[str]) -> "Future[np.ndarray]":
@@ -331,6 +333,7 @@ class AsyncLM(ABC):
 
     def submit_samples(self, prompts: Sequence[str], options: GenerationOptions) -> "Future[list[list[Generated]]]":
         """Return a future of `sample`."""
+        require_texts(prompts, "prompts")
         return self.submit_call(GenerateCall(list(prompts), options, draws=True))
 
     def score(

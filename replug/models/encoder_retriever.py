@@ -46,6 +46,7 @@ class EncoderRetriever:
 
     def __init__(self, encoder: TextEncoder, texts: Sequence[str], ids: Sequence[str] | None = None) -> None:
         require_texts(texts, "texts")
+        require_texts(() if ids is None else ids, "ids")
         self._texts = list(texts)
         self._ids = list(map(str, range(len(texts)))) if ids is None else list(ids)
         if not len(texts) == len(self._ids) == len({*self._ids}):

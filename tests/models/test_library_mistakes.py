@@ -12,6 +12,7 @@ import pytest
 
 from replug import Encoder, EncoderRetriever, HuggingFaceLM, Mixture, Retrieved
 from replug.models.generation import GenerationOptions
+from replug.models.lm_source import InProcessLM
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.packaged import resolve_encoder_path
 from tests.support.lm_answers import texts_of
@@ -33,6 +34,15 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
     "an encoder as LM": (lambda have: HuggingFaceLM(resolve_encoder_path("stand_in")), "expected a causal LM"),
     "ids twice": (lambda have: EncoderRetriever(have.encoder, ["a", "b"], ["x", "x"]), "2 texts have 1 different ids"),
     "one text to encode": (lambda have: have.encoder.encode("a b"), "expected a list of"),
+    "one text as ids": (lambda have: EncoderRetriever(have.encoder, ["a", "b"], "xy"), "expected a list of ids"),
+    "one text to a server or pool": (
+        lambda have: InProcessLM(have.lm).score("ab", "cd"),
+        "expected a list of prefixes",
+    ),
+    "one text to draw from": (
+        lambda have: InProcessLM(have.lm).sample("ab", GenerationOptions(1)),
+        "a list of prompts",
+    ),
     "one prompt": (lambda have: texts_of(have.lm, "a b", 3), r"expected a list of prompts, .*; write \[text\]"),
     "a similarity of nan": (lambda have: Retrieved("text", math.nan, "d7"), "document d7 has the similarity nan"),
     "more prefixes": (lambda have: have.lm.score(["a", "b"], ["c"]), "2 prefixes but 1 continuations"),

@@ -1,7 +1,11 @@
 """`replug slurm` without a SLURM: the script, the layout, refusals, and the frozen code."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +14,7 @@ from replug.commands.slurm import freeze, render, run_slurm
 from replug.config.errors import UserError
 from replug.config.load import flatten, load_config
 from replug.planning.memory import run_sizes
+from replug.slurm import ray_job
 from replug.train.run_dir import RunDirectory
 
 ROOT = Path(__file__).parent.parent.parent
@@ -110,3 +115,18 @@ def test_frozen_code_is_whole_and_says_its_version(tmp_path):
     assert rooms >= {"train", "slurm", "configs", "data", "models"}
     assert not list((folder / "code").rglob("__pycache__"))
     assert json.loads((folder / "version.json").read_text())["packages"]
+
+
+@pytest.mark.parametrize(
+    ("rays_seconds", "restarts", "expected"), [(1, 0, ray_job.INTERRUPTED), (1, ray_job.MOST_RESTARTS, 1), (60, 0, 1)]
+)
+def test_a_command_that_ends_because_its_ray_was_killed_is_requeued(
+    rays_seconds, restarts, expected, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+    monkeypatch.setattr(ray_job, "SECONDS_TO_SEE", 3)
+    (tmp_path / "log").touch()
+    step = subprocess.Popen(["sleep", str(rays_seconds)])
+    node, fails = ray_job.JobNode("n1", step, tmp_path / "log"), [sys.executable, "-c", "raise SystemExit(1)"]
+    assert ray_job.run_replug(fails, [node], dict(os.environ), SimpleNamespace(number=None)) == expected
+    step.kill()
