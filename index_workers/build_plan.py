@@ -13,7 +13,6 @@ import numpy as np
 
 from replug.config.errors import UserError
 from replug.data.files import json_sha256
-from replug.data.folder import MANIFEST
 from replug.index_workers.kinds import IndexKind
 
 BLOCK_DOCUMENTS = 1024  # embedded together; files hold whole blocks
@@ -53,13 +52,6 @@ def missing_index(root: Path) -> UserError:
     return UserError(
         f"{root} holds no published index; expected a run directory, as `replug prepare --index` writes it"
     )
-
-
-def newest_encoder(directory: Path) -> Path | None:
-    """Return the encoder of the newest published version of a run or an index, None if there is none."""
-    root = index_folder(directory)
-    folders = (version_folder(root, version) for version in reversed(version_numbers(root)))
-    return next((folder / ENCODER for folder in folders if (folder / MANIFEST).is_file()), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import random
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
@@ -22,6 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import (
     AutoConfig,
@@ -50,6 +53,12 @@ ADAPTER = "adapter_config.json"
 CAUSAL_LMS = frozenset(name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if isinstance(name, str))
 LEAST_NAMED = 0.5  # of a model's rows of embeddings: models pad their number, but never double it
 
+# Errors of transformers and safetensors at damaged files, and for packages that are not installed.
+BROKEN = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError, struct.error),
+    ImportError,
+    StrictDataclassError,  # a field of config.json of another type
+)
 MODEL_FILES = (".safetensors", ".gguf", ".json", ".model")
 
 
@@ -60,16 +69,19 @@ def loading(key: str, path: str) -> Iterator[None]:
         yield
     except (UserError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # of any kind: a field of another type in config.json, half of a file, a lost package
+    except BROKEN as error:
         for file in Path(path).rglob("*") if Path(path).is_dir() else [Path(path)]:
             if file.suffix in MODEL_FILES and file.is_file() and (kind := other_format(file)) in (LFS_POINTER, HTML):
                 raise UserError(f"{key}: {file} is, by its first bytes, {kind}") from error
         where = "" if Path(path).exists() else ", neither a folder nor found on the hub"
-        line = " ".join(str(error).split()) or "no reason given"
-        if "trust_remote_code" in line:
-            line = f"{line.partition('. ')[0]}; replug runs no code that comes with a model"
-        reason = f"{type(error).__name__}: {line[:SHOWN_CHARACTERS]}"
-        raise UserError(f"{key}: cannot load {path}{where}: {reason}") from error
+        raise UserError(f"{key}: cannot load {path}{where}: {type(error).__name__}: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    line = " ".join(str(error).split()) or "no reason given"
+    if "trust_remote_code" in line:
+        line = f"{line.partition('. ')[0]}; replug runs no code that comes with a model"
+    return line[:SHOWN_CHARACTERS]
 
 
 def read_model_config(path: str, key: str) -> PreTrainedConfig:

@@ -124,7 +124,7 @@ SERVER = ["lm.path=null", "lm.model=words", "data.source=null", "lm.max_concurre
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of the words of the debug run and the probe."""
+    """Write a tokenizer of the words of the debug run and the probe."""
     words = [f"{start}{word}" for topic in stand_in_vocabulary() for word in topic for start in ("", "\n", "\n ")]
     return write_word_tokenizer(tmp_path_factory.mktemp("tokenizer"), [*KNOWN, *words])
 
