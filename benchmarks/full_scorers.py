@@ -40,7 +40,8 @@ from replug.models.pair_tokens import PairIds
 from replug.models.prompt import PromptTemplate
 from replug.models.score_cache import CachingLM
 from replug.models.scorer_pool import ScorerPool
-from replug.train.pipeline import BatchPipeline, StepClock
+from replug.train.pipeline import BatchPipeline
+from replug.train.step_metrics import StepClock
 
 K = 20
 TOKENS_PER_SECOND, MEAN_TOKENS = 25_000, 218  # of a replica; of a pair

@@ -52,9 +52,9 @@ from replug.planning.memory import KEPT_CHECKPOINTS
 from replug.train.callbacks import Checkpointer, CheckpointWriter, OwnSettings, StepBoundary
 from replug.train.development import Watch
 from replug.train.module import Batches, LSRModule, Queries
-from replug.train.pipeline import StepClock
 from replug.train.run_dir import CheckpointMark, RunDirectory
 from replug.train.sources import BatchSource, uses_bf16
+from replug.train.step_metrics import StepClock
 from replug.train.trained_weights import prepare_encoder
 
 log = logging.getLogger(__name__)

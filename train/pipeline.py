@@ -8,11 +8,9 @@ index and weights behind a batch depend on its step and the depth, never on timi
 """
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,6 +24,7 @@ from replug.data.store import PreparedSet
 from replug.index_workers.build_plan import IndexState
 from replug.models.encoder import require_finite_vectors
 from replug.models.prompt import PromptTemplate
+from replug.train.step_metrics import StepClock
 
 log = logging.getLogger(__name__)
 
@@ -35,38 +34,11 @@ SEARCH_SECONDS_AT_THE_END = 8.0
 
 EXAMPLES_PER_CALL = 16
 
-CAUSES = ("retrieve", "wait_scores", "wait_index", "refresh", "checkpoint")  # of the main thread; the rest is training
-
 # The k nearest documents to query vectors [B, D] in one version, none of a query's excluded source.
 Search = Callable[[int, np.ndarray, int, Sequence[str | None] | None], SearchResult]
 Scores = Future[np.ndarray]  # sums of log-probs and numbers of tokens [B * K, 2], a query's documents in a row
 
 _InFlight = tuple[Future[RetrievedBatch], Future[Scores]]  # the documents of a batch, and then their scores
-
-
-class StepClock:
-    """Counts seconds of the main thread by cause since the last `read`."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-        self._began = time.monotonic()
-
-    @contextmanager
-    def measure(self, cause: str) -> Iterator[None]:
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self._seconds[cause] = self._seconds.get(cause, 0.0) + time.monotonic() - start
-
-    def read(self) -> dict[str, float]:
-        """Return `time/CAUSE_seconds` of the step that ends now, and its length."""
-        now = time.monotonic()
-        seconds, self._seconds = self._seconds, {}
-        whole, self._began = now - self._began, now
-        causes = {cause: seconds.get(cause, 0.0) for cause in CAUSES}
-        causes |= {"train": max(0.0, whole - sum(causes.values())), "step": whole}
-        return {f"time/{cause}_seconds": value for cause, value in causes.items()}
 
 
 class BatchPipeline:

@@ -18,7 +18,7 @@ from replug.config.refresh_policy import RefreshPolicy
 from replug.index_workers.build_plan import BuildPlan, IndexState
 from replug.index_workers.service import IndexService, Refreshed
 from replug.train.development import DevResult
-from replug.train.pipeline import StepClock
+from replug.train.step_metrics import StepClock
 
 log = logging.getLogger(__name__)
 

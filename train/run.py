@@ -39,7 +39,6 @@ from replug.models.ensemble_temperature import PAPER, EnsembleTemperature, write
 from replug.models.hardware import check_gpus
 from replug.models.preparing import data_folder, prepared_set
 from replug.planning.stages import HELDOUT, INDEX, QUESTIONS_MADE, TRAINING, TUNED
-from replug.train.callbacks import log_hyperparameters, loggers_of, publish_results, require_loggers
 from replug.train.development import Chooser, DevQuestions, LabelledDevTexts, QuestionChooser, describe_weights
 from replug.train.evaluation import (
     ANSWERS,
@@ -71,6 +70,7 @@ from replug.train.questions import (
 from replug.train.report import run_blocks, verdict_of, write_report
 from replug.train.run_dir import LM, MEND, SET, RunDirectory, manifest_sha256
 from replug.train.sources import LabelledBatches, LiveBatches, QuestionBatches, version_after
+from replug.train.step_metrics import log_hyperparameters, loggers_of, publish_results, require_loggers
 from replug.train.trained_weights import save_retriever
 from replug.train.workers import Workers, start_index, start_workers
 

@@ -30,9 +30,10 @@ from replug.index_workers.version_store import VersionStore
 from replug.models.encoder import Encoder
 from replug.models.hardware import multiplies_bfloat16
 from replug.train.development import Chooser, DevResult, SearchedDevTexts, Watch
-from replug.train.pipeline import BatchPipeline, StepClock
+from replug.train.pipeline import BatchPipeline
 from replug.train.questions import TrainingQuestions
 from replug.train.refresh import RefreshController
+from replug.train.step_metrics import StepClock
 from replug.train.trained_weights import FrozenDocuments
 from replug.train.workers import Workers
 

@@ -10,7 +10,7 @@ import pytest
 from replug.config.errors import UserError
 from replug.data.files import as_other_files
 from replug.models.hardware import available_cores
-from replug.train.callbacks import has_wandb_key
+from replug.train.step_metrics import has_wandb_key
 from tests.support.command_line import CommandLine, clean_environment
 
 

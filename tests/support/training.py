@@ -19,7 +19,8 @@ from replug.models.encoder import Encoder
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.train.module import Batches, LSRModule
-from replug.train.pipeline import BatchPipeline, StepClock
+from replug.train.pipeline import BatchPipeline
+from replug.train.step_metrics import StepClock
 from replug.train.trained_weights import prepare_encoder
 
 

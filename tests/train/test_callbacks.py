@@ -18,8 +18,8 @@ from replug.data.files import file_sha256
 from replug.data.folder import read_mark, write_mark
 from replug.index_workers.version_store import VersionStore
 from replug.train.callbacks import Checkpointer, CheckpointWriter, _check_temperatures
-from replug.train.pipeline import StepClock
 from replug.train.run_dir import CheckpointMark, RunDirectory
+from replug.train.step_metrics import StepClock
 from tests.support.command_line import arguments
 from tests.support.index_versions import begin, write_corpus
 from tests.support.runs import metrics

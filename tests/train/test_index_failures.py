@@ -31,9 +31,9 @@ from replug.index_workers.local_index import LocalIndex
 from replug.index_workers.service import IndexService
 from replug.index_workers.version_store import Missing, VersionStore
 from replug.models.build import load_encoder
-from replug.train.pipeline import StepClock
 from replug.train.refresh import RefreshController
 from replug.train.sources import LiveBatches
+from replug.train.step_metrics import StepClock
 from tests.support.command_line import ROOT
 from tests.support.index_versions import PLAN, flip, written_before
 from tests.support.small_disk import small_disk

@@ -11,8 +11,8 @@ from replug.config.refresh_policy import RefreshPolicy
 from replug.index_workers.build_plan import IndexState
 from replug.index_workers.service import Refreshed
 from replug.train.development import DevResult
-from replug.train.pipeline import StepClock
 from replug.train.refresh import RefreshController
+from replug.train.step_metrics import StepClock
 
 
 def refreshed(version: int) -> Refreshed:
