@@ -40,7 +40,8 @@ from replug.index_workers.service import IndexService
 from replug.index_workers.version_store import weights_sha256
 from replug.models.black_box_lm import AsyncLM, ContinuationScore, sums_of
 from replug.models.build import lm_source, load_encoder
-from replug.models.encoder import Encoder, query_sample, require_finite_vectors, require_known
+from replug.models.encoder import Encoder, require_finite_vectors
+from replug.models.encoder_side import query_sample, require_known
 from replug.models.hardware import check_gpus
 from replug.models.preparing import prepared_set
 from replug.models.prompt import PromptTemplate

@@ -20,7 +20,8 @@ from replug.data.progress import Stages
 from replug.data.store import PreparedSet
 from replug.index_workers.build import index_kind, require_store_of
 from replug.index_workers.version_store import VersionStore
-from replug.models.encoder import Encoder, query_sample, require_known
+from replug.models.encoder import Encoder
+from replug.models.encoder_side import query_sample, require_known
 from replug.models.lm_source import LMSource
 from replug.models.pair_tokens import prompts_token_ids, text_rules
 from replug.models.preparing import tokens_at_most

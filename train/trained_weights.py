@@ -28,7 +28,8 @@ from replug.data.progress import Progress
 from replug.data.store import CorpusStore, StoredCorpus
 from replug.models.build import encoder_location, load_encoder
 from replug.models.encoder import ADAPTER, Encoder
-from replug.models.encoder_files import StaticSide, mark_tuned_queries, numbers_sha256
+from replug.models.encoder_files import mark_tuned_queries, numbers_sha256
+from replug.models.encoder_side import StaticSide
 from replug.models.hardware import to_device
 
 if TYPE_CHECKING:

@@ -36,7 +36,8 @@ from replug.index_workers.local_index import LocalIndex, query_encoder_folder
 from replug.index_workers.service import IndexService
 from replug.index_workers.version_store import VersionStore
 from replug.models.build import load_encoder
-from replug.models.encoder import Encoder, require_finite_vectors, require_known
+from replug.models.encoder import Encoder, require_finite_vectors
+from replug.models.encoder_side import require_known
 from replug.models.ensemble_temperature import PAPER, temperature_in
 from replug.models.generation import GenerationOptions
 from replug.models.hardware import available_cores

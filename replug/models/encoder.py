@@ -24,7 +24,7 @@ from replug.config.errors import NotFiniteError, UserError
 from replug.config.paths import MODEL, require_name
 from replug.data.files import as_other_files, json_sha256
 from replug.data.folder import write_checksums
-from replug.data.store import CorpusStore, PreparedSet
+from replug.data.store import CorpusStore
 from replug.data.tokenizing import TokenIds
 from replug.models.batching import ENCODER_TOKENS, ENCODER_TOKENS_WITH_GRADIENT
 from replug.models.encoder_files import (
@@ -37,8 +37,8 @@ from replug.models.encoder_files import (
     mark_tuned_queries,
     most_tokens,
     numbers_sha256,
-    side_of,
 )
+from replug.models.encoder_side import side_of
 from replug.models.ensemble_temperature import EnsembleTemperature, temperature_in, write_temperature
 from replug.models.hardware import one_per_thread, to_device
 from replug.models.model_files import warn_once
@@ -449,33 +449,3 @@ def first_numbers(vectors: Tensor, count: int | None, similarity: str) -> Tensor
         return vectors
     prefix = vectors[..., :count]
     return normalize(prefix, dim=-1) if similarity == "cosine" else prefix
-
-
-WORTH_A_WORD, MOST = 0.1, 0.5  # shares of the tokens
-TEXTS = {"query": "queries", "document": "documents"}  # of a task
-NUM_TEXTS = 256  # of a corpus, evenly spread
-
-
-def query_sample(data: PreparedSet) -> list[str]:
-    """Return queries of a set, evenly spread."""
-    rows = np.unique(np.linspace(0, len(data.queries) - 1, NUM_TEXTS).astype(int))
-    return [example.query for example in data.queries.examples(rows)]
-
-
-def require_known(encoder: Encoder, corpus: CorpusStore | None, queries: Sequence[str], path: str) -> None:
-    """Raise UserError if more than half of the tokens of documents or of queries are unknown to the encoder at `path`.
-
-    Warn if more than a tenth are.
-    """
-    texts: dict[str, Sequence[str]] = {"query": queries[:NUM_TEXTS]}
-    if corpus is not None and corpus.url is None:  # a remote store returns no rows before a search
-        texts["document"] = corpus.embedded_texts(np.unique(np.linspace(0, len(corpus) - 1, NUM_TEXTS).astype(int)))
-    for task, some in texts.items():
-        share = encoder.sides[task].unknown_share(some)
-        if share > MOST:
-            raise UserError(
-                f"retriever.path: the tokenizer of {path} does not know {share:.0%} of the tokens of "
-                f"{TEXTS[task]}, so different texts share one vector; expected an encoder of their language"
-            )
-        if share > WORTH_A_WORD:
-            warn_once(f"the tokenizer of {path} does not know {share:.0%} of the tokens of {TEXTS[task]}")

@@ -18,8 +18,9 @@ from replug.config.errors import UserError
 from replug.config.schema import RetrieverConfig
 from replug.index_workers.version_store import weights_sha256
 from replug.models.build import load_encoder
-from replug.models.encoder import Encoder, require_known
+from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
+from replug.models.encoder_side import require_known
 from replug.models.packaged import write_stand_in_encoder
 from replug.planning.model_sizes import encoder_size, retriever_size
 from tests.support.encoder_folders import (
