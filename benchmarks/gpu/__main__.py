@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import encoding, runs, scoring, searching, shares
+from benchmarks.gpu import answers, encoding, runs, scoring, searching, shares
 from benchmarks.gpu.kit import Figure, Kit
 from replug.train.run_dir import describe_environment
 
@@ -59,6 +59,7 @@ STAGES = {
     "machine": (machine, 60),
     "scoring": (scoring.scoring, 120),
     "real_lm": (scoring.real_lm, 90),
+    "answers": (answers.drawn_answers, 90),
     "embedding": (encoding.embedding, 90),
     "training": (encoding.training, 120),
     "search": (searching.exact_search, 60),

@@ -19,7 +19,7 @@ from replug.models.black_box_lm import Mixture, UnscorableText
 from replug.models.ensemble import Weighting
 from replug.models.generation import Generated, GenerationOptions, before_stop, elected
 from replug.models.local import mixtures
-from replug.models.local.decoding import ANEW, PADDED, SHARED, find_cache_use
+from replug.models.local.decoding import ANEW, PACKED, PADDED, SHARED, find_cache_use
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.mixtures import TokenChooser, entropy, mix_next_token, nucleus
 from tests.support.architectures import write_architecture
@@ -51,7 +51,8 @@ def writer(kind: str, **given: int) -> Callable[[Path], None]:
     return write
 
 
-THAT_SHARE = [write_gpt2, write_llama, writer("opt"), writer("bloom")]
+THAT_PACK = [write_gpt2, write_llama, writer("opt")]
+THAT_SHARE = [writer("bloom")]  # it counts columns
 # They look back a number of columns.
 THAT_PAD = [writer("mistral", sliding_window=40), writer("gpt_neo", window_size=40)]
 WITHOUT_KEYS = writer("mamba")
@@ -59,7 +60,7 @@ WITHOUT_KEYS = writer("mamba")
 
 @pytest.fixture(
     scope="module",
-    params=[*THAT_SHARE, *THAT_PAD],
+    params=[*THAT_PACK, *THAT_SHARE, *THAT_PAD],
     ids=lambda write: write.__name__.removeprefix("write_"),
 )
 def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
@@ -187,6 +188,7 @@ def test_an_opening_is_read_once_for_all_calls_and_changes_no_answer(llama: Hugg
 @pytest.mark.parametrize(
     ("write", "use"),
     [
+        *((write, PACKED) for write in THAT_PACK),
         *((write, SHARED) for write in THAT_SHARE),
         *((write, PADDED) for write in THAT_PAD),
         (WITHOUT_KEYS, ANEW),

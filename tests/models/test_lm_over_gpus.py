@@ -15,7 +15,7 @@ from replug.config.errors import UserError
 from replug.models import model_files
 from replug.models.generation import GenerationOptions
 from replug.models.local import decoding, hf_lm, mixtures
-from replug.models.local.decoding import SHARED
+from replug.models.local.decoding import PACKED
 from replug.models.local.hf_lm import HuggingFaceLM
 from tests.models.fake_devices import fake_gpus, spread
 from tests.support.lm_answers import mixed
@@ -60,7 +60,7 @@ def lm(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyP
     with fake_gpus(monkeypatch):
         # What compares values has none here.
         monkeypatch.setattr(decoding, "same_direction", lambda a, b: (a == b).shape == a.shape)
-        monkeypatch.setattr(hf_lm, "find_cache_use", lambda model: SHARED)
+        monkeypatch.setattr(hf_lm, "find_cache_use", lambda model: PACKED)
         model = make(dtype)
         model.config.save_pretrained(folder)
         monkeypatch.setattr(hf_lm, "load_causal_lm", lambda *_: model)

@@ -11,7 +11,7 @@ import torch
 
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.lm_source import InProcessLM
-from replug.models.local.decoding import ANEW, PADDED, SHARED
+from replug.models.local.decoding import ANEW, PACKED, PADDED, SHARED
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.mixtures import TokenChooser
 from replug.models.local.stand_in_lm import StandInLM
@@ -78,7 +78,7 @@ def test_a_draw_does_not_depend_on_what_is_asked_with_it(lm: HuggingFaceLM) -> N
 
 def test_every_way_through_a_model_draws_the_same(lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = lm.sample(PROMPTS, OPTIONS)
-    for use in (SHARED, PADDED, ANEW):
+    for use in (PACKED, SHARED, PADDED, ANEW):
         monkeypatch.setitem(lm.__dict__, "_cache_use", use)
         assert_same(lm.sample(PROMPTS, OPTIONS), whole)
     monkeypatch.undo()

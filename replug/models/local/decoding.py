@@ -5,13 +5,17 @@ by the mask. Some architectures count otherwise, so the loader tries all of this
 are read again for every token, which is slow and right for every causal model. A prefix that all inputs of a call
 share, such as few-shot demonstrations, is computed once. Its end depends on a call's texts alone, so a kept prefix and
 a recomputed one give the same numbers.
+
+Prompts that share most of their tokens, such as fifty samples of one prompt, are packed into one row with a mask for
+each. Their shared tokens are then kept once, and read once for the next token of all prompts.
 """
 
 import copy
 import inspect
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -29,6 +33,9 @@ TOLERANCE_NATS, TOLERANCE_NATS_HALF_PRECISION = 0.01, 0.15
 MIN_SHARED_TOKENS = 64
 # Prefixes end at multiples of this, so that documents with the same first words do not lengthen it.
 SHARED_STEP = 32
+# Each prompt of a row computes attention to the columns of all: up to the tokens of a pass, or this many times the
+# longest prompt.
+LONGEST_PROMPTS = 2
 
 
 def shared_tokens(prefixes: list[list[int]]) -> int:
@@ -39,6 +46,43 @@ def shared_tokens(prefixes: list[list[int]]) -> int:
     most = min(len(prefix) for prefix in prefixes) - 1
     length = next((i for i in range(most) if first[i] != last[i]), most)
     return length - length % SHARED_STEP if length >= MIN_SHARED_TOKENS else 0
+
+
+def is_worth_a_row(rows: Sequence[Sequence[int]], num_shared: int, tokens_per_pass: int) -> bool:
+    """Return whether prompts with `num_shared` common leading tokens share enough to be packed into one row.
+
+    Equal prompts count once.
+    """
+    num_columns = sum(len(row) - num_shared for row in set(map(tuple, rows)))
+    return num_columns < sum(map(len, rows)) and num_columns <= _most_columns(max(map(len, rows)), tokens_per_pass)
+
+
+def _most_columns(longest: int, tokens_per_pass: int) -> int:
+    return max(tokens_per_pass, LONGEST_PROMPTS * longest)
+
+
+def packed_groups(
+    items: Sequence[list[list[int]]], num_shared: int, num_new: int, tokens_per_pass: int
+) -> Iterator[list[int]]:
+    """Yield groups of items, each of one or several prompts, that together fit one row.
+
+    A group has at least one item. Each prompt is continued by `num_new` tokens; items of equal prompts are adjacent.
+    """
+    group: list[int] = []
+    seen: set[tuple[int, ...]] = set()
+    num_columns = longest = 0
+    for number, rows in enumerate(items):
+        once = set(map(tuple, rows))
+        longest = max(longest, *map(len, rows))
+        num_columns += sum(len(row) - num_shared for row in once - seen) + num_new * len(rows)
+        if group and num_columns > _most_columns(longest, tokens_per_pass):
+            yield group
+            group, seen, longest = [], set(), max(map(len, rows))
+            num_columns = sum(len(row) - num_shared for row in once) + num_new * len(rows)
+        group.append(number)
+        seen |= once
+    if group:
+        yield group
 
 
 class SharedPrefix:
@@ -150,6 +194,84 @@ class CachedPrompts:
         return output.logits[:, -num_kept:]
 
 
+class PackedPrompts:
+    """Prompts packed into one row; a mask limits the attention of each token to its own prompt.
+
+    Equal prompts are read once, and `shared` holds their common prefix. Neither is copied for each prompt, so a new
+    token of all prompts reads these keys and values once. New tokens add columns, which stay after a prompt has ended.
+    `ends` are as in `CachedPrompts`.
+    """
+
+    logits: Tensor  # [K, V] of the token after each prompt
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        rows: list[list[int]],
+        tokens_per_pass: int,
+        counts: Counter[str],
+        shared: SharedPrefix | None,
+        num_ends: Sequence[int],
+        require_wanted: Callable[[], object] = list,
+    ) -> None:
+        self._model, self._counts, device = model, counts, model.device
+        self._cache: Any = shared.for_rows(1) if shared else None
+        before = len(shared.ids) if shared else 0
+        once = {row: number for number, row in enumerate(dict.fromkeys(map(tuple, rows)))}
+        lengths = torch.tensor([len(row) for row in once])
+        ids, owner = torch.tensor(list(chain(*once))), torch.arange(len(once)).repeat_interleave(lengths)
+        columns, last = torch.arange(len(ids)), lengths.cumsum(0) - 1
+        following = last[owner] - columns  # the number of tokens of its prompt after each
+        positions = before + lengths[owner] - 1 - following
+        logits: list[Tensor] = []
+        logprobs = torch.zeros(len(ids))
+        for part in columns.split(tokens_per_pass):
+            require_wanted()
+            earlier = columns[: part[-1] + 1]
+            own = (owner[part, None] == owner[earlier]) & (part[:, None] >= earlier)
+            seen = torch.cat([torch.ones(len(part), before, dtype=torch.bool), own], 1).to(device)
+            kept = part[following[part] <= max(num_ends)]  # predict an end, or the token after a prompt
+            kept_logits = self._pass(ids[part].to(device), positions[part].to(device), seen, kept - part[0])
+            is_last = following[kept] == 0
+            logits.append(kept_logits[is_last])
+            targets = kept[~is_last] + 1
+            if len(targets):
+                logprobs[targets] = target_logprobs(kept_logits[~is_last], ids[targets].to(device), None).cpu()
+        counts.update(tokens=len(ids), padded_tokens=len(ids))
+        of = torch.tensor([once[tuple(row)] for row in rows])
+        self.ends = [logprobs[end + 1 - n : end + 1] for end, n in zip(last[of].tolist(), num_ends, strict=True)]
+        self.logits = torch.cat(logits)[of]
+        self._positions = (before + lengths[of]).to(device)  # [K] of the next tokens
+        prompts = [torch.ones(len(rows), before, dtype=torch.bool), of[:, None] == owner]
+        self._seen = torch.cat(prompts, 1).to(device)  # [K, columns so far]: the tokens of each prompt
+
+    def append(self, tokens: Sequence[int], kept: Sequence[int]) -> None:
+        device = self._model.device
+        own, rows = torch.eye(len(kept), dtype=torch.bool, device=device), torch.tensor(kept)
+        self._seen, positions = torch.cat([self._seen[rows], own], 1), self._positions[rows]
+        self.logits = self._pass(torch.tensor(tokens, device=device), positions, self._seen, torch.arange(len(kept)))
+        self._positions = positions + 1
+        self._counts.update(tokens=len(kept), padded_tokens=len(kept))
+
+    def _pass(self, ids: Tensor, positions: Tensor, seen: Tensor, kept: Tensor) -> Tensor:
+        """Read ids [N], which see the columns `seen` [N, C]; return logits [M, V] at the places `kept` [M]."""
+        hidden = torch.zeros(seen.shape, dtype=self._model.dtype, device=seen.device)
+        hidden.masked_fill_(~seen, torch.finfo(hidden.dtype).min)  # added to attention scores
+        output = self._model(
+            input_ids=ids[None],
+            position_ids=positions[None],
+            attention_mask=hidden[None, None],
+            use_cache=True,
+            logits_to_keep=(kept if len(kept) else kept.new_zeros(1)).tolist(),
+            **{CACHE: self._cache},
+        )
+        self._cache = output[CACHE]
+        logits: Tensor = output.logits[0]
+        if len(logits) == len(ids):  # some architectures ignore the option and return all
+            logits = logits[kept]
+        return logits[: len(kept)]
+
+
 class RecomputedPrompts:
     """Prompts that `read` reads again for every token: ids of K prompts in, logits [K, V] out."""
 
@@ -166,15 +288,18 @@ class RecomputedPrompts:
 
 # Prompts that grow by a token each. `logits` [K, V] are of the token after each. `append` adds a token to each of the
 # prompts `kept` (numbers among the current ones); the others have ended.
-GrowingPrompts = CachedPrompts | RecomputedPrompts
+GrowingPrompts = CachedPrompts | PackedPrompts | RecomputedPrompts
 
 
-# Use of the key-value cache: prompts behind a shared prefix, whole prompts, or no cache.
-SHARED, PADDED, ANEW = "shared", "padded", "anew"
+# Use of the key-value cache: several prompts in a row, prompts behind a shared prefix, whole prompts, or no cache.
+PACKED, SHARED, PADDED, ANEW = "packed", "shared", "padded", "anew"
 
 
 def find_cache_use(model: PreTrainedModel) -> str:
-    """Return the model's best use of its cache, tried on sixteen tokens with a tolerance for rounding."""
+    """Return the model's best use of its cache, tried on sixteen tokens with a tolerance for rounding.
+
+    Models that can be packed can share a prefix, and these can be padded.
+    """
     if model.base_model is model or not reuses_prefixes(model):
         return ANEW
     ids, tolerance = probe_ids(model), TOLERANCE_NATS
@@ -185,18 +310,25 @@ def find_cache_use(model: PreTrainedModel) -> str:
     likely = alone.exp() > 0
 
     @torch.inference_mode()
-    def is_same(rows: list[list[int]], shared: SharedPrefix | None) -> bool:
+    def is_same(begin: Callable[[], GrowingPrompts]) -> bool:
         """Compare log-probs, weighted by the expected probabilities; impossible tokens do not count."""
-        other = _probe(model, CachedPrompts(model, rows, 12, Counter(), shared))
+        other = _probe(model, begin())
         return float((alone.exp() * (alone - other).abs())[likely].sum()) < tolerance
 
-    if not tried(partial(is_same, [ids, ids + ids[:5]], None), False):
-        return ANEW
-    # A layer with a sliding window would count the padding behind a prefix. The probe does not show that, since windows
-    # are longer than it. GPT-Neo has a window that its cache does not know.
+    # A layer with a sliding window would count the padding behind a prefix, and columns of other prompts. The probe
+    # does not show that, since windows are longer than it. GPT-Neo has a window that its cache does not know.
     has_window = any(getattr(prefix.cache, "is_sliding", [])) or getattr(model.config, "window_size", None) is not None
+    # BigBird has a buffer as long as its longest input, which a packed row may exceed.
+    has_buffer = any(name.endswith("token_type_ids") for name, _ in model.named_buffers())
     rows = [ids[8:], ids[12:] + ids[:9], ids[8:]]
-    return SHARED if not has_window and tried(partial(is_same, rows, prefix), False) else PADDED
+    padded = partial(CachedPrompts, model, [ids, ids + ids[:5]], 12, Counter())
+    shared = partial(CachedPrompts, model, rows, 12, Counter(), prefix)
+    packed = partial(PackedPrompts, model, rows, 6, Counter(), prefix, [0] * len(rows))
+    if not tried(partial(is_same, padded), False):
+        return ANEW
+    if has_window or not tried(partial(is_same, shared), False):
+        return PADDED
+    return PACKED if not has_buffer and tried(partial(is_same, packed), False) else SHARED
 
 
 def _left_padded(rows: list[Tensor]) -> Tensor:

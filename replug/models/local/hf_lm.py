@@ -36,13 +36,17 @@ from replug.models.hardware import HostCopy, default_device, to_device
 from replug.models.lm_source import LocalSource
 from replug.models.local.decoding import (
     ANEW,
-    SHARED,
+    PACKED,
+    PADDED,
     CachedPrompts,
     GrowingPrompts,
+    PackedPrompts,
     RecomputedPrompts,
     SharedPrefix,
     Unwanted,
     find_cache_use,
+    is_worth_a_row,
+    packed_groups,
     reuses_prefixes,
     shared_tokens,
 )
@@ -241,10 +245,20 @@ class HuggingFaceLM:
         return MixedAnswer(rows, mixture, options, ends, decode, goes_on)
 
     def _finish(self, answers: Sequence[MixedAnswer]) -> None:
-        """Decode answers in groups of a few passes' tokens."""
-        lengths = [[len(row) + answer.options.max_new_tokens for row in answer.rows] for answer in answers]
+        """Decode answers with mostly shared prompts in one row, and others in groups of a few passes' tokens."""
+        apart = list(answers)
+        if self._cache_use == PACKED and answers:
+            num_shared, most, apart = shared_tokens(self._beginnings(answers)), self.tokens_per_batch, []
+            num_new = max(answer.options.max_new_tokens for answer in answers)
+            for numbers in packed_groups([answer.rows for answer in answers], num_shared, num_new, most):
+                group = [answers[number] for number in numbers]
+                if is_worth_a_row([row for answer in group for row in answer.rows], num_shared, most):
+                    self._finish_together(group)
+                else:
+                    apart += group
+        lengths = [[len(row) + answer.options.max_new_tokens for row in answer.rows] for answer in apart]
         for numbers in padded_groups(lengths, PASSES_PER_GROUP * self.tokens_per_batch):
-            self._finish_together([answers[number] for number in numbers])
+            self._finish_together([apart[number] for number in numbers])
 
     def _finish_together(self, answers: Sequence[MixedAnswer]) -> None:
         """Decode answers together, or in halves if they do not fit memory."""
@@ -290,10 +304,12 @@ class HuggingFaceLM:
         num_ends = [answer.num_read for answer in answers for _ in answer.rows]
         if self._cache_use == ANEW:
             return RecomputedPrompts(rows, self._last_logits, self._ends_of(rows, num_ends))
-        shared = self._share(self._beginnings(answers)) if self._cache_use == SHARED else None
+        beginnings, require_wanted = self._beginnings(answers), partial(_require_wanted, answers)
+        shared = None if self._cache_use == PADDED else self._share(beginnings)
         own = [row[len(shared.ids) if shared else 0 :] for row in rows]
-        require_wanted = partial(_require_wanted, answers)
-        return CachedPrompts(self.model, own, self.tokens_per_batch, self.counts, shared, num_ends, require_wanted)
+        given = (self.model, own, self.tokens_per_batch, self.counts, shared, num_ends, require_wanted)
+        is_packed = self._cache_use == PACKED and is_worth_a_row(rows, shared_tokens(beginnings), self.tokens_per_batch)
+        return PackedPrompts(*given) if is_packed else CachedPrompts(*given)
 
     def _ends_of(self, rows: Rows, num_ends: Sequence[int]) -> list[Tensor]:
         """Score the last tokens of rows in another pass."""
