@@ -186,6 +186,15 @@ class GivenSource(LocalSource):
     def load(self, spread: bool = False) -> BlackBoxLM:
         return self.lm
 
+    def open(self, lm: LMConfig, second: LocalSource | None = None) -> AsyncLM:
+        try:
+            return super().open(lm, second)
+        except TypeError as error:
+            raise UserError(
+                f"lm: a {type(self.lm).__name__} cannot be sent to the scorers: {str(error).splitlines()[0]}; expected "
+                "a picklable object, which opens files and connections in its first call"
+            ) from error
+
 
 ANSWER_TOKENS = 32
 NUM_TOPS = 20  # likeliest tokens, the most that OpenAI's chat API and vLLM show
