@@ -1,30 +1,25 @@
-"""PopQA: golden prompts, popularity, how questions and shots are drawn, what is asked, and what results say."""
+"""PopQA: golden prompts, popularity, how questions and shots are drawn, what is asked, and every way to answer."""
 
 from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from replug.config.errors import UserError
 from replug.config.methods import parse_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments, WrittenDocument
-from replug.evals.loop import Item, Row
-from replug.evals.popqa import (
-    TEMPLATES,
-    PopQa,
-    PopQuestion,
-    plan_shots,
-    popularity_bin,
-    question_of,
-    read_popqa,
-)
+from replug.evals.loop import Item, outcome_rows
+from replug.evals.popqa import TEMPLATES, PopQa, PopQuestion, plan_shots, popularity_bin, question_of, read_popqa
 from replug.evals.questions import first_line
 from replug.evals.results import compare
 from replug.evals.search import genread_prompt
 from replug.models.generation import Generated
+from tests.support.evaluating import evaluated, typed
 from tests.support.known_lm import KnownTexts, opened
+from tests.support.preparing import write_jsonl
 
 GOLDEN = Path(__file__).parent / "golden"
 ASKED = "What is Ada Lovelace's occupation?"
@@ -34,31 +29,21 @@ def popular(query: str, obj: str = "") -> PopQuestion:
     return PopQuestion(Item(query, query, "x"), (obj,), "subject", obj, 10.0)
 
 
-SHOTS = [
-    popular("In what city was Frédéric Chopin born?", "Żelazowa Wola"),
-    popular("What is the capital of Chad?", "N'Djamena"),
-]
-PASSAGES = ["Fryderyk Chopin\nChopin was born in Żelazowa Wola.\n", "N'Djamena is the capital of Chad."]
+CHOPIN = popular("In what city was Frédéric Chopin born?", "Żelazowa Wola")
+CHAD = popular("What is the capital of Chad?", "N'Djamena")
+BORN_THERE, CAPITAL = "Fryderyk Chopin\nChopin was born in Żelazowa Wola.\n", "N'Djamena is the capital of Chad."
+DOCUMENT = "Ada Lovelace\nAda was a mathematician."
+PROMPTS = {
+    "zero_shot": PopQa.prompt(popular(ASKED)),
+    "few_shot": PopQa.prompt(popular(ASKED), [(CHOPIN, None), (CHAD, None)]),
+    "with_passages": PopQa.prompt(popular(ASKED), [(CHOPIN, BORN_THERE), (CHAD, CAPITAL)], DOCUMENT),
+    "genread": genread_prompt(ASKED),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "prompt"),
-    [
-        ("zero_shot", PopQa.prompt(popular(ASKED))),
-        ("few_shot", PopQa.prompt(popular(ASKED), [(shot, None) for shot in SHOTS])),
-        (
-            "with_passages",
-            PopQa.prompt(
-                popular(ASKED),
-                list(zip(SHOTS, PASSAGES, strict=True)),
-                "Ada Lovelace\nAda was a mathematician.",
-            ),
-        ),
-        ("genread", genread_prompt(ASKED)),
-    ],
-)
-def test_prompts_are_the_golden_files(name: str, prompt: str):
-    assert prompt == (GOLDEN / f"popqa_{name}.txt").read_text(encoding="utf-8").removesuffix("\n")
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts_are_the_golden_files(name: str):
+    assert PROMPTS[name] == (GOLDEN / f"popqa_{name}.txt").read_text(encoding="utf-8").removesuffix("\n")
 
 
 def test_an_answer_is_its_first_line_after_a_blank_one():
@@ -68,8 +53,7 @@ def test_an_answer_is_its_first_line_after_a_blank_one():
 
 
 def test_a_bin_is_a_power_of_ten_whose_lower_end_belongs_to_it():
-    bins = {0: "0", 1: "10^0-10^1", 9: "10^0-10^1", 10: "10^1-10^2", 999: "10^2-10^3", 1000: "10^3-10^4"}
-    bins[10**15] = "10^15-10^16"
+    bins = {0: "0", 9: "10^0-10^1", 10: "10^1-10^2", 999: "10^2-10^3", 1000: "10^3-10^4", 10**15: "10^15-10^16"}
     for popularity, name in bins.items():
         assert popularity_bin(float(popularity)) == f"popularity {name}"
 
@@ -144,41 +128,26 @@ class Poet:
         return done
 
 
-def asked_question(number: int, relation: str, popularity: float, answer: str = "poet") -> PopQuestion:
-    example = Item(str(number), f"asked_question {number}?", relation)
+def asked_question(number: int, popularity: float, answer: str = "poet") -> PopQuestion:
+    example = Item(str(number), f"asked_question {number}?", "occupation")
     return PopQuestion(example, (answer, "bard"), f"subject {number}", answer, popularity)
 
 
-QUESTIONS = [
-    asked_question(0, "occupation", 5.0),
-    asked_question(1, "occupation", 50_000.0, "painter"),
-]
+QUESTIONS = [asked_question(0, 5.0), asked_question(1, 50_000.0, "painter")]
 
 
-def book(names=METHODS, written_tokens: int | None = 30, **more) -> EvidenceBook:
+def book(names=METHODS) -> EvidenceBook:
     """Evidence of two questions and of the demonstration, whose first document is of Chad."""
     similarities = np.array([[3.0, 1.0, 0.5], [2.0, 2.0, 1.0], [2.0, 2.0, 1.0]])
     rows = RetrievedDocuments(np.array([[0, 1, 2], [1, 2, 0], [2, 1, 0]]), similarities)
     found = dict.fromkeys(("replug", "random", "bm25"), rows)
-    written = [WrittenDocument("A poet it was.", written_tokens, 20), *[WrittenDocument(None, written_tokens, 4)] * 2]
+    written = [WrittenDocument("A poet it was.", 30, 20), *[WrittenDocument(None, 30, 4)] * 2]
     methods = parse_methods(list(names), 2, {"replug": "path"})
-    return EvidenceBook(methods, KnownTexts(TEXTS), found, [True] * 3, written, **more)
+    return EvidenceBook(methods, KnownTexts(TEXTS), found, [True] * 3, written)
 
 
-def task(lm, shots=TASK_SHOTS, asked=QUESTIONS, of=None) -> PopQa:
-    return opened(PopQa(asked, {"occupation": shots}, 15), lm, of or book())
-
-
-def measured(lm=None, **settings) -> list[Row]:
-    """Rows as the outcomes' file holds them."""
-    of = book()
-    some = task(lm or Poet(), of=of, **settings)
-    rows = []
-    for row, example in enumerate(some.examples):
-        outcomes = some.submit(row, of.of(row))()
-        methods = {name: {"numbers": o.numbers, "detail": o.detail} for name, o in outcomes.items()}
-        rows.append({"id": example.id, "group": example.group, "methods": methods})
-    return rows
+def task(lm, names=METHODS) -> PopQa:
+    return opened(PopQa(QUESTIONS, {"occupation": TASK_SHOTS}, 15), lm, book(names))
 
 
 def test_every_method_asks_with_its_documents_after_the_shots_of_the_relation():
@@ -195,51 +164,89 @@ def test_every_method_asks_with_its_documents_after_the_shots_of_the_relation():
     weights = np.exp([3.0, 1.0]) / np.exp([3.0, 1.0]).sum()
     assert lm.asked[2][1] == pytest.approx(list(weights))
     assert {options.opening for _, _, options in lm.asked} == {shot, with_document}
-    assert {(options.max_new_tokens, options.stop, options.temperature) for _, _, options in lm.asked} == {
-        (15, "\n", 0.0)
-    }
+    how = {(options.max_new_tokens, options.stop, options.temperature) for _, _, options in lm.asked}
+    assert how == {(15, "\n", 0.0)}
 
 
 def test_an_outcome_holds_rightness_costs_and_signals():
-    [first, second] = measured()
+    [first, second] = outcome_rows(task(Poet()), book())
     numbers = {name: of["numbers"] for name, of in first["methods"].items()}
-    assert numbers["none"] == {
-        "accuracy": 0.0,
-        "answer_recall": 0.0,
-        "popularity": 5.0,
-        "lm_calls": 1.0,
-        "retriever_calls": 0.0,
-        "prompt_tokens": 100.0,
-        "generated_tokens": 2.0,
-        "shots": 1.0,
-        "dropped_shots": 0.0,
-        "mean_logprob": -2.0,
-        "mean_entropy": 0.75,
-    }
-    assert numbers["bm25@1"] == numbers["none"] | {
-        **dict.fromkeys(("accuracy", "answer_recall", "retriever_calls"), 1.0),
-        "top_score": 3.0,
-    }
+    costs = {"lm_calls": 1.0, "retriever_calls": 0.0, "prompt_tokens": 100.0, "generated_tokens": 2.0}
+    signals = {"mean_logprob": -2.0, "mean_entropy": 0.75, "popularity": 5.0}
+    shots = {"shots": 1.0, "dropped_shots": 0.0}
+    assert numbers["none"] == {"accuracy": 0.0, "answer_recall": 0.0, **costs, **signals, **shots}
+    found = dict.fromkeys(("accuracy", "answer_recall", "retriever_calls"), 1.0)
+    assert numbers["bm25@1"] == {**numbers["none"], **found, "top_score": 3.0}
     assert (numbers["replug"]["lm_calls"], numbers["replug"]["retriever_calls"]) == (2.0, 1.0)
     assert (numbers["genread"]["lm_calls"], numbers["genread"]["retriever_calls"]) == (2.0, 0.0)
     assert (numbers["genread"]["prompt_tokens"], numbers["genread"]["generated_tokens"]) == (130.0, 22.0)
     assert numbers["random"]["retriever_calls"] == 0 and "top_score" not in numbers["random"]
-    assert first["methods"]["none"]["detail"] == {
-        "answer": "no idea",
-        "relation": "occupation",
-        "subject": "subject 0",
-    }
+    said = {"answer": "no idea", "relation": "occupation", "subject": "subject 0"}
+    assert first["methods"]["none"]["detail"] == said
     assert first["methods"]["bm25@1"]["detail"]["answer"] == "A POET, or poet", "its first line"
     assert second["methods"]["genread"]["numbers"]["answer_recall"] == 0.0, "nothing was written"
 
 
 def test_what_is_not_known_is_left_out_and_never_zero():
-    lm = Poet(entropies=False, prompt_tokens=None)
-    asked = [asked_question(0, "occupation", 5.0)]
-    numbers = {name: of["numbers"] for name, of in measured(lm, asked=asked)[0]["methods"].items()}
-    for of in numbers.values():
-        assert not {"mean_entropy", "prompt_tokens"} & of.keys()
-        assert of["mean_logprob"] == -2.0
-    of = task(lm, [], asked, book(["none"]))
-    rows = [{"methods": {"none": {"numbers": numbers["none"], "detail": {}}}}]
-    assert "prompt_tokens" not in compare(of, rows, [], num_resamples=100)["none"]
+    measured = task(Poet(entropies=False, prompt_tokens=None), ["none"])
+    rows = list(outcome_rows(measured, book(["none"])))
+    numbers = rows[0]["methods"]["none"]["numbers"]
+    assert not {"mean_entropy", "prompt_tokens"} & numbers.keys() and numbers["mean_logprob"] == -2.0
+    assert "prompt_tokens" not in compare(measured, rows, [], num_resamples=100)["none"]
+
+
+WAYS = ["none", "random@1", "bm25@1", "replug@1", "replug", "replug@2/concat", "genread"]
+WORK = ["writer", "baker", "singer"]
+
+
+# `replug evaluate` on stand-ins ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Twelve people, of whom half have a document that says their work once and their town often."""
+    folder = tmp_path_factory.mktemp("popqa")
+    people = [f"Person{number}" for number in range(12)]
+    questions = [
+        {"id": f"{name} {prop}", "subj": name, "prop": prop, "obj": obj, "s_pop": 3**number, "possible_answers": [obj]}
+        for number, name in enumerate(people)
+        for prop, obj in (("occupation", WORK[number % 3]), ("place of birth", f"Town{number}"))
+    ]
+    write_jsonl(folder / "questions.jsonl", questions)
+    texts = [f"{name} is a {WORK[number % 3]} of{f' Town{number}' * 9}" for number, name in enumerate(people[:6])]
+    write_jsonl(folder / "corpus.jsonl", [{"id": f"d{n}", "text": text} for n, text in enumerate([*texts, "no one"])])
+    return folder
+
+
+def keys(data: Path, out: Path) -> list[str]:
+    questions = [f"questions.path={data / 'questions.jsonl'}", "questions.shots=2", "questions.max_new_tokens=2"]
+    return typed("popqa", f"out={out}", *questions, "k=3", "lm.path=stand_in")
+
+
+@pytest.mark.slow
+def test_every_way_to_answer_is_measured_with_its_costs(replug, data, tmp_path):
+    out = tmp_path / "out"
+    retriever = [f"data.corpus={data / 'corpus.jsonl'}", "retriever.path=stand_in", "index.dtype=float32"]
+    results, _ = evaluated(replug, out, *keys(data, out), *retriever, f"methods=[{','.join(WAYS)}]")
+    assert list(results) == WAYS
+    value = {name: {metric: entry["value"] for metric, entry in of.items()} for name, of in results.items()}
+    assert results["none"]["accuracy"]["n"] == 20, "two of each relation are shown and not asked"
+    assert [value[name]["lm_calls"] for name in WAYS] == [1, 1, 1, 1, 3, 1, 2]
+    assert [value[name]["retriever_calls"] for name in WAYS] == [0, 0, 1, 1, 1, 1, 0]
+    assert value["none"]["answer_recall"] == 0 < value["bm25@1"]["answer_recall"] < 1
+    assert value["genread"]["prompt_tokens"] > value["none"]["prompt_tokens"]
+    assert {"accuracy/occupation", "accuracy/popularity 10^0-10^1"} <= results["bm25@1"].keys()
+    low, high = results["bm25@1"]["accuracy"]["interval"]
+    assert value["none"]["accuracy"] == 0 < low < value["bm25@1"]["accuracy"] < high, "the stand-in repeats the town"
+    rows = pq.read_table(out / "examples.parquet").to_pylist()
+    assert len(rows) == 20 * len(WAYS)
+    of_bm25 = [row for row in rows if row["method"] == "bm25@1"]
+    assert all(row["top_score"] is not None and row["documents"] for row in of_bm25)
+
+
+def test_without_a_corpus_the_lm_answers_alone_or_from_its_own_document(data, tmp_path):
+    own = ["data.corpus=null", "methods=[none,genread]", "questions.shots=0"]
+    results, _ = evaluated(None, tmp_path / "out", *keys(data, tmp_path / "out"), *own)
+    assert results["genread"]["accuracy"]["n"] == 24
+    rows = pq.read_table(tmp_path / "out/examples.parquet").to_pylist()
+    assert "top_score" not in rows[0]
