@@ -1,4 +1,4 @@
-"""What an evaluation from passages asks of LMs, against LMs whose every answer is known."""
+"""Questions from passages: what LMs of known answers are asked, what each method answers, what weights may see."""
 
 import json
 from collections.abc import Sequence
@@ -9,12 +9,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from replug.answering.answerer import MIN_QUESTIONS, Factors
 from replug.answering.prompts import Shot
+from replug.config.errors import UserError
 from replug.config.methods import Method, parse_answering_methods
 from replug.evals.evidence import EvidenceBook, RetrievedDocuments
-from replug.evals.internet_qa import InternetQa, documents_of
+from replug.evals.internet_qa import InternetQa, documents_of, factors_as_json, gold_overlap, read_factors
 from replug.evals.internet_sets import InternetQuestion, is_validation
-from replug.evals.loop import Item, PromptedLM, outcome_rows
+from replug.evals.loop import Item, Outcome, PromptedLM, outcome_rows
+from replug.evals.results import compare
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.ensemble import Retrieved
 from replug.models.generation import Generated
@@ -60,40 +63,31 @@ def done(result) -> Future:
     return future
 
 
-def asked(lm: River, reranker: River | None = None) -> PromptedLM:
-    first, second = (
-        PromptedLM(
-            one,
-            PromptTemplate(),
-            SimpleNamespace(tokenizer=lambda: StandInLM().tokenizer, max_tokens=one.max_tokens),
-        )
-        for one in (lm, reranker or lm)
-    )
-    return replace(first, reranker=second if reranker else None)
+def prompted(lm: River) -> PromptedLM:
+    source = SimpleNamespace(tokenizer=lambda: StandInLM().tokenizer, max_tokens=lm.max_tokens)
+    return PromptedLM(lm, PromptTemplate(), source)
 
 
-PASSAGES = tuple(
-    Passage(text, f"u{n}", "", None, n + 1, share, share, f"d{n}")
-    for n, (text, share) in enumerate(zip(TEXTS, (0.5, 0.3, 0.2), strict=True))
-)
+def passages_of(texts: Sequence[str], shares: Sequence[float]) -> tuple[Passage, ...]:
+    rows = enumerate(zip(texts, shares, strict=True))
+    return tuple(Passage(text, f"u{n}", "T", None, n + 1, share, share, f"d{n}") for n, (text, share) in rows)
 
 
 def task_of(names: list[str], labels: tuple[str, ...] = (), answer: str = "the Rhine", num: int = 1) -> InternetQa:
     """The question, so many times, and passages and gold evidence for it."""
     ids = ["q", *(f"q{n}" for n in range(1, num))]
-    questions = [
-        InternetQuestion(Item(name, f"{ASKED}{name[1:]}", "all", ("d1",)), (answer,), labels=labels) for name in ids
-    ]
+    items = [Item(name, f"{ASKED}{name[1:]}", "all", ("d1",)) for name in ids]
+    questions = [InternetQuestion(item, (answer,), labels=labels) for item in items]
     gold = {name: f"It is the Rhine{name[1:]}." for name in ids} if "gold" in names else {}
     metric = "accuracy" if labels else "exact_match"
     task = InternetQa(parse_answering_methods(names, 10), questions, SHOTS, metric, gold, 32 if num == 1 else 3)
-    task.take_evidence([FoundEvidence(PASSAGES, {"http_404": 2})] * num)
+    task.take_evidence([FoundEvidence(passages_of(TEXTS, (0.5, 0.3, 0.2)), {"http_404": 2})] * num)
     return task
 
 
 def outcomes(task: InternetQa, lm: River, reranker: River | None = None) -> dict:
     """A row as the outcomes' file holds it."""
-    task.open(asked(lm, reranker), None)
+    task.open(replace(prompted(lm), reranker=prompted(reranker) if reranker else None), None)
     told = task.submit(0, {})()()
     methods = {name: {"numbers": one.numbers, "detail": one.detail} for name, one in told.items()}
     return {"id": "q", "group": "all", "methods": methods}
@@ -123,51 +117,47 @@ def test_in_classification_every_label_is_a_candidate_and_nothing_is_sampled(tmp
     lm = River()
     of = task_of(["none", "gold", "direct@3"], labels=("Rhine", "Loire"), answer="Rhine")
     row = outcomes(of, lm, scorer := River())
-    given = [
-        prefix for prefix, _ in scorer.scored if prefix.endswith("Answer:") and "Question" in prefix.split("\n\n")[-1]
-    ]
-    assert not given and lm.scored, "p(a|q,p) of a label belongs to the LM that answers"
+    last = [prefix.split("\n\n")[-1] for prefix, _ in scorer.scored if prefix.endswith("Answer:")]
+    assert lm.scored and not any("Question" in block for block in last), (
+        "p(a|q,p) of a label belongs to the LM that answers"
+    )
     assert not lm.sampled and row["methods"]["gold"]["detail"]["answer"] == "Rhine"
     assert row["methods"]["passages"]["detail"]["factors"]["answers"] == ["Rhine", "Loire"] * 3
     [decided] = of.settle([row], SimpleNamespace(weights=tmp_path / "weights.json"))
-    numbers = decided["methods"]["direct@3"]["numbers"]
-    assert numbers["accuracy"] == 1.0
+    assert decided["methods"]["direct@3"]["numbers"]["accuracy"] == 1.0
 
 
 def test_the_earliest_shots_go_where_they_do_not_fit_and_for_the_scorer_by_its_own_limit():
     lm, scorer = River(max_tokens=100), River(max_tokens=64)
     row = outcomes(task_of(["none", "direct@2"]), lm, scorer)
-    numbers = {name: row["methods"][name]["numbers"] for name in ("none", "direct@2")}
-    assert {name: (of["shots"], of["dropped_shots"]) for name, of in numbers.items()} == {
-        "none": (3.0, 0.0),
-        "direct@2": (1.0, 2.0),
-    }
+    for name, shots in (("none", 3.0), ("direct@2", 1.0)):
+        numbers = row["methods"][name]["numbers"]
+        assert (numbers["shots"], numbers["dropped_shots"]) == (shots, 3.0 - shots)
     prompts = [prompt for some, _ in lm.sampled for prompt in some]
     assert {prompt.count("who is") for prompt in prompts} == {3}
-    assert {prefix.count("who is") for prefix, _ in scorer.scored} == {1}
-    assert all("who is 2?" in prefix for prefix, _ in scorer.scored)
+    shown = {(prefix.count("who is"), prefix.count("who is 2?")) for prefix, _ in scorer.scored}
+    assert shown == {(1, 1)}, "the last shot alone"
 
 
 @pytest.mark.parametrize("labels", [(), ("Rhine", "Loire")])
 def test_outcomes_are_the_same_whatever_the_number_in_flight_and_the_order(labels, tmp_path):
-    book = EvidenceBook([], None, {}, [True] * 7)
+    book = EvidenceBook([], None, {}, [True] * 4)
 
     def measured(num_in_flight: int, order: Sequence[int]) -> list[str]:
-        path, source = tmp_path / f"{num_in_flight}-{order[0]}", GivenSource(StandInLM())
+        path, source = tmp_path / f"{num_in_flight}", GivenSource(StandInLM())
         lms = [CachingLM(InProcessLM(StandInLM()), path.with_suffix(f".{name}")) for name in ("lm", "reranker")]
         reranker, lm = (PromptedLM(one, PromptTemplate(), source) for one in reversed(lms))
-        task = task_of(["none", "gold", "direct@1", "poe@3"], labels, "Rhine", 7)
+        task = task_of(["none", "gold", "direct@1", "poe@3"], labels, "Rhine", 4)
         task.open(replace(lm, reranker=reranker), book)
         rows = [json.dumps(row) for row in outcome_rows(task, book, order, num_in_flight)]
         for one in lms:
             one.close()
         return rows
 
-    rows = measured(8, range(7))
-    assert len(set(rows)) == 7
-    for num_in_flight in (1, 3, 100):
-        assert measured(num_in_flight, range(7)) == rows
-    assert measured(3, [5, 0, 6, 2, 1, 4, 3]) == [rows[n] for n in (5, 0, 6, 2, 1, 4, 3)]
+    rows = measured(8, range(4))
+    assert len(set(rows)) == 4
+    assert measured(1, range(4)) == rows
+    assert measured(3, [2, 0, 3, 1]) == [rows[n] for n in (2, 0, 3, 1)]
 
 
 def test_a_page_may_hold_the_answer_that_none_of_its_kept_passages_does():
@@ -192,3 +182,142 @@ def test_a_corpus_gives_documents_best_first_and_bm25_none_that_shares_no_word()
     assert search("bm25", 0) == ["d1", "d0"]
     assert search("bm25", 1) == ["d0"]
     assert search("replug", 1) == ["d0", "d1", "d2"]
+
+
+# From what was measured to what each method answers, and which questions weights may see -----------------------------
+
+METHODS = parse_answering_methods(["none", "gold", "direct@1", "direct@2", "rag@2"], 10)
+
+
+def question(number: int, answer: str = "blue") -> InternetQuestion:
+    return InternetQuestion(Item(f"q{number}", f"what colour is {number}?", "all", ("d1", "d9")), (answer,))
+
+
+QUESTIONS = [question(number) for number in range(450)]
+VALIDATION = [one.example.id for one in QUESTIONS if is_validation(one)]
+
+
+Answered = tuple[Sequence[Passage], Factors]
+
+
+def answered(zero: bool = False) -> Answered:
+    """Red from the first passage; red and blue from the second, where blue is likeliest."""
+    shares = (1.0, 0.0) if zero else (0.6, 0.4)
+    with np.errstate(divide="ignore"):
+        shared = np.log(shares)
+    logprobs = np.log([0.3, 0.2, 0.4]), np.full(3, -2.0), np.full(3, -1 / 3), np.full(2, -0.1), shared
+    factors = Factors(("red", "red", "blue"), np.array([0, 1, 1]), *logprobs)
+    return passages_of(("It is red.", "It is BLUE."), shares), factors
+
+
+def row(question: InternetQuestion, of: Answered, task: InternetQa) -> dict:
+    """As a line of outcomes.jsonl is read back."""
+    said = {"none": "red", "gold": "Blue."}
+    outcomes = {
+        name: Outcome(task.answer_numbers(answer, question), {"answer": answer}) for name, answer in said.items()
+    }
+    outcomes |= task.reranked_outcomes(question, *of)
+    methods = {name: {"numbers": one.numbers, "detail": one.detail} for name, one in outcomes.items()}
+    kept = {"id": question.example.id, "group": "all", "source": "one question"}
+    return json.loads(json.dumps({**kept, "methods": methods}, allow_nan=False))
+
+
+def decided(tmp_path, questions=QUESTIONS, of: Answered | None = None, metric="exact_match", gold: dict | None = None):
+    """The test part as a task, and its rows."""
+    task = InternetQa(METHODS, questions, (), metric, gold or {}, 1)
+    task.found = {one.example.id: FoundEvidence((), {}) for one in questions}
+    task._identities = {"lm": "lm", "reranker": "other"}
+    rows = [row(one, of or answered(), task) for one in questions]
+    return task, task.settle(rows, SimpleNamespace(weights=tmp_path / "weights.json"))
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_factors_survive_the_file_to_the_last_bit(zero):
+    before = answered(zero=zero)[1]
+    after = read_factors(json.loads(json.dumps(factors_as_json(before), allow_nan=False)))
+    assert after.answers == before.answers and after.passages.tolist() == before.passages.tolist()
+    for name in ("answer_given_question", "question_alone", "passage"):
+        assert np.array_equal(getattr(after, name), getattr(before, name))
+
+
+def test_a_smaller_number_of_passages_has_only_the_first_ones(tmp_path):
+    _, rows = decided(tmp_path)
+    details = {name: of["detail"] for name, of in rows[0]["methods"].items()}
+    answers = {name: of["answer"] for name, of in details.items()}
+    assert answers == {"none": "red", "gold": "Blue.", "direct@1": "red", "direct@2": "blue", "rag@2": "blue"}
+    assert [details[name]["documents"] for name in ("direct@1", "direct@2")] == [["d0"], ["d0", "d1"]]
+    numbers = {name: of["numbers"] for name, of in rows[0]["methods"].items()}
+    assert numbers["gold"]["exact_match"] == 1.0 and "copied" not in numbers["none"]
+    right = dict.fromkeys(("exact_match", "best_candidate", "answer_in_evidence"), 0.0)
+    first = {**right, "copied": 1.0, "retrieval_recall": 0.0, "passages": 1.0}
+    assert numbers["direct@1"] == numbers["direct@1"] | first
+    both = dict.fromkeys((*right, "copied"), 1.0) | {"retrieval_recall": 0.5, "passages": 2.0}
+    assert numbers["direct@2"] == numbers["direct@2"] | both
+
+
+def test_results_are_of_the_test_part_and_weights_of_the_validation_part(tmp_path):
+    task, rows = decided(tmp_path)
+    assert MIN_QUESTIONS <= len(VALIDATION) <= 60
+    assert [one["id"] for one in rows] == [one.example.id for one in QUESTIONS if one.example.id not in VALIDATION]
+    assert {one["source"] for one in rows} == {"one question"}, "intervals have the clusters of variants"
+    results = compare(task, rows, METHODS, num_resamples=100)
+    assert results["direct@2"]["exact_match"]["n"] == 450 - len(VALIDATION)
+    assert results["direct@2"]["exact_match - direct@1"]["value"] == 1.0
+    fitted = json.loads((tmp_path / "weights.json").read_text())["methods"]
+    assert set(fitted) == {"direct@1", "direct@2", "rag@2"}
+    assert fitted["direct@2"]["num_questions"] == len(VALIDATION)
+    assert fitted["direct@2"]["gain"] == fitted["rag@2"]["gain"] == 1.0
+    assert fitted["direct@1"]["gain"] == 0.0 and fitted["direct@1"]["weights"] == {"answer_given_question": 1.0}
+
+
+def test_other_answers_of_test_questions_change_no_weight(tmp_path):
+    decided(tmp_path)
+    first = (tmp_path / "weights.json").read_text()
+    permuted = [one if one.example.id in VALIDATION else replace(one, answers=("red",)) for one in QUESTIONS]
+    _, rows = decided(tmp_path, permuted)
+    assert (tmp_path / "weights.json").read_text() == first
+    assert rows[0]["methods"]["direct@2"]["numbers"]["exact_match"] == 0.0
+    fitted_elsewhere = [replace(one, answers=("red",)) for one in QUESTIONS]
+    decided(tmp_path, fitted_elsewhere)
+    assert (tmp_path / "weights.json").read_text() != first, "those of the validation part do"
+
+
+def test_without_a_validation_part_weights_are_the_defaults_and_without_a_test_part_nothing_is_decided(tmp_path):
+    test = [one for one in QUESTIONS if one.example.id not in VALIDATION][:3]
+    _, rows = decided(tmp_path, test)
+    fitted = json.loads((tmp_path / "weights.json").read_text())["methods"]
+    assert len(rows) == 3 and fitted["rag@2"]["num_questions"] == 0
+    assert set(fitted["rag@2"]["weights"].values()) == {1.0}
+    with pytest.raises(UserError, match=r"all \d+ questions are in the validation part, .*questions.max_questions"):
+        decided(tmp_path, [one for one in QUESTIONS if one.example.id in VALIDATION])
+
+
+def test_a_question_without_passages_is_answered_with_nothing_and_counts(tmp_path):
+    empty = Factors((), np.zeros(0, dtype=np.int64), *(np.zeros(0) for _ in range(5)))
+    _, rows = decided(tmp_path, of=((), empty))
+    numbers = rows[0]["methods"]["rag@2"]["numbers"]
+    assert rows[0]["methods"]["rag@2"]["detail"]["answer"] == "" and numbers["exact_match"] == 0.0
+    assert numbers["passages"] == 0.0 and numbers["retrieval_recall"] == 0.0
+
+
+def test_what_is_not_known_is_left_out(tmp_path):
+    passages, factors = answered()
+    _, rows = decided(tmp_path, of=([replace(passage, doc_id=None) for passage in passages], factors))
+    numbers = rows[0]["methods"]["rag@2"]["numbers"]
+    assert "retrieval_recall" not in numbers
+    assert rows[0]["methods"]["rag@2"]["detail"]["documents"] == ["u0", "u1"]
+
+
+def test_overlap_with_gold_evidence_is_that_of_the_best_passage_without_stop_words():
+    """Gold words: Rhine, flows, Basel. The first passage has one of them, the second two."""
+    passages = ["the rhine", "Basel flows, and it was"]
+    assert gold_overlap("The Rhine flows through Basel.", passages) == pytest.approx(2 / 3)
+    assert gold_overlap("The Rhine", []) == 0.0
+
+
+def test_claims_without_evidence_have_no_overlap_and_do_not_count(tmp_path):
+    told = ("It is red and blue.",)  # every second claim has another's evidence as gold, as NOT ENOUGH INFO
+    claims = [replace(one, evidence=told if number % 2 else ()) for number, one in enumerate(QUESTIONS)]
+    task, measured = decided(tmp_path, claims, None, "accuracy", {one.example.id: told[0] for one in claims})
+    results = compare(task, measured, METHODS, num_resamples=10)
+    assert results["direct@2"]["gold_overlap"]["value"] == 1 / 2, "red or blue of two words, and not a quarter"

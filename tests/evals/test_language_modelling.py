@@ -1,4 +1,4 @@
-"""The measurement against a naive one, with the stand-in LM over a small corpus on disk."""
+"""The measurement of language modelling against a naive one, and of the gains of single tokens."""
 
 import math
 from collections.abc import Sequence
@@ -17,18 +17,16 @@ from replug.data.store import CorpusStore
 from replug.evals.evidence import NOTHING, EvidenceBook, RetrievedDocuments, random_documents
 from replug.evals.language_modelling import LanguageModelling, headroom_lines, oracle_bits
 from replug.evals.loop import EXAMPLES_IN_FLIGHT, outcome_rows
+from replug.evals.token_gain import EntityNames, gain_bits, mean_gains, popularities, rarities, words_of_tokens
 from replug.models.build import lm_tokenizer
 from replug.models.ensemble import Weighting, mix, prior_log_weights
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.preparing import corpus_to_index
-from replug.models.prompt import PromptTemplate
 from tests.support.command_line import ROOT
 from tests.support.known_lm import ImmediateLM, KnownLM, opened
 from tests.support.preparing import write_jsonl
 from tests.support.tiny_lms import MAX_TOKENS, write_llama, write_tokenizer
 
-SEPARATOR = "\n"
-JOINED = PromptTemplate()
 DOCUMENTS = ["red sky", "blue sea and red sky", "a green tree", "日本 の 空", "the sea the sea", "red red red"]
 
 
@@ -47,41 +45,28 @@ def make_examples(count: int) -> list[Example]:
 def make_found(count: int) -> dict[str, RetrievedDocuments]:
     rng = np.random.default_rng(0)
     rows = [np.stack([rng.permutation(len(DOCUMENTS))[:3] for _ in range(count)]) for _ in range(2)]
-    return {
-        name: RetrievedDocuments(r, rng.normal(size=r.shape)) for name, r in zip(("replug", "lsr"), rows, strict=True)
-    }
-
-
-def measure_bits(
-    lm: StandInLM, corpus: CorpusStore, examples: list[Example], found: dict[str, RetrievedDocuments]
-) -> dict[str, list[float]]:
-    """Bits of every example by method; `none` first."""
-    k = max(of.doc_rows.shape[1] for of in found.values())
-    methods = parse_methods(["none", *found], k, dict.fromkeys(found, "path"))
-    book = EvidenceBook(methods, corpus, found, [True] * len(examples))
-    rows = list(outcome_rows(opened(LanguageModelling(examples), lm, book, template=JOINED), book))
-    assert [row["id"] for row in rows] == [example.id for example in examples]
-    return {name: [row["methods"][name]["numbers"]["bits"] for row in rows] for name in ("none", *found)}
+    names = ("replug", "lsr")
+    return {name: RetrievedDocuments(r, rng.normal(size=r.shape)) for name, r in zip(names, rows, strict=True)}
 
 
 def naive_bits(example: Example, documents: list[str], similarities: Sequence[float]) -> float:
     """-log2 of the product over tokens of the weighted mean of their probabilities."""
     lm = StandInLM()
     weights = [math.exp(s) for s in similarities]
-    prefixes = [text + SEPARATOR + example.context for text in documents]
+    prefixes = [f"{text}\n{example.context}" for text in documents]
     given = [lm.score([prefix], [example.continuation])[0].token_logprobs for prefix in prefixes]
-    bits = 0.0
-    for token in range(len(given[0])):
-        mixed = sum(w * math.exp(row[token]) for w, row in zip(weights, given, strict=True)) / sum(weights)
-        bits -= math.log2(mixed)
-    return bits
+    mixed = [sum(w * math.exp(p) for w, p in zip(weights, of, strict=True)) for of in zip(*given, strict=True)]
+    return -sum(math.log2(one / sum(weights)) for one in mixed)
 
 
 def test_bits_equal_a_naive_computation(corpus: CorpusStore) -> None:
     count = 2 * EXAMPLES_IN_FLIGHT + 3  # more than are under way at once
     examples, found = make_examples(count), make_found(count)
-    bits = measure_bits(ImmediateLM(), corpus, examples, found)
-    assert list(bits) == ["none", "replug", "lsr"]
+    methods = parse_methods(["none", *found], 3, dict.fromkeys(found, "path"))
+    book = EvidenceBook(methods, corpus, found, [True] * count)
+    rows = list(outcome_rows(opened(LanguageModelling(examples), ImmediateLM(), book), book))
+    assert [row["id"] for row in rows] == [example.id for example in examples]
+    bits = {name: [row["methods"][name]["numbers"]["bits"] for row in rows] for name in ("none", *found)}
     for row, example in enumerate(examples):
         plain = StandInLM().score([example.context], [example.continuation])[0]
         assert bits["none"][row] == pytest.approx(-plain.sum_logprob / math.log(2))
@@ -106,8 +91,7 @@ def test_weights_that_follow_the_text_are_measured_from_the_same_scores(corpus: 
     def rows(asked: list[str], lm: ImmediateLM) -> list[dict]:
         methods = parse_methods(asked, 3, {"replug": "path"})
         book = EvidenceBook(methods, corpus, found, [True] * 3 + [False], posterior=posterior)
-        task = opened(LanguageModelling(examples, keeps_documents=True), lm, book, template=JOINED)
-        return list(outcome_rows(task, book))
+        return list(outcome_rows(opened(LanguageModelling(examples, keeps_documents=True), lm, book), book))
 
     fixed, lm = ImmediateLM(), ImmediateLM()
     before, after = rows(names[:3], fixed), rows(names, lm)
@@ -136,10 +120,10 @@ def test_the_last_tokens_of_the_context_move_weights_that_follow_the_text(corpus
     examples, found, lm = make_examples(2), make_found(2), ImmediateLM()
     methods = parse_methods(["replug", "replug/posterior"], 3, {"replug": "path"})
     book = EvidenceBook(methods, corpus, found, [True] * 2, posterior=Weighting(share=0.1, read=1))
-    task = opened(LanguageModelling(examples, keeps_documents=True), lm, book, template=JOINED)
+    task = opened(LanguageModelling(examples, keeps_documents=True), lm, book)
     for row, outcome in enumerate(outcome_rows(task, book)):
         prior, before = prior_log_weights(found["replug"].similarities[row]), examples[row].context.rsplit(" ", 1)
-        prefixes = [f"{text}{SEPARATOR}{before[0]}" for text in book.of(row)["replug"].texts]
+        prefixes = [f"{text}\n{before[0]}" for text in book.of(row)["replug"].texts]
         read = np.stack([score.token_logprobs for score in lm.score(prefixes, [f" {before[1]}"] * len(prefixes))])
         for name, moves in (("replug", ()), ("replug/posterior", (Weighting(0.1), read))):
             given = outcome["methods"][name]["detail"]["document_logprobs"]
@@ -196,23 +180,89 @@ def test_half_of_a_text_weighs_the_documents_for_the_other_half() -> None:
     assert oracle_bits(agree[:, :1])["bits_half_weighted"] == pytest.approx(even / 2)
 
 
-def of(ensemble: float, q_weighted: float, best_document: float, half_weighted: float = 0.68) -> dict:
-    numbers = {"bpb": ensemble, "bpb_q_weighted": q_weighted, "bpb_best_document": best_document}
-    numbers["bpb_half_weighted"] = half_weighted
-    return {name: {"value": value} for name, value in numbers.items()}
-
-
 def test_lines_say_the_headroom_of_ensembles() -> None:
-    results = {
-        "none": of(1.0, 1.0, 1.0),
-        "random": of(0.9, 0.88, 0.88),
-        "replug": of(0.70, 0.64, 0.66),
-        "replug@3/even": of(0.7, 0.69999, 0.6),
-        "replug/posterior": of(0.67, 0.62, 0.61),
-        "lsr@1": of(0.6, 0.6, 0.6),
-    }
-    lines = headroom_lines(results)
-    assert [line.split(":")[0] for line in lines] == [
-        f"Headroom of {name}" for name in ("random", "replug", "replug@3/even")
-    ]
+    ensembles = ["random", "replug", "replug@3/even"]
+    numbers = {"bpb": 0.7, "bpb_q_weighted": 0.64, "bpb_best_document": 0.66, "bpb_half_weighted": 0.68}
+    of = {name: {"value": value} for name, value in numbers.items()}
+    alone = {key: {"value": 0.7} for key in of}  # a method with one document gains nothing
+    lines = headroom_lines({**dict.fromkeys([*ensembles, "replug/posterior"], of), "lsr@1": alone})
+    assert [line.split(":")[0] for line in lines] == [f"Headroom of {name}" for name in ensembles]
     assert headroom_lines({}) == []
+
+
+# Gains of tokens by hand, by the rarity of their words and by the popularity of names ---------------------------------
+
+
+def test_a_gain_is_the_change_in_bits_and_rarity_that_of_the_word_a_token_is_a_part_of() -> None:
+    tokens = (" The", " Tap", "pah", "annock", ",", " river")
+    without, with_documents = np.log([[0.5, 0.01, 0.5, 0.5, 0.25, 0.4], [0.5, 0.16, 0.5, 1.0, 0.125, 0.1]])
+    assert gain_bits(without, with_documents) == pytest.approx([0, 4, 0, 1, -1, -2])
+    of_words = ["1000-9999", "1-9", "1-9", "1-9", "no word", "10-99"]
+    assert rarities(words_of_tokens(tokens), {"the": 1200, "river": 37, "tappahannock": 3}) == of_words
+    assert rarities(words_of_tokens(tokens), {})[0] == "0"
+
+
+def rarity_gains(by_text, **resampling):
+    """The mean gains of texts of (bits, times that the corpus has the word, None for no word)."""
+    names = [[rarities([None if n is None else "x"], {"x": n or 0})[0] for _, n in text] for text in by_text]
+    return mean_gains("gain", [[bits for bits, _ in text] for text in by_text], names, **resampling)
+
+
+def test_bins_go_by_powers_of_ten_and_the_mean_is_of_their_tokens() -> None:
+    counts = [0, 1, 9, 10, 99, 100, 12_345, None, 0]
+    bins = rarity_gains([[(float(i), count) for i, count in enumerate(counts)]])
+    means = {name: mean for name, mean in bins.items() if not name.endswith(" - rest")}
+    found = {name.removeprefix("gain/"): (mean["n"], mean["value"]) for name, mean in means.items()}
+    expected = {"0": (2, 4.0), "1-9": (2, 1.5), "10-99": (2, 3.5), "100-999": (1, 5.0), "10000-99999": (1, 6.0)}
+    assert found == expected | {"no word": (1, 7.0)}
+    assert all(mean["interval"] == [mean["value"]] * 2 for mean in means.values()), "there is one text"
+
+
+def test_intervals_are_over_texts_that_have_such_tokens() -> None:
+    texts = [[(1.0, 5), (1.0, 5), (2.0, 0)], [(4.0, 5)], [(7.0, None)]]
+    means = rarity_gains(texts, num_resamples=500)
+    assert means["gain/1-9"] == {"value": 2.0, "n": 3, "clusters": 2, "interval": [1.0, 4.0]}
+    assert means["gain/0"]["interval"] == [2.0, 2.0] and means["gain/no word"]["interval"] == [7.0, 7.0]
+
+
+def test_a_bin_is_compared_with_all_other_tokens_over_the_same_resamples() -> None:
+    rng = np.random.default_rng(0)
+    drawn = zip(rng.normal(0, 5, 40), rng.normal(0, 0.1, 40), strict=True)
+    texts = [[(level + 2 + noise, 5), (level + noise, 50), (level - noise, 5000)] for level, noise in drawn]
+    entries = rarity_gains(texts, num_resamples=300)
+    low, high = entries["gain/1-9"]["interval"]
+    assert high - low > 2, "texts differ far more than bins do"
+    rest = entries["gain/1-9 - rest"]
+    assert rest["value"] == pytest.approx(2, abs=0.1) and rest["interval"][0] > 1.9 and rest["p_holm"] < 0.05
+    assert all(entries[f"gain/{name} - rest"]["interval"][1] < 0 for name in ("10-99", "1000-9999"))
+
+
+POPULARITY = {"Li Bai": 50.0, "Bai": 5000.0, "Paris": 90000.0, "Live": 7.0, "Li Bai House": 3.0}
+
+
+def test_the_longest_name_that_begins_at_a_word_is_the_mention_and_case_counts():
+    names = EntityNames(POPULARITY)
+    found = names.mentions("Bai met Li Bai, not Li Bai House; they live in Paris-Live.")
+    assert [name for name, _, _ in found] == ["Bai", "Li Bai", "Li Bai House", "Paris", "Live"]
+    text = "so Li Bai left"
+    [mention] = names.mentions(text)
+    assert text[mention[1] : mention[2]] == "Li Bai"
+    assert names.mentions("Baiting Lives") == []
+    assert [name for name, _, _ in names.mentions("a poem of Li Bai")] == ["Li Bai"]  # longer names begin so too
+
+
+def test_tokens_of_a_name_gain_in_the_bin_of_its_popularity():
+    texts = [
+        [("The", 0.0), (" Li", 2.0), (" B", 3.0), ("ai", 1.0), (" of", 0.5), (" Paris", -1.0)],
+        [(" Paris", 0.0), (" and", 0.25), (" Bai", 4.0), (".", 0.25)],
+    ]
+    tokens = [[token for token, _ in of] for of in texts]
+    names = EntityNames(POPULARITY)
+    labels = [popularities(own, names.mentions("".join(own)), POPULARITY) for own in tokens]
+    bins = mean_gains("gain", [[bits for _, bits in of] for of in texts], labels, num_resamples=100)
+    assert [(name, of["n"], of["value"]) for name, of in bins.items() if not name.endswith(" - rest")] == [
+        ("gain/popularity 10^1-10^2", 3, pytest.approx(2.0)),
+        ("gain/popularity 10^3-10^4", 1, pytest.approx(4.0)),
+        ("gain/popularity 10^4-10^5", 2, pytest.approx(-0.5)),
+        ("gain/no entity", 4, pytest.approx(0.25)),
+    ]

@@ -1,7 +1,6 @@
 """lm-evaluation-harness over our LMs; its own Hugging Face model is the reference."""
 
 import pytest
-import torch
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install 'replug[lm-eval]'")
 
@@ -14,7 +13,7 @@ from replug.models.generation import GenerationOptions
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.replug_lm import ReplugLM
 from tests.support.lm_answers import texts_of
-from tests.support.tiny_lms import random_lms_need_make_no_sense, write_gpt2, write_tokenizer  # noqa: F401
+from tests.support.tiny_lms import load, random_lms_need_make_no_sense, write_gpt2  # noqa: F401
 
 PAIRS = [
     ("The capital of France is", " Paris"),
@@ -24,8 +23,8 @@ PAIRS = [
 ]
 
 
-def requests(kind: str, arguments: list[tuple]) -> list[Instance]:
-    return [Instance(request_type=kind, doc={}, arguments=args, idx=row) for row, args in enumerate(arguments)]
+def requests(kind: str, arguments: list[tuple], doc: dict | None = None) -> list[Instance]:
+    return [Instance(request_type=kind, doc=doc or {}, arguments=args, idx=row) for row, args in enumerate(arguments)]
 
 
 class Recorded:
@@ -41,11 +40,7 @@ class Recorded:
 
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
-    folder = tmp_path_factory.mktemp("lm")
-    torch.manual_seed(0)
-    write_gpt2(folder)
-    write_tokenizer(folder)
-    return HuggingFaceLM(str(folder))
+    return load(write_gpt2, tmp_path_factory.mktemp("lm"))
 
 
 @pytest.fixture(scope="module")
@@ -76,24 +71,21 @@ def test_answers_end_before_the_first_stop(lm):
         model.generate_until(requests("generate_until", [("one two", {"do_sample": True})]))
 
 
-def of_document(doc: dict, *arguments: object) -> Instance:
-    return Instance(request_type="loglikelihood", doc=doc, arguments=arguments, idx=0)
-
-
 def test_a_question_is_searched_for_without_its_demonstrations(lm):
-    request = of_document({"question": "who?", "place": "here"}, "Q: one\nA: two\n\nQ: who?\nA:", " me")
+    asked = ("Q: one\nA: two\n\nQ: who?\nA:", " me")
+    request = requests("loglikelihood", [asked], {"question": "who?", "place": "here"})
     for query, expected in ((None, "Q: who?\nA:"), ("{question} {place}", "who? here")):
         retriever = Recorded()
-        HarnessModel(ReplugLM(lm, retriever, k=1), query=query).loglikelihood([request])
+        HarnessModel(ReplugLM(lm, retriever, k=1), query=query).loglikelihood(request)
         assert retriever.queries == [expected]
     with pytest.raises(KeyError, match="passage"):
-        HarnessModel(ReplugLM(lm, Recorded(), k=1), query="{passage}").loglikelihood([request])
+        HarnessModel(ReplugLM(lm, Recorded(), k=1), query="{passage}").loglikelihood(request)
 
 
 def test_scores_and_answers_are_those_of_the_ensemble(lm):
     replug, how = ReplugLM(lm, Recorded(), k=1), {"max_gen_toks": 6}
     model, document = HarnessModel(replug, query="{topic}"), [Retrieved("about boats", 0.0, "d")]
-    [(logprob, _)] = model.loglikelihood([of_document({"topic": "boats"}, "one two", " three")])
-    [answer] = model.generate_until([of_document({"topic": "boats"}, "one two", how)])
+    [(logprob, _)] = model.loglikelihood(requests("loglikelihood", [("one two", " three")], {"topic": "boats"}))
+    [answer] = model.generate_until(requests("generate_until", [("one two", how)], {"topic": "boats"}))
     assert logprob == replug.score("one two", " three", document).sum_logprob
     assert answer == replug.generate("one two", GenerationOptions(6), document).text

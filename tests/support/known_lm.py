@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from replug.data.records import Document
+from replug.evals import loop
 from replug.evals.loop import PromptedLM
 from replug.models.black_box_lm import ContinuationScore
 from replug.models.generation import Generated
@@ -25,21 +26,16 @@ class KnownLM:
         assert all(prefix.startswith(opening or "") for prefix in prefixes)
         self.prompts.append(list(prefixes))
         done = Future()
-        done.set_result(
-            [
-                ContinuationScore(np.array(self.rule(p, c), dtype=np.float32))
-                for p, c in zip(prefixes, continuations, strict=True)
-            ]
-        )
+        logprobs = [np.array(self.rule(*pair), np.float32) for pair in zip(prefixes, continuations, strict=True)]
+        done.set_result(list(map(ContinuationScore, logprobs)))
         return done
 
     def submit_call(self, call):
         [mixture] = call.prompts
-        prompts, weights = mixture.prompts, mixture.weights
-        self.prompts.append(list(prompts))
+        self.prompts.append(list(mixture.prompts))
         done = Future()
-        said = self.rule(prompts[int(np.argmax(weights))], "")
-        done.set_result([Generated(said, np.zeros(1), np.zeros(1), np.array(weights), sum(map(len, prompts)))])
+        said = self.rule(mixture.prompts[int(np.argmax(mixture.weights))], "")
+        done.set_result([Generated(said, np.zeros(1), np.zeros(1), np.array(mixture.weights))])
         return done
 
 
@@ -58,12 +54,8 @@ class ImmediateLM(StandInLM):
 
 
 def outcome_rows(task, evidence):
-    """As the loop's file holds them."""
-    rows = []
-    for row in range(len(task.examples)):
-        outcomes = task.submit(row, evidence)()
-        rows.append({"methods": {name: {"numbers": o.numbers, "detail": o.detail} for name, o in outcomes.items()}})
-    return rows
+    """The rows of the loop, with the same evidence for every example."""
+    return list(loop.outcome_rows(task, SimpleNamespace(of=lambda row: evidence)))
 
 
 def opened(task, lm, book=None, methods=("none",), template=None):

@@ -54,38 +54,24 @@ def made_up_rows(num: int = 300, knows: float = 0.5, seed: int = 0) -> list[dict
     `knows` moves what it knows. Methods: none, bm25@1, replug@1, genread.
     """
     rng = np.random.default_rng(seed)
-    return [_made_up(str(number), RELATIONS[number % len(RELATIONS)], knows, rng) for number in range(num)]
+    return [row(str(number), RELATIONS[number % len(RELATIONS)], **_made_up(knows, rng)) for number in range(num)]
 
 
-def _made_up(identifier: str, relation: str, knows: float, rng: np.random.Generator) -> dict[str, Any]:
+def _made_up(knows: float, rng: np.random.Generator) -> dict[str, dict[str, float]]:
     popularity = float(np.round(10 ** rng.uniform(1, 6)))
     is_known = bool(rng.random() < np.clip((np.log10(popularity) - 5) / 5 + 1.2 * knows, 0.02, 0.95))
     logprob = float(rng.normal(-0.6 if is_known else -1.6, 0.5))
-    of_question = {"popularity": popularity}
-    closed = {
-        **of_question,
-        **_numbers(is_known, 0, 1, 0, 240, 6),
-        "mean_logprob": logprob,
-        "mean_entropy": float(-1.3 * logprob + rng.normal(0, 0.3)),
-    }
-    methods = {"none": closed}
+    signals = {"mean_logprob": logprob, "mean_entropy": float(-1.3 * logprob + rng.normal(0, 0.3))}
+    methods = {"none": {**_numbers(popularity, is_known, 0, 1, 0, 240, 6), **signals}}
     for name, found, calls in (("bm25_at_1", 0.45, 1), ("replug_at_1", 0.55, 1), ("genread", 0.3, 0)):
         has = bool(rng.random() < found)
         right = bool(rng.random() < (0.85 if has else 0.3 if is_known else 0.03))
-        methods[name] = {
-            **of_question,
-            **_numbers(right, has, 1 if calls else 2, calls, 700 if calls else 520, 6 if calls else 140),
-            **({"top_score": 0.4 + 0.2 * has + float(rng.normal(0, 0.1))} if calls else {}),
-        }
-    return row(identifier, relation, **methods)
+        methods[name] = _numbers(popularity, right, has, *((1, 1, 700, 6) if calls else (2, 0, 520, 140)))
+        if calls:
+            methods[name]["top_score"] = 0.4 + 0.2 * has + float(rng.normal(0, 0.1))
+    return methods
 
 
-def _numbers(right: float, recall: float, lm: int, retriever: int, prompt: int, generated: int) -> dict[str, float]:
-    return {
-        "accuracy": float(right),
-        "answer_recall": float(recall),
-        "lm_calls": lm,
-        "retriever_calls": retriever,
-        "prompt_tokens": prompt,
-        "generated_tokens": generated,
-    }
+def _numbers(*values: float) -> dict[str, float]:
+    names = ("popularity", "accuracy", "answer_recall", "lm_calls", "retriever_calls", "prompt_tokens")
+    return dict(zip((*names, "generated_tokens"), map(float, values), strict=True))
