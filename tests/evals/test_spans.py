@@ -115,19 +115,15 @@ def test_lms_are_asked_the_same_spans_where_one_tokenizer_cuts_them(tmp_path, te
 @pytest.mark.parametrize("num", [8, pytest.param(62, marks=pytest.mark.slow)])
 def test_spans_of_joined_wikitext_leave_only_the_first_without_documents(num, tmp_path):
     """The authors' windows, by a naive loop over the tokens of all lines; Wikitext's test part has 62 articles."""
-    lm, whole = real_lm() if num == 62 else "stand_in", gzip.decompress(shared("wikitext2_test.txt.gz").read_bytes()).decode()
+    lm = real_lm() if num == 62 else "stand_in"
+    whole = gzip.decompress(shared("wikitext2_test.txt.gz").read_bytes()).decode()
     begin, *articles = re.split(r"(?m)^(?= = [^=\n]+ = $)", whole)
     articles = [begin + articles[0], *articles[1:num]]
     text, tokenizer = "".join(articles), load_plain(lm_tokenizer_json(LMConfig(lm)))
     (tmp_path / "wikitext.txt").write_text(text)
     counts = [len(tokenizer.encode(part, add_special_tokens=False)) for part in (text, *articles)]
-    keys = [
-        f"texts.path={tmp_path / 'wikitext.txt'}",
-        "data.new_text_at=^ = [^=].* = $",
-        "texts.scored_tokens=768",
-        f"lm.path={lm}",
-    ]
-    keys.append("texts.max_examples=null")
+    keys = [f"texts.path={tmp_path / 'wikitext.txt'}", "data.new_text_at=^ = [^=].* = $", f"lm.path={lm}"]
+    keys += ["texts.scored_tokens=768", "texts.max_examples=null"]
     joined, apart = (read_spans(config_of(tmp_path, *keys, f"texts.join={on}"), None) for on in (True, False))
     assert "".join(span.continuation for span in joined) == "".join(span.continuation for span in apart) == text
     assert [bool(span.query) for span in joined] == [False] + [True] * ((counts[0] - 1) // 768)
