@@ -1,6 +1,6 @@
-"""From a question to a ranked answer: factors equal direct scoring, nothing is asked twice, and prompts to the byte."""
+"""From a question to a ranked answer: factors, prompts to the byte, rerankers by hand, and the fitting of weights."""
 
-from collections import Counter
+import math
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 
 from replug.answering.answerer import (
+    GRID,
+    RERANKERS,
     Answerer,
     Factors,
+    GradedQuestion,
+    best_answer,
+    fit_weights,
     logprobs_of_samples,
+    normalized_over_labels,
     submit_factors,
 )
 from replug.answering.prompts import SCORED, AnswerPrompts, FittingPrompts, Shot
@@ -41,27 +47,18 @@ PASSAGES = [
 PROMPTS = AnswerPrompts(SHOTS)
 
 
-class CountingLM(InProcessLM):
-    """The stand-in; counts every pair and every prompt that it is asked about."""
+class RecordingLM(InProcessLM):
+    """The stand-in; keeps what it is asked."""
 
     def __init__(self) -> None:
         super().__init__(StandInLM())
-        self.asked: Counter[tuple] = Counter()
-        self.openings: list[str | None] = []
+        self.calls: list[Call] = []
 
     def submit_call(self, call: Call) -> "Future[list]":
-        if isinstance(call, ScoreCall):
-            self.asked.update(zip(call.prefixes, call.continuations, strict=True))
-            self.openings.append(call.opening)
-        elif call.draws:
-            self.asked.update((prompt, call.options.num_samples) for prompt in call.prompts)
+        self.calls.append(call)
         return super().submit_call(call)
 
 
-# From a question to a ranked answer -----------------------------------------------------------------------------------
-
-
-LABELS = ("true", "false", "the Rhine")
 CANDIDATES = [("the Rhine", 0, None), ("Basel", 0, None), ("the Rhine", 1, None), ("Lyon", 2, None)]
 
 
@@ -74,49 +71,46 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> InProcessLM:
     return InProcessLM(load(write_llama, tmp_path_factory.mktemp("llama")))
 
 
+def shown(order: str) -> str:
+    """Both shots, their parts in this order."""
+    labels = order.split()
+    blocks = [[f"{label}: {' '.join(getattr(shot, label.lower()).split())}\n" for label in labels] for shot in SHOTS]
+    return "".join("".join(block) + "\n" for block in blocks)
+
+
 @pytest.mark.parametrize("kind", ["stand_in", "llama"])
 def test_factors_equal_direct_scoring(kind: str, llama: InProcessLM) -> None:
+    """With shots by the stand-in; the tiny LM has no room for them."""
     lm: AsyncLM = InProcessLM(StandInLM()) if kind == "stand_in" else llama
-    prompts = AnswerPrompts(SHOTS if kind == "stand_in" else ())
+    prompts, question = AnswerPrompts(SHOTS if kind == "stand_in" else ()), QUESTION[:20]
     passages = [replace(passage, text=passage.text[:30]) for passage in PASSAGES]
-    question = QUESTION[:20]
     factors = submit_factors((lm, prompts), (lm, prompts), question, passages, CANDIDATES)()
-    shots, answer_first = (
-        "".join(
-            "\n".join(f"{label}: {' '.join(getattr(shot, label.lower()).split())}" for label in order.split()) + "\n\n"
-            for shot in prompts.shots
-        )
-        for order in ("Evidence Question Answer", "Evidence Answer Question")
-    )
-    tolerance = {"rtol": 0, "atol": 1e-3}
-    for row, candidate in enumerate(CANDIDATES):
-        evidence, answer = " ".join(passages[candidate[1]].text.split()), candidate[0]
-        block = f"{shots}Evidence: {evidence}\nQuestion: {question}\nAnswer:"
+    orders = ("Evidence Question Answer", "Evidence Answer Question")
+    shots, answer_first = map(shown, orders) if prompts.shots else ("", "")
+    evidence = [f"Evidence: {' '.join(passage.text.split())}\n" for passage in passages]
+    asked, near = f" {question}\n", {"rtol": 0, "atol": 1e-3}
+    for row, (answer, number, _) in enumerate(CANDIDATES):
         expected = [
-            (factors.answer_given_question, block, f" {answer}\n"),
-            (
-                factors.question_given_answer,
-                f"{answer_first}Evidence: {evidence}\nAnswer: {answer}\nQuestion:",
-                f" {question}\n",
-            ),
-            (factors.answer_alone, f"{answer_first}Evidence: {evidence}\nAnswer:", f" {answer}\n"),
+            (factors.answer_given_question, f"{shots}{evidence[number]}Question:{asked}Answer:", f" {answer}\n"),
+            (factors.question_given_answer, f"{answer_first}{evidence[number]}Answer: {answer}\nQuestion:", asked),
+            (factors.answer_alone, f"{answer_first}{evidence[number]}Answer:", f" {answer}\n"),
         ]
         for found, prefix, continuation in expected:
-            np.testing.assert_allclose(found[row], direct(lm, prefix, continuation), **tolerance)
-    for number, passage in enumerate(passages):
-        prefix = f"{shots}Evidence: {' '.join(passage.text.split())}\nQuestion:"
-        np.testing.assert_allclose(factors.question_alone[number], direct(lm, prefix, f" {question}\n"), **tolerance)
+            np.testing.assert_allclose(found[row], direct(lm, prefix, continuation), **near)
+    alone = [direct(lm, f"{shots}{block}Question:", asked) for block in evidence]
+    np.testing.assert_allclose(factors.question_alone, alone, **near)
     np.testing.assert_allclose(np.exp(factors.passage), [0.5, 0.3, 0.2])
     assert factors.passages.tolist() == [0, 0, 1, 2]
 
 
 def test_every_call_names_its_opening_and_many_passages_are_several_calls() -> None:
-    lm = CountingLM()
+    lm = RecordingLM()
     passages = [replace(PASSAGES[0], text=f"text {number}", probability=0.1) for number in range(10)]
     submit_factors((lm, PROMPTS), (lm, PROMPTS), QUESTION, passages, [("a", 9, -1.0)])()
     first, second = PROMPTS.openings(has_evidence=True)
-    assert lm.openings == [first, first, second]
-    assert sum(lm.asked.values()) == len(lm.asked) == 10 + 2, "the log-prob of a sample is known"
+    assert [call.opening for call in lm.calls] == [first, first, second]
+    asked = [pair for call in lm.calls for pair in zip(call.prefixes, call.continuations, strict=True)]
+    assert len(asked) == len(set(asked)) == 10 + 2, "the log-prob of a sample is known"
 
 
 def answered(lm: AsyncLM, prompts: AnswerPrompts, passages: list[Passage], **options: Any) -> Factors:
@@ -124,10 +118,12 @@ def answered(lm: AsyncLM, prompts: AnswerPrompts, passages: list[Passage], **opt
     return answerer.submit(QUESTION[:20], passages, prompts, prompts)()()
 
 
-@pytest.mark.parametrize("labels", [(), LABELS], ids=["sampled", "labels"])
+@pytest.mark.parametrize("labels", [(), ("true", "false")])
 def test_a_question_without_passages_has_no_answer(labels: tuple[str, ...]) -> None:
-    lm = CountingLM()
-    assert answered(lm, PROMPTS, [], labels=labels).answers == () and not lm.asked
+    lm = RecordingLM()
+    answers = answered(lm, PROMPTS, [], labels=labels).answers
+    asked = [text for call in lm.calls for text in (call.prefixes if isinstance(call, ScoreCall) else call.prompts)]
+    assert answers == () and not asked
 
 
 @pytest.mark.parametrize("kind", ["stand_in", "llama"])
@@ -178,19 +174,13 @@ def test_a_sample_that_was_cut_is_scored_with_its_end(llama: InProcessLM, passag
 
 
 GOLDEN = Path(__file__).parent / "golden"
-BORDER = "█"  # between a prefix and its continuation
 
 
-def texts() -> dict[str, str]:
-    evidence = TEXTS[1]
-    parts = {factor: PROMPTS.part(factor, QUESTION, "the  Rhine", evidence) for factor in SCORED}
-    parts["closed_book"] = PROMPTS.part("answer_given_question", QUESTION, "the Rhine", None)
-    return {name: f"{prefix}{BORDER}{continuation}" for name, (_, prefix, continuation) in parts.items()}
-
-
-@pytest.mark.parametrize("name", list(texts()))
+@pytest.mark.parametrize("name", [*SCORED, "closed_book"])
 def test_prompts_equal_golden_files(name: str) -> None:
-    assert texts()[name] == (GOLDEN / f"{name}.txt").read_text()
+    given = {"closed_book": ("answer_given_question", QUESTION, "the Rhine", None)}
+    _, prefix, continuation = PROMPTS.part(*given.get(name, (name, QUESTION, "the  Rhine", TEXTS[1])))
+    assert f"{prefix}█{continuation}" == (GOLDEN / f"{name}.txt").read_text()
 
 
 def test_a_shot_without_evidence_is_for_closed_books_only() -> None:
@@ -200,11 +190,8 @@ def test_a_shot_without_evidence_is_for_closed_books_only() -> None:
         prompts.ask("c?", "evidence")
 
 
-# Shots that fit; a token is a letter -------------------------------------------------------------------------------
-
-
 def holding(max_tokens: int | None) -> PromptTemplate:
-    return PromptTemplate(letters_tokenizer(), max_tokens)
+    return PromptTemplate(letters_tokenizer(), max_tokens)  # a token is a letter
 
 
 def longest(prompts: AnswerPrompts, texts: list[str | None]) -> int:
@@ -231,3 +218,121 @@ def test_a_long_passage_takes_the_earliest_shots_of_its_own_question_alone() -> 
     dropped = [fitting.num_dropped(fitting.of(QUESTION, texts)) for texts in ([None], ["short", "x" * 60], ["short"])]
     assert dropped[0] == dropped[2] == 0 < dropped[1]
     assert fitting.of(QUESTION, ["short"]) is fitting.of(f"{QUESTION[:-1]}!", ["short"]), "openings are shared"
+
+
+# Every reranker against an example that is computed by hand -----------------------------------------------------------
+
+# Two passages; "a" was given by both, "b" by the first, "c" by the second.
+A_GIVEN_QP = [0.5, 0.25, 0.125, 0.5]  # a of the first, b, a of the second, c
+Q_GIVEN_AP = [0.1, 0.4, 0.2, 0.1]
+A_GIVEN_P = [0.2, 0.1, 0.3, 0.4]
+Q_GIVEN_P = [0.05, 0.02]
+P_GIVEN_Q = [0.75, 0.25]
+
+
+def factors_of() -> Factors:
+    return Factors(
+        ("a", "b", "a", "c"),
+        np.array([0, 0, 1, 1]),
+        *(np.log(some) for some in (A_GIVEN_QP, Q_GIVEN_AP, A_GIVEN_P, Q_GIVEN_P, P_GIVEN_Q)),
+    )
+
+
+BY_HAND = {  # of a, b and c
+    "direct": [0.5, 0.25, 0.5],
+    "rag": [0.75 * 0.5 + 0.25 * 0.125, 0.75 * 0.25, 0.25 * 0.5],
+    # a: the better of 0.1 * 0.2 * 0.5 / 0.05 = 0.2 and 0.2 * 0.3 * 0.125 / 0.02 = 0.375
+    "noisy_channel": [0.375, 0.4 * 0.1 * 0.25 / 0.05, 0.1 * 0.4 * 0.5 / 0.02],
+    # a: the better of 0.75 * 0.2 and 0.25 * 0.375
+    "poe": [0.15, 0.75 * 0.4 * 0.1 * 0.25 / 0.05, 0.25 * 0.1 * 0.4 * 0.5 / 0.02],
+}
+
+
+@pytest.mark.parametrize("name", list(RERANKERS))
+def test_scores_equal_those_computed_by_hand(name: str) -> None:
+    scores = RERANKERS[name].score(factors_of(), RERANKERS[name].default_weights)
+    assert list(scores) == ["a", "b", "c"]
+    assert [math.exp(score) for score in scores.values()] == pytest.approx(BY_HAND[name])
+
+
+def test_weights_are_exponents() -> None:
+    weights = {"question_given_answer": 2.0, "answer_alone": 0.5, "answer_given_question": 0.0, "question_alone": 1.0}
+    scores = RERANKERS["noisy_channel"].score(factors_of(), weights)
+    assert math.exp(scores["b"]) == pytest.approx(0.4**2 * 0.1**0.5 / 0.05)
+    scores = RERANKERS["poe"].score(factors_of(), weights | {"passage": 3.0})
+    assert math.exp(scores["b"]) == pytest.approx(0.75**3 * 0.4**2 * 0.1**0.5 / 0.05)
+    scores = RERANKERS["rag"].score(factors_of(), {"passage": 2.0, "answer_given_question": 0.5})
+    assert math.exp(scores["a"]) == pytest.approx(0.75**2 * 0.5**0.5 + 0.25**2 * 0.125**0.5)
+
+
+def test_a_passage_of_no_probability_gives_its_answers_none_unless_it_weighs_nothing() -> None:
+    factors = replace(factors_of(), passage=np.array([0.0, -np.inf]))
+    for name in ("rag", "poe"):
+        weights = RERANKERS[name].default_weights
+        scores = RERANKERS[name].score(factors, weights)
+        assert not any(math.isnan(score) for score in scores.values())
+        assert best_answer(scores) in ("a", "b")
+        assert all(map(math.isfinite, RERANKERS[name].score(factors, weights | {"passage": 0.0}).values()))
+    assert RERANKERS["rag"].score(factors, {"passage": 1.0, "answer_given_question": 1.0})["c"] == -math.inf
+
+
+def test_the_factors_of_fewer_passages_are_those_of_what_these_gave() -> None:
+    first = factors_of().of_first(1)
+    assert (first.answers, first.distinct) == (("a", "b"), ("a", "b"))
+    np.testing.assert_allclose(np.exp(first.answer_given_question), [0.5, 0.25])
+    np.testing.assert_allclose(np.exp(first.question_alone), [0.05])
+    np.testing.assert_allclose(first.passage, [0.0])  # its share of the first
+    assert factors_of().of_first(2).passage == pytest.approx(factors_of().passage)
+    none = factors_of().of_first(0)
+    assert (none.answers, len(none.passage)) == ((), 0)
+
+
+def test_labels_probabilities_are_shares_within_each_passage() -> None:
+    shares = [0.3, 0.1, 0.2, 0.2], [0.5] * 4, [0.1, 0.4, 0.3, 0.1], [0.1] * 2, [0.6, 0.4]
+    factors = Factors(("yes", "no", "yes", "no"), np.array([0, 0, 1, 1]), *map(np.log, shares))
+    shared = normalized_over_labels(factors)
+    np.testing.assert_allclose(np.exp(shared.answer_given_question), [0.75, 0.25, 0.5, 0.5])
+    np.testing.assert_allclose(np.exp(shared.answer_alone), [0.2, 0.8, 0.75, 0.25])
+    np.testing.assert_array_equal(shared.question_given_answer, factors.question_given_answer)
+
+
+def test_a_factor_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="answer_given_question holds"):
+        replace(factors_of(), answer_given_question=np.array([np.nan, -1, -1, -1]))
+
+
+# Fitted weights --------------------------------------------------------------------------------------------------
+
+POE = RERANKERS["poe"]
+
+
+def question(rng: np.random.Generator, right_by: str) -> GradedQuestion:
+    """Three answers of one passage; the right one is the best by one factor, all others are noise."""
+    logprobs = {name: -5 * rng.random(3) for name in ("answer_given_question", "question_given_answer", "answer_alone")}
+    factors = Factors(("a", "b", "c"), np.zeros(3, int), **logprobs, question_alone=-np.ones(1), passage=np.zeros(1))
+    right = int(np.argmax(logprobs[right_by]))
+    return factors, {answer: float(number == right) for number, answer in enumerate("abc")}
+
+
+def questions(num: int, right_by: str = "question_given_answer", seed: int = 0) -> list[GradedQuestion]:
+    rng = np.random.default_rng(seed)
+    return [question(rng, right_by) for _ in range(num)]
+
+
+def test_the_factor_that_knows_the_answer_gets_the_weight() -> None:
+    weights, gain, default_gain = fit_weights(POE, questions(60))
+    assert gain > 0.95 > default_gain + 0.2
+    assert weights["question_given_answer"] > 4 * weights["answer_alone"]
+    assert weights["question_alone"] == weights["passage"] == 1.0  # change nothing, so stay
+    assert set(weights.values()) <= set(GRID)
+
+
+def test_without_questions_or_without_a_gain_the_defaults_stay() -> None:
+    assert fit_weights(POE, []) == (POE.default_weights, 0.0, 0.0)
+    flat = [(factors, dict.fromkeys("abc", 1.0)) for factors, _ in questions(10)]
+    assert fit_weights(POE, flat) == (POE.default_weights, 1.0, 1.0)
+
+
+def test_a_question_without_candidates_counts_and_gains_nothing() -> None:
+    empty = Factors((), np.empty(0, int), *(np.empty(0) for _ in range(3)), -np.ones(1), np.zeros(1))
+    assert fit_weights(POE, [(empty, {})])[1] == 0.0
