@@ -1,4 +1,4 @@
-"""From a question to passages: a SearXNG on loopback before a site of real passages; and each rule on its own."""
+"""From a question to passages: engines, a SearXNG on loopback before a site of real passages, each rule on its own."""
 
 import gzip
 import itertools
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,8 @@ from replug.config.errors import UserError
 from replug.config.evaluation_schema import WebConfig
 from replug.data.records import Document
 from replug.models.ensemble import Retrieved
-from replug.web.engine import EngineRefused
+from replug.models.http.request_budget import BudgetSpent, RequestBudget
+from replug.web.engine import EngineRefused, SearchEngine
 from replug.web.evidence import EvidenceFinder, KeptPage
 from replug.web.passages import (
     FoundEvidence,
@@ -31,7 +31,7 @@ from replug.web.passages import (
     tfidf_cosines,
 )
 from tests.support.shared_data import shared
-from tests.support.web_site import FOOTER, QUICK, WebSite, answer, article, searxng, web_site
+from tests.support.web_site import FOOTER, QUICK, Route, WebSite, answer, article, redirect, searxng, web_site
 
 PLACES = ["lighthouse", "harbour", "harbour", "harbour", "harbour"]
 SENTENCES = [f"Fact {number} about the {PLACES[number % 5]} is told." for number in range(30)]
@@ -77,9 +77,7 @@ def wikipedia(site: WebSite, count: int) -> tuple[list[Document], str]:
     return [Document(f"/wiki/{row['id']}", row["text"], "", "") for row in rows], "when was the rapper Jay-Z born"
 
 
-def test_real_pages_are_searched_fetched_split_and_ordered_then_repeated_without_network(
-    site: WebSite, tmp_path: Path
-) -> None:
+def test_real_pages_are_searched_fetched_split_and_ordered_then_repeated_without_network(site, tmp_path: Path) -> None:
     documents, question = wikipedia(site, 60)
     site.routes["/search"] = searxng(site, documents)
     web = WebConfig(engine="searxng", url=site.url, num_results=8)
@@ -89,8 +87,7 @@ def test_real_pages_are_searched_fetched_split_and_ordered_then_repeated_without
     assert found.passages[0].url == f"{site.url}/wiki/p09137" and "born December 4, 1969" in found.passages[0].text
     cosines = [passage.cosine for passage in found.passages]
     assert cosines == sorted(cosines, reverse=True)
-    assert sum(passage.probability for passage in found.passages) == pytest.approx(1)
-    assert found.passages[0].probability == pytest.approx(cosines[0] / sum(cosines))
+    assert [one.probability for one in found.passages] == pytest.approx([cosine / sum(cosines) for cosine in cosines])
     assert all(FOOTER not in passage.text and "Section 3" not in passage.text for passage in found.passages)
     assert len({passage.url for passage in found.passages}) == 8 and found.failures == {}
     assert all(passage.fetched and passage.rank in range(1, 9) for passage in found.passages)
@@ -104,9 +101,10 @@ def test_real_pages_are_searched_fetched_split_and_ordered_then_repeated_without
 
 def test_no_configuration_lets_a_page_of_this_machine_in(site: WebSite, tmp_path: Path) -> None:
     """The engine's own address may be on this machine; pages that it names may not."""
-    site.routes["/search"] = answer(json.dumps({"results": [{"url": f"{site.url}/a"}]}).encode())
+    results = [{"url": f"{site.url}/a"}, {"url": "http://127.0.0.1/a"}]
+    site.routes["/search"] = answer(json.dumps({"results": results}).encode())
     web = WebConfig(engine="searxng", url=site.url)
-    assert EvidenceFinder(web, tmp_path).find("q").failures == {"url_forbidden": 1}
+    assert EvidenceFinder(web, tmp_path).find("q").failures == {"url_forbidden": 1, "forbidden_address": 1}
     assert set(site.requests) == {"/search"}
 
 
@@ -172,20 +170,10 @@ def test_documents_are_cut_into_passages_and_ordered_by_their_words() -> None:
     assert found_in_documents("q", [], 7).failures == {"no_results": 1}
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"engine": "bing"}, "web.engine is bing"),
-        ({}, "web.engine is local"),
-        ({"engine": "brave"}, "needs a key"),
-    ],
-)
-def test_a_wrong_engine_and_a_missing_key_are_said_before_anything_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict, message: str
-) -> None:
-    monkeypatch.delenv("REPLUG_SEARCH_API_KEY", raising=False)
-    with pytest.raises(UserError, match=message):
-        EvidenceFinder(replace(WebConfig(), **changes), tmp_path)
+@pytest.mark.parametrize("engine", ["bing", "local"])
+def test_a_wrong_engine_is_said_before_anything_is_asked(tmp_path: Path, engine: str) -> None:
+    with pytest.raises(UserError, match=f"web.engine is {engine}"):
+        EvidenceFinder(WebConfig(engine=engine), tmp_path)
 
 
 def test_a_passage_is_six_sentences_and_the_last_is_the_rest() -> None:
@@ -205,11 +193,8 @@ def test_a_passage_has_an_upper_length_where_no_sentence_ends() -> None:
 
 def test_abbreviations_end_no_sentence_and_lines_end_one_but_no_passage() -> None:
     text = "Dr. Smith of the U.S. Army met J. R. R. Tolkien.\n\nA heading\nIt cost  $3.5 million."
-    assert split_passages(text, 1) == [
-        "Dr. Smith of the U.S. Army met J. R. R. Tolkien.",
-        "A heading",
-        "It cost $3.5 million.",
-    ]
+    lines = ["Dr. Smith of the U.S. Army met J. R. R. Tolkien.", "A heading", "It cost $3.5 million."]
+    assert split_passages(text, 1) == lines
     assert len(split_passages(text, 6)) == 1
     assert split_passages(" \n ", 6) == []
 
@@ -243,3 +228,106 @@ def test_the_first_passages_share_what_they_have_together():
     assert [one.probability for one in kept] == pytest.approx([0.75, 0.25])
     assert [one.probability for one in first_passages(passages("a", "b", probability=0.0), 2)] == [0.5, 0.5]
     assert first_passages([], 3) == []
+
+
+KEY = "a-key-of-my-own"
+PATHS = {"searxng": "/search", "brave": "/brave"}
+FAST = {"SECONDS": 0.5, "MAX_BYTES": 2**16, "MAX_ATTEMPTS": 2, "BACKOFF_SECONDS": 0.01}
+
+
+# Engines, each against a server that answers as the real one does, or goes wrong as it may ----------------------------
+
+
+@pytest.fixture
+def engines(site: WebSite, monkeypatch: pytest.MonkeyPatch) -> WebSite:
+    monkeypatch.setenv("REPLUG_SEARCH_API_KEY", KEY)
+    for name, value in FAST.items():
+        monkeypatch.setattr(f"replug.web.engine.{name}", value)
+    monkeypatch.setattr("replug.web.engine.BRAVE_URL", site.url + "/brave")
+    return site
+
+
+def engine(served: WebSite, name: str, budget: RequestBudget | None = None) -> SearchEngine:
+    web = WebConfig(engine=name, url=served.url if name == "searxng" else None)
+    return SearchEngine(web, budget or RequestBudget(None, section="web"))
+
+
+def paged(name: str, per_page: int) -> Route:
+    """Answers with a page of results without end, in the engine's own form."""
+
+    def respond(send, request) -> None:
+        query = request.query
+        start = per_page * (int(query["pageno"]) - 1 if name == "searxng" else int(query["offset"]))
+        rows = [{"url": f"https://{n}.test/", "title": f"T{n}"} for n in range(start, start + per_page)]
+        body = {"results": rows} if name == "searxng" else {"web": {"results": rows}}
+        answer(json.dumps(body).encode())(send, request)
+
+    return respond
+
+
+@pytest.mark.parametrize("name, per_page, requests", [("searxng", 10, 2), ("brave", 20, 1)])
+def test_twenty_results_are_gathered_in_order(engines: WebSite, name: str, per_page: int, requests: int) -> None:
+    engines.routes[PATHS[name]] = paged(name, per_page)
+    results = engine(engines, name).search("who wrote faust", 20)
+    assert results == [{"url": f"https://{n}.test/", "title": f"T{n}", "rank": n + 1} for n in range(20)]
+    assert engines.requests[PATHS[name]] == requests
+    assert all(request.query["q"] == "who wrote faust" for request in engines.seen)
+
+
+def test_429_is_waited_for_as_long_as_it_asks(engines: WebSite) -> None:
+    busy, fine = answer(b"{}", "429 Too Many", more=["Retry-After: 1"]), paged("searxng", 5)
+    engines.routes["/search"] = lambda send, request: (busy if len(engines.seen) == 1 else fine)(send, request)
+    begun = time.monotonic()
+    assert len(engine(engines, "searxng").search("q", 5)) == 5
+    assert time.monotonic() - begun >= 1
+
+
+@pytest.mark.parametrize(
+    "route, reason, requests",
+    [
+        (answer(b"{}", "429 Too Many"), "rate_limited", 2),
+        (answer(b"{}", "429 Too Many", more=["Retry-After: 3600"]), "rate_limited", 1),
+        (answer(b"{}", "502 Bad Gateway"), "failed", 2),
+        (lambda send, request: time.sleep(3), "failed", 2),
+        (answer(b'{"results": 3}'), "ill_formed", 1),
+        (answer(b" " * (2**17)), "ill_formed", 1),
+        (answer(gzip.compress(bytes(2**24)), more=["Content-Encoding: gzip"]), "ill_formed", 1),
+        (answer(gzip.compress(gzip.compress(b"{}")), more=["Content-Encoding: gzip, gzip"]), "ill_formed", 1),
+        (answer(b"{}", "400 Bad Request"), "status_400", 1),
+        (redirect("http://127.0.0.1:9/"), "status_302", 1),
+        (answer(b'{"results": [], "unresponsive_engines": [["bing", "timeout"]]}'), "engines_unresponsive", 1),
+    ],
+)
+def test_an_engine_that_goes_wrong_has_refused_for_a_reason(engines, route: Route, reason: str, requests: int) -> None:
+    engines.routes["/search"] = route
+    with pytest.raises(EngineRefused) as refused:
+        engine(engines, "searxng").search("q", 5)
+    assert refused.value.reason == reason
+    assert engines.requests["/search"] == requests
+
+
+def test_a_key_goes_in_a_header_and_is_shown_nowhere(engines: WebSite) -> None:
+    engines.routes["/brave"] = answer(json.dumps({"error": f"bad key {KEY}"}).encode(), "401 Unauthorized")
+    made = engine(engines, "brave")
+    with pytest.raises(UserError) as refused:
+        made.search("q", 5)
+    assert engines.seen[0].headers["x-subscription-token"] == KEY
+    assert KEY not in engines.seen[0].target
+    assert KEY not in f"{refused.value} {refused.value.__cause__} {made.identity} {made!r}"
+    assert "REPLUG_SEARCH_API_KEY" in str(refused.value)
+
+
+@pytest.mark.parametrize("key, message", [("", "needs a key"), ("a\nb", "no header may hold")])
+def test_a_key_that_is_missing_or_cannot_be_sent_is_refused_first(engines, monkeypatch, key: str, message: str) -> None:
+    monkeypatch.setenv("REPLUG_SEARCH_API_KEY", key)
+    with pytest.raises(UserError, match=message):
+        engine(engines, "brave")
+
+
+def test_the_budget_is_never_passed_and_never_forgotten(engines: WebSite, tmp_path: Path) -> None:
+    engines.routes["/search"] = answer(b"{}", "502 Bad Gateway")
+    for _ in range(4):  # each a new process's view of the same file
+        budget = RequestBudget(tmp_path / "requests.json", 5, section="web")
+        with pytest.raises((BudgetSpent, EngineRefused)) as refused:
+            engine(engines, "searxng", budget).search("q", 5)
+    assert engines.requests["/search"] == 5 and "web.max_requests=5 is spent" in str(refused.value)
