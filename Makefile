@@ -77,9 +77,9 @@ test-all: test test-slow test-nightly
 test-lowest test-newest: test-%: .venv-%/.installed
 	@.venv-$*/bin/python -m pytest $(IN_PROCESSES) -m "not slow and not nightly" \
 		$(addprefix tests/,cluster commands config data evals index_workers models planning train) \
-		$(foreach of,evals/test_internet commands/test_ask commands/test_serve,--ignore-glob='tests/$(of)*') --deselect $(FAMILIES)
+		$(foreach of,evals/test_internet commands/test_ask,--ignore-glob='tests/$(of)*') --deselect $(FAMILIES)
 
-# Knows the families of one transformers. The ignored tests need the extras `web` and `serve`.
+# Knows the families of one transformers. The ignored tests need the extra `web`; those of `serve` are in tests/serving.
 FAMILIES := tests/models/test_architectures.py::test_nearly_every_family_is_tried
 
 .venv-lowest/.installed .venv-newest/.installed: .venv-%/.installed: pyproject.toml .ci/lowest.py

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from replug.data.records import Document
 from replug.data.sources.built_in_texts import stand_in_vocabulary
 from replug.models.black_box_lm import Mixture, UnscorableText
 from replug.models.build import lm_source
-from replug.models.ensemble import Weighting
+from replug.models.ensemble import Weighting, document_weights
 from replug.models.generation import GenerationOptions
 from replug.models.lm_source import LMSource
 from replug.models.local.stand_in_lm import StandInLM
@@ -79,12 +78,9 @@ def asked(replug: CommandLine, *typed: object, question: str = QUESTION) -> dict
 def test_an_index_answers_by_the_ensemble_of_its_documents(replug, index):
     row = asked(replug, "--index", index, LM, "--k", "3", "--max-new-tokens", "4")
     evidence = row["evidence"]
-    assert len(evidence) == 3
-    similarities = [one["similarity"] for one in evidence]
-    assert similarities == sorted(similarities, reverse=True)
-    total = sum(math.exp(similarity) for similarity in similarities)
-    priors = [one["prior"] for one in evidence]
-    assert priors == pytest.approx([math.exp(one) / total for one in similarities])
+    similarities, priors = ([one[key] for one in evidence] for key in ("similarity", "prior"))
+    assert len(evidence) == 3 and similarities == sorted(similarities, reverse=True)
+    assert priors == pytest.approx(document_weights(similarities))
     prompts = AnswerPrompts(read_shots(OWN_SHOTS))
     mixture = Mixture([prompts.ask(QUESTION, one["text"]) for one in evidence], priors, Weighting(0.05, read=64))
     [expected] = StandInLM().generate([mixture], GenerationOptions(4, "\n"))
@@ -127,14 +123,11 @@ def test_without_passages_the_lm_answers_alone_and_says_so(replug):
 
 
 def test_the_lm_is_that_of_the_run_unless_one_is_named(replug, quiet_run):
-    row = asked(replug, "--index", quiet_run, "--k", "3", "--max-new-tokens", "4", question="some words")
+    typed = ["--index", quiet_run, "--k", "3", "--max-new-tokens", "4"]
+    row = asked(replug, *typed, question="some words")
     assert len(row["evidence"]) == 3 and row["answer"]
     assert sum(one["weight"] for one in row["evidence"]) == pytest.approx(1)
-    again = asked(replug, "--index", quiet_run, LM, "--k", "3", "--max-new-tokens", "4", question="some words")
-    assert again == row
-
-
-# Engines ----------------------------------------------------------------------------------------------------------
+    assert asked(replug, *typed, LM, question="some words") == row
 
 
 def test_pages_of_a_search_engine_are_the_evidence_with_their_date(replug, site):
@@ -147,8 +140,6 @@ def test_pages_of_a_search_engine_are_the_evidence_with_their_date(replug, site)
     shown = replug("ask", QUESTION, *typed).output
     assert shown.startswith(row["answer"]) and "Evidence" in shown
 
-
-# Mistakes ---------------------------------------------------------------------------------------------------------
 
 ENGINE = ["--engine", "searxng", "web.url=http://127.0.0.1:1"]
 
@@ -166,16 +157,12 @@ ENGINE = ["--engine", "searxng", "web.url=http://127.0.0.1:1"]
         ([*ENGINE, "ensemble.temperature=2"], "ensemble.temperature has no effect here"),
         ([*ENGINE, "retrieve.k=3"], "retrieve: unknown key"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_mistake_is_one_line(replug: CommandLine, typed, message):
     lm = [] if message.startswith("lm.path") else [LM]
     done = replug("ask", QUESTION, *typed, *lm)
     assert done.status == 2 and message in done.errors, done.printed
     assert len(done.errors.strip().splitlines()) == 1 and done.output == ""
-
-
-# Real models ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -230,27 +217,20 @@ def test_a_prompt_of_the_lm_cuts_its_documents(source):
         ensemble_prompts(SHORT, [long], source, lm, MAX_TOKENS)
 
 
-# Showing: nothing that others wrote is more than text -----------------------------------------------------------
-
 ESCAPE = "\x1b[31m"
 HOSTILE = f"[bold]<script>alert(1)</script>{ESCAPE}[/bold]\\"
-EVIDENCE = {"weight": 0.75, "prior": 0.5, "fetched": "2026-11-24", "text": f"A text. {HOSTILE}"}
-REPLY = {
-    "answer": f"Nobody {HOSTILE}",
-    "lm": "tiny",
-    "searched": "searxng",
-    "sum_logprob": -46.75,
-    "failures": {"timeout": 2},
-    "evidence": [
-        EVIDENCE | {"url": 'https://example.org/?a="><script>', "title": HOSTILE},
-        EVIDENCE | {"url": f"javascript:alert(1){ESCAPE}", "title": "", "fetched": None},
-    ],
-}
 
 
 def test_a_terminal_is_told_all_of_it_as_text(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    """Nothing that others wrote is more than text."""
     monkeypatch.setenv("COLUMNS", "200")
-    print_reply(REPLY)
+    found = {"weight": 0.75, "prior": 0.5, "fetched": "2026-11-24", "text": f"A text. {HOSTILE}"}
+    pages = [
+        {"url": 'https://example.org/?a="><script>', "title": HOSTILE},
+        {"url": f"javascript:1{ESCAPE}", "title": ""},
+    ]
+    reply = {"answer": f"Nobody {HOSTILE}", "lm": "tiny", "searched": "searxng", "sum_logprob": -46.75}
+    print_reply({**reply, "failures": {"timeout": 2}, "evidence": [{**found, **page} for page in pages]})
     shown = capsys.readouterr().out
     assert shown.startswith("Nobody [bold]<script>alert(1)</script>\\x1b[31m[/bold]\\\n") and ESCAPE not in shown
     assert all(part in shown for part in ("75.0%", "2026-11-24", "https://example.org", "missing: timeout 2", "-46.75"))

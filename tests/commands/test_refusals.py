@@ -1,6 +1,5 @@
 """Mistakes of users end in one line that names the key, file, row or id, before anything heavy is imported."""
 
-import json
 import os
 import resource
 import signal
@@ -9,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from huggingface_hub.errors import RepositoryNotFoundError
@@ -18,12 +18,12 @@ from replug.config.load import load_config
 from replug.config.paths import check_names, check_paths
 from replug.config.schema import Config
 from replug.data.prepare.sets import prepare_rows
-from replug.data.store import PreparedSet
 from replug.models.encoder import Encoder
 from replug.models.preparing import prepared_set
 from replug.train.outset import check_data
 from replug.train.run import train
 from tests.support.command_line import ROOT, CommandLine
+from tests.support.preparing import write_files, write_jsonl
 
 REPLUG = Path(sys.executable).parent / "replug"
 DEBUG = ROOT / "configs/debug.yaml"
@@ -76,7 +76,7 @@ TYPED = [
 ]
 
 
-@pytest.mark.parametrize("case", TYPED, ids=lambda case: case[0])
+@pytest.mark.parametrize("case", TYPED)
 def test_a_mistake_ends_in_one_line(config: Path, tmp_path: Path, replug: CommandLine, case: tuple[str, ...]) -> None:
     (tmp_path / "twice.yaml").write_text("seed: 1\nseed: 2\n")
     typed, *named = (text.format(config=config, tmp=tmp_path) for text in case)
@@ -87,9 +87,7 @@ def test_a_mistake_ends_in_one_line(config: Path, tmp_path: Path, replug: Comman
     assert not (tmp_path / "run").exists()
 
 
-def test_a_home_that_cannot_be_written_is_named_with_the_variable_to_set(
-    config: Path, tmp_path: Path, replug: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_home_that_cannot_be_written_is_named_with_the_variable_to_set(config, tmp_path, replug, monkeypatch) -> None:
     for name in ("REPLUG_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "file").touch()
@@ -111,18 +109,12 @@ def test_ctrl_c_ends_a_command_with_a_line_and_status_130(replug: CommandLine, m
 
 
 def test_a_path_that_the_file_system_refuses_is_one_line_and_other_errors_keep_their_traceback(
-    replug: CommandLine, monkeypatch: pytest.MonkeyPatch
+    replug, monkeypatch
 ) -> None:
-    def refuse(*error: object) -> Callable[[], object]:
-        def act() -> object:
-            raise OSError(*error)
-
-        return act
-
-    raises(monkeypatch, refuse(13, "Permission denied", "/mnt/run/x"))
+    raises(monkeypatch, mock.Mock(side_effect=OSError(13, "Permission denied", "/mnt/run/x")))
     ended = replug("keys")
     assert (ended.status, ended.errors) == (1, "replug: /mnt/run/x: Permission denied\n")
-    raises(monkeypatch, refuse("no file is named"))
+    raises(monkeypatch, mock.Mock(side_effect=OSError("no file is named")))
     with pytest.raises(OSError, match="no file is named"):
         replug("keys")
 
@@ -141,25 +133,21 @@ def test_a_wrong_key_fails_within_two_seconds() -> None:
     pytest.fail(f"took {min(seconds):.1f} s")
 
 
-SOURCES = {
-    "an empty folder": ({}, "docs holds no files"),
-    "one file": ({"a.txt": b"words"}, "docs holds 1 text"),
-    "PDFs alone": ({f"{n}.pdf": b"%PDF-1.4 words" for n in range(12)}, "12 .pdf"),
-    "questions": ({"q.jsonl": b'{"question": "who?", "answers": ["x"]}\n'}, "give questions as data.train"),
-    "rows of other names": ({"q.jsonl": b'{"body": "words"}\n'}, "rows of body and no 'text'"),
-}
+SOURCES = [
+    ({}, "docs holds no files"),
+    ({"a.txt": b"words"}, "docs holds 1 text"),
+    ({f"{n}.pdf": b"%PDF-1.4 words" for n in range(12)}, "12 .pdf"),
+    ({"q.jsonl": b'{"question": "who?", "answers": ["x"]}\n'}, "give questions as data.train"),
+    ({"q.jsonl": b'{"body": "words"}\n'}, "rows of body and no 'text'"),
+]
 
 
-@pytest.mark.parametrize("command", ["train", "plan"])
-@pytest.mark.parametrize("what", SOURCES)
-def test_texts_that_give_no_set_are_named(what, command, tmp_path, monkeypatch, replug) -> None:
-    files, named = SOURCES[what]
+@pytest.mark.parametrize(("command", "files", "named"), [("plan", *SOURCES[0]), *(("train", *of) for of in SOURCES)])
+def test_texts_that_give_no_set_are_named(command, files, named, tmp_path, monkeypatch, replug) -> None:
     (tmp_path / "docs").mkdir()
-    for name, content in files.items():
-        (tmp_path / "docs" / name).write_bytes(content)
+    write_files(tmp_path / "docs", files)
     monkeypatch.chdir(tmp_path)
-    typed = [command, "own_data", "data.source=docs", "retriever.path=stand_in", "lm.path=stand_in"]
-    ended = replug(*typed)
+    ended = replug(command, "own_data", "data.source=docs", "retriever.path=stand_in", "lm.path=stand_in")
     assert ended.status == 2 and named in ended.errors and len(ended.errors.splitlines()) == 1, ended.printed
 
 
@@ -180,20 +168,12 @@ def write_three(tmp_path: Path, changes: dict[str, dict]) -> list[Path]:
         "queries": {"id": "q", "context": "one", "continuation": " two"},
         "heldout": {"id": "h", "context": "three", "continuation": " four"},
     }
-    paths = [tmp_path / f"{name}.jsonl" for name in rows]
-    for path, (name, row) in zip(paths, rows.items(), strict=True):
-        path.write_text(json.dumps(row | changes.get(name, {})) + "\n")
-    return paths
-
-
-def import_rows(paths: list[Path], out: Path) -> PreparedSet:
-    return prepare_rows(*paths, out, {})
+    return [write_jsonl(tmp_path / f"{name}.jsonl", [row | changes.get(name, {})]) for name, row in rows.items()]
 
 
 def test_a_set_made_from_a_raw_file_that_has_changed_since_is_refused(debug_config, tmp_path) -> None:
-    raw = tmp_path / "raw.jsonl"
     texts = [" ".join(f"word{i}.{j}" for j in range(9)) for i in range(50)]
-    raw.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    raw = write_jsonl(tmp_path / "raw.jsonl", [{"text": text} for text in texts])
     debug_config.data.source, debug_config.data.context_tokens = str(raw), 2
     debug_config.data.out = str(tmp_path / "set")
     prepared_set(debug_config, tmp_path / "set")
@@ -204,9 +184,9 @@ def test_a_set_made_from_a_raw_file_that_has_changed_since_is_refused(debug_conf
 def test_own_rows_that_overlap_or_name_no_document_are_refused_by_their_ids(debug_config, tmp_path) -> None:
     debug_config.retrieve.k = debug_config.evaluate.k = 1
     same = {"corpus": {"source": "s"}, "queries": {"source": "s"}}
-    assert_names(lambda: import_rows(write_three(tmp_path, same), tmp_path / "same"), "document d", "source s")
+    assert_names(lambda: prepare_rows(*write_three(tmp_path, same), tmp_path / "same", {}), "document d", "source s")
     assert not (tmp_path / "same/manifest.json").exists()
-    data = import_rows(write_three(tmp_path, {"heldout": {"gold": ["d", "e"]}}), tmp_path / "set")
+    data = prepare_rows(*write_three(tmp_path, {"heldout": {"gold": ["d", "e"]}}), tmp_path / "set", {})
     assert_names(lambda: check_data(debug_config, data, SimpleNamespace(max_tokens=None)), "text h", "'e'")
 
 
@@ -260,11 +240,13 @@ def test_a_pipe_is_not_taken_for_a_dataset_of_the_hub(tmp_path: Path, key: str, 
     assert_names(lambda: check_paths(config), f"{key}: {tmp_path / 'rows.jsonl'} is a pipe")
 
 
-@pytest.mark.parametrize("name", ["./dox", "dox/", "~/dox", "dox/a/b", "/no/dox", "dox/lm.gguf"])
-def test_a_path_is_never_looked_up_on_the_hub(hub: AnsweringHub, name: str) -> None:
-    for key in ("data.source", "data.corpus", "lm.path", "retriever.path"):
-        given = ["data.source=null"] * (key == "data.corpus") + [f"{key}={name}"]
-        assert_names(lambda given=given: check_names(names_of(*given)), f"{key}: {name}")
+NAMES = ["./dox", "dox/", "~/dox", "dox/a/b", "/no/dox", "dox/lm.gguf"]
+
+
+@pytest.mark.parametrize(("key", "name"), zip(["data.source", "data.corpus", "lm.path"] * 2, NAMES, strict=True))
+def test_a_path_is_never_looked_up_on_the_hub(hub: AnsweringHub, key: str, name: str) -> None:
+    given = ["data.source=null"] * (key == "data.corpus") + [f"{key}={name}"]
+    assert_names(lambda: check_names(names_of(*given)), f"{key}: {name}")
     assert not hub.calls
 
 

@@ -10,9 +10,8 @@ from tests.support.command_line import CommandLine
 from tests.support.outcome_folders import made_up_rows, write_evaluation
 
 
-def entry(value: float, low: float, high: float, p: float | None = None) -> dict:
-    told = {"value": value, "n": 40, "interval": [low, high]}
-    return told if p is None else {**told, "p": p}
+def entry(value: float, low: float, high: float, **p: float) -> dict:
+    return {"value": value, "n": 40, "interval": [low, high], **p}
 
 
 def results(none: float, replug: float, p: float) -> dict:
@@ -21,7 +20,7 @@ def results(none: float, replug: float, p: float) -> dict:
         "none": {"accuracy": entry(none, none - 0.1, none + 0.1)},
         "replug": {
             "accuracy": entry(replug, replug - 0.1, replug + 0.1),
-            "accuracy - none": {**entry(gain, gain / 2, 2 * gain, p), "p_holm": p},
+            "accuracy - none": entry(gain, gain / 2, 2 * gain, p=p, p_holm=p),
         },
     }
 
@@ -29,10 +28,9 @@ def results(none: float, replug: float, p: float) -> dict:
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
     """Two LMs that answered the same questions."""
-    paths = []
-    for name, of in {"small": results(0.2, 0.3, 0.03), "large": results(0.5, 0.6, 0.04)}.items():
-        paths.append(write_evaluation(tmp_path / name, made_up_rows(4), lm=name, results={"popqa": of}))
-    return paths
+    of = {"small": results(0.2, 0.3, 0.03), "large": results(0.5, 0.6, 0.04)}
+    rows = made_up_rows(4)
+    return [write_evaluation(tmp_path / name, rows, lm=name, results={"popqa": one}) for name, one in of.items()]
 
 
 def test_evaluations_of_several_lms_are_rows_of_one_table(replug: CommandLine, folders: list[Path], tmp_path: Path):
@@ -54,9 +52,7 @@ def test_evaluations_of_several_lms_are_rows_of_one_table(replug: CommandLine, f
         (None, "holds no finished evaluation"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_by_name(
-    replug: CommandLine, folders: list[Path], tmp_path: Path, other: dict | None, message: str
-):
+def test_what_cannot_be_compared_is_refused_by_name(replug, folders: list[Path], tmp_path: Path, other, message: str):
     path = tmp_path / "other"
     write_evaluation(path, made_up_rows(4), **(other or {}))
     if other is None:
@@ -89,24 +85,17 @@ def test_runs_are_rows_of_bits_per_byte(replug: CommandLine, tmp_path: Path):
     assert "run bpb of development texts" in table and "0 1.3000 1 1.2000" in table
 
 
-def test_runs_on_other_data_and_folders_of_two_kinds_are_refused(
-    replug: CommandLine, folders: list[Path], tmp_path: Path
-):
+def test_runs_on_other_data_and_folders_of_two_kinds_are_refused(replug, folders: list[Path], tmp_path: Path):
     runs = [write_run(tmp_path / "0", 1.25, 1.3), write_run(tmp_path / "1", 1.2, 1.2, of_set="other")]
     assert f"{runs[1]} has another prepared set than {runs[0]}" in replug("report", *runs).errors
     assert f"{folders[0]} is an evaluation and {runs[0]} is not" in replug("report", runs[0], folders[0]).errors
 
 
-# Policies of when to retrieve -----------------------------------------------------------------------------------------
-
-
-def only(rows: list[dict], *methods: str) -> list[dict]:
-    return [{**row, "methods": {name: row["methods"][name] for name in methods}} for row in rows]
-
-
 def test_the_policies_of_several_lms_are_a_page_and_json(replug: CommandLine, tmp_path: Path):
     tiny = write_evaluation(tmp_path / "tiny", made_up_rows(60))
-    large = write_evaluation(tmp_path / "large <b>", only(made_up_rows(60, knows=0.9, seed=1), "none", "bm25@1"))
+    rows = made_up_rows(60, knows=0.9, seed=1)
+    only = [{**row, "methods": {name: row["methods"][name] for name in ("none", "bm25@1")}} for row in rows]
+    large = write_evaluation(tmp_path / "large <b>", only)
     ended = replug("report", tiny, large, "--policies", tmp_path / "out")
     assert ended.status == 0, ended.printed
     page = (tmp_path / "out/report.html").read_text()

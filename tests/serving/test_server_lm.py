@@ -1,7 +1,6 @@
 """An LM behind `lm.url`, served: its answers are mixed over the documents; what it cannot do is refused by name."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ from replug.models.local.stand_in_lm import WORD, StandInLM
 from replug.serving.openai_api import ApiError, Message, ServingLimits
 from replug.serving.service import build_chat, load_service
 from tests.support.fault_server import MODEL, FaultServer, continue_words, word_logprobs, write_word_tokenizer
-from tests.support.serving import TEXTS, ask, post
+from tests.support.serving import TEXTS, ask, events, post
 from tests.support.small_index import write_small_index
 
 NUM_TOKENS, PROMPT = 4, TEXTS[1]
@@ -53,22 +52,18 @@ def ask_server(root: Path, server: FaultServer, test: Callable, tokenizer: str):
     return ask(load_service(root, ServerSource(lm), lm, 2, limits), test)
 
 
-def mixed_answer(prompts: list[str], weights: list[float]) -> str:
+def expected_answer(found: dict, form: str) -> str:
     """Of every prompt's own answer the one that is likeliest under the mixture at each of its words."""
+    documents = found["replug"]["documents"]
+    assert len(documents) == 2 and not any(one["is_cut"] for one in documents)
+    prompts = [form.format(f"{one['text']}\n{PROMPT}") for one in documents]
     before = [WORD.findall(prompt) for prompt in prompts]
     answers = [continue_words(words, NUM_TOKENS) for words in before]
     masses = []
     for answer in answers:
         logprobs = np.array([word_logprobs([*words, *answer])[-len(answer) :] for words in before])  # [K, T]
-        masses.append(float(mix(logprobs, np.log(weights), Weighting(SHARE)).sum()))
+        masses.append(float(mix(logprobs, np.log([one["prior"] for one in documents]), Weighting(SHARE)).sum()))
     return "".join(answers[int(np.argmax(masses))])
-
-
-def expected_answer(found: dict, form: str) -> str:
-    documents = found["replug"]["documents"]
-    assert len(documents) == 2 and not any(one["is_cut"] for one in documents)
-    prompts = [form.format(f"{one['text']}\n{PROMPT}") for one in documents]
-    return mixed_answer(prompts, [one["prior"] for one in documents])
 
 
 def test_the_servers_answers_are_mixed_over_the_documents(root: Path, tokenizer: str) -> None:
@@ -80,9 +75,8 @@ def test_the_servers_answers_are_mixed_over_the_documents(root: Path, tokenizer:
     with FaultServer(tokenizer=tokenizer) as server:
         whole, stream, chat = ask_server(root, server, test, tokenizer)
     assert whole["choices"][0]["text"] == expected_answer(whole, "{}")
-    *events, end = [line.removeprefix("data: ") for line in stream.split("\n\n") if line]
-    pieces = [json.loads(event) for event in events]
-    assert end == "[DONE]" and pieces[-1]["replug"] == whole["replug"]
+    pieces = events(stream)
+    assert pieces[-1]["replug"] == whole["replug"]
     assert "".join(piece["choices"][0]["text"] for piece in pieces) == whole["choices"][0]["text"]
     expected = expected_answer(chat.json(), "[user] {} [assistant]")
     assert chat.json()["choices"][0]["message"]["content"] == expected
@@ -132,7 +126,7 @@ def test_answers_vote_behind_a_server_without_any_log_probs(root: Path) -> None:
 def test_a_call_that_hangs_holds_up_nobody_and_ends_with_its_time(root: Path, tokenizer: str) -> None:
     with FaultServer(tokenizer=tokenizer) as server:
         lm = LMConfig(url=server.url, model=MODEL, tokenizer=tokenizer, timeout_seconds=600)
-        service = load_service(root, ServerSource(lm), lm, 2, ServingLimits(max_new_tokens=8, timeout_seconds=3))
+        service = load_service(root, ServerSource(lm), lm, 2, ServingLimits(max_new_tokens=8, timeout_seconds=1.5))
 
         async def test(client):
             server.seconds = 1000.0

@@ -1,9 +1,10 @@
 """A server in this process, over a small index: its app with a client, as one would have it over HTTP."""
 
 import asyncio
+import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -45,19 +46,12 @@ def client_of_app(app: FastAPI, token: str | None = None) -> httpx.AsyncClient:
     )
 
 
-@asynccontextmanager
-async def client_of(service: Service, token: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
-    """Run the service behind its app."""
-    app = create_app(service, token)
-    async with app.router.lifespan_context(app), client_of_app(app, token) as client:
-        yield client
-
-
 def ask(service: Service, test: Callable, token: str | None = None):
-    """Return what `test(client)` returns."""
+    """Return what `test(client)` returns, with the service behind its app."""
 
     async def run():
-        async with client_of(service, token) as client:
+        app = create_app(service, token)
+        async with app.router.lifespan_context(app), client_of_app(app, token) as client:
             return await test(client)
 
     return asyncio.run(run())
@@ -75,6 +69,13 @@ async def post(client: httpx.AsyncClient, path: str, **body: object) -> dict:
     done = await client.post(path, json=body)
     assert done.status_code == 200, done.text
     return done.json()
+
+
+def events(stream: str) -> list:
+    """The events of a stream that has ended."""
+    *rows, end = [line.removeprefix("data: ") for line in stream.split("\n\n") if line]
+    assert end == "[DONE]"
+    return [json.loads(row) for row in rows]
 
 
 @contextmanager
