@@ -13,8 +13,7 @@ import torch
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.grown_vectors import NEIGHBOURS, Grower, neighbours_of
 from benchmarks.host_search import rows_of
-
-ROOT = Path(__file__).parents[2]
+from tests.support.command_line import ROOT
 
 
 def test_without_a_gpu_it_says_so_and_exits_with_2(
@@ -51,16 +50,11 @@ def test_all_stages_pass_where_the_cpu_stands_for_the_gpu(tmp_path: Path) -> Non
     assert stages == set(gpu.STAGES)
 
 
-def clusters(count: int, size: int, dim: int = 16) -> np.ndarray:
-    """Unit vectors [count * size, D] float16 in tight clusters, one after the other."""
-    rng = np.random.default_rng(0)
-    centres = np.repeat(rng.standard_normal((count, dim)), size, axis=0)
-    vectors = centres + 0.1 * rng.standard_normal(centres.shape)
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
-
-
 def test_grown_vectors_follow_from_the_number_of_their_block_and_their_nearest_real_neighbours() -> None:
-    real = clusters(4, NEIGHBOURS + 1)
+    rng = np.random.default_rng(0)
+    centres = np.repeat(rng.standard_normal((4, 16)), NEIGHBOURS + 1, axis=0)  # tight clusters, one after the other
+    real = centres + 0.1 * rng.standard_normal(centres.shape)
+    real = (real / np.linalg.norm(real, axis=1, keepdims=True)).astype(np.float16)
     near, own = neighbours_of(real).numpy(), np.arange(len(real))[:, None]
     assert near.shape == (4 * (NEIGHBOURS + 1), NEIGHBOURS)
     assert (near // (NEIGHBOURS + 1) == own // (NEIGHBOURS + 1)).all() and (near != own).all()

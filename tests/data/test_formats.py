@@ -21,13 +21,13 @@ from replug.data.rows import (
     read_run,
     rows_sha256,
 )
-from replug.data.sources import formats, shards
+from replug.data.sources import formats
 from replug.data.words import content_hash
 from replug.evals.questions import read_questions
-from tests.support.preparing import parquet, write_files
+from tests.support.preparing import jsonl, parquet, write_files, write_jsonl
 
 ROWS = [{"id": "a", "text": 'The Rhine, "Rhein",\nflows'}, {"id": "b", "text": "through Basel; ünd"}]
-LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+LINES = jsonl(ROWS)
 CSV = 'id,text\na,"The Rhine, ""Rhein"",\nflows"\nb,through Basel; ünd\n'.encode()
 
 
@@ -53,10 +53,8 @@ def test_a_format_is_told_by_its_first_bytes_and_gives_the_same_rows(form, tmp_p
 
 def test_ms_marcos_tables_have_no_header_and_quotes_that_mean_nothing(tmp_path):
     (tmp_path / "collection.tsv").write_text('0\tThe "Rhine flows\n1\tx\n')
-    assert [(doc.id, doc.text) for doc in read_documents(tmp_path / "collection.tsv")] == [
-        ("0", 'The "Rhine flows'),
-        ("1", "x"),
-    ]
+    found = [(doc.id, doc.text) for doc in read_documents(tmp_path / "collection.tsv")]
+    assert found == [("0", 'The "Rhine flows'), ("1", "x")]
     (tmp_path / "docs.tsv").write_text("D12\thttp://a\tRhine\tIt flows\n")
     assert next(read_documents(tmp_path / "docs.tsv")).text == "Rhine\nIt flows"
 
@@ -73,22 +71,6 @@ def test_fields_have_other_names_by_one_key_also_within_fields(tmp_path):
     assert [document.id for document in read_documents(tmp_path / "flat.csv", names)] == ["7"]
     with pytest.raises(UserError, match=r"'id' is missing; .* give data\.fields\.NAME=id, or rename one"):
         list(read_documents(tmp_path / "docs.jsonl"))
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch) -> None:
-    """A local folder that is taken for the dataset `corpus` of the hub."""
-    monkeypatch.chdir(tmp_path)
-    real = shards.files_of
-    monkeypatch.setattr(shards, "files_of", lambda source: None if source.startswith("corpus:") else real(source))
-    write_files(tmp_path, {"corpus/train.jsonl": LINES, "corpus/test.jsonl": LINES[: LINES.index(b"\n") + 1]})
-
-
-def test_a_dataset_of_the_hub_is_streamed_by_its_split(hub):
-    assert list(read_rows("corpus::test")) == [("corpus::test, row 1", ROWS[0])]
-    assert [row["id"] for _, row in read_rows("corpus::train")] == ["a", "b"]
-    with pytest.raises(UserError, match=r"^corpus::dev has no split 'dev'"):
-        list(read_rows("corpus::dev"))
 
 
 # Known data sets -----------------------------------------------------------------------------------------------
@@ -112,20 +94,11 @@ def test_a_beir_folder_is_documents_and_the_queries_of_a_split(tmp_path):
         list(example_rows(folder, split=DEV))
 
 
-DPR = [
-    {
-        "question": "what flows?",
-        "answers": ["the Rhine"],
-        "positive_ctxs": [{"title": "Rhine", "text": "It flows.", "passage_id": "7", "score": 1}],
-        "negative_ctxs": [],
-        "hard_negative_ctxs": [
-            {"title": "", "text": "x", "psg_id": 9},
-            {"title": "", "text": "It flows.", "psg_id": 7},
-        ],
-    }
-]
-CTXS = [{"id": "7", "text": "It flows."}, {"id": "9", "text": "x"}]
-HITS = [{"question": "what flows?", "answers": ["the Rhine"], "ctxs": CTXS}]
+POSITIVE = {"title": "Rhine", "text": "It flows.", "passage_id": "7", "score": 1}
+NEGATIVE = [{"title": "", "text": "x", "psg_id": 9}, {"title": "", "text": "It flows.", "psg_id": 7}]
+QUESTION = {"question": "what flows?", "answers": ["the Rhine"]}
+DPR = [QUESTION | {"positive_ctxs": [POSITIVE], "negative_ctxs": [], "hard_negative_ctxs": NEGATIVE}]
+HITS = [QUESTION | {"ctxs": [{"id": "7", "text": "It flows."}, {"id": "9", "text": "x"}]}]
 PAIRS = [{"query": "what flows?", "pos": ["It flows."], "neg": ["x", "It flows."], "pos_scores": [1.0]}]
 OF_FLOWS = content_hash("It flows.").hex()
 SETS = {
@@ -167,20 +140,13 @@ def test_passages_that_share_an_id_with_others_are_refused(tmp_path):
 
 
 def test_a_row_with_a_context_and_no_answer_is_not_taken_for_a_query(tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"question": "who?", "context": "A passage.", "answer": "x"}\n')
-    assert read_examples(tmp_path / "rows.jsonl")[0].continuation == " x"
+    path = write_jsonl(tmp_path / "rows.jsonl", [{"question": "who?", "context": "A passage.", "answer": "x"}])
+    assert read_examples(path)[0].continuation == " x"
 
 
-SPREADSHEETS = {
-    "bars": "id|text\n1|The Rhine.\n",
-    "empty columns behind": "id,text,,\n1,The Rhine.,,\n",
-    "blanks in the header": "id, text\n1,The Rhine.\n",
-}
-
-
-@pytest.mark.parametrize("name", SPREADSHEETS)
-def test_tables_are_read_as_spreadsheets_write_them(name, tmp_path):
-    (tmp_path / "a.csv").write_text(SPREADSHEETS[name], newline="")
+@pytest.mark.parametrize("table", ["id|text\n1|The Rhine.", "id,text,,\n1,The Rhine.,,", "id, text\n1,The Rhine."])
+def test_tables_are_read_as_spreadsheets_write_them(table, tmp_path):
+    (tmp_path / "a.csv").write_text(f"{table}\n", newline="")
     assert [row for _, row in read_rows(tmp_path / "a.csv")] == [{"id": "1", "text": "The Rhine."}]
 
 
@@ -217,22 +183,17 @@ PASSAGES = (
 def test_dprs_passages_of_wikipedia_are_a_corpus_as_they_are(tmp_path):
     """Lines of the form of psgs_w100.tsv, in which a field is quoted where it begins with a quote."""
     (tmp_path / "psgs.tsv").write_text(PASSAGES)
-    with gzip.open(tmp_path / "psgs.tsv.gz", "wt") as file:
-        file.write(PASSAGES)
-    plain, packed = (list(read_documents(tmp_path / name)) for name in ("psgs.tsv", "psgs.tsv.gz"))
-    assert plain == packed and [document.id for document in plain] == ["1", "2"]
+    plain = list(read_documents(tmp_path / "psgs.tsv"))
+    assert [document.id for document in plain] == ["1", "2"]
     assert plain[0].text == 'Aaron\nAaron ( or ; "Ahärôn") is a prophet, high priest, and the brother of Moses'
     assert plain[1].text.startswith('Aaron "the Levite"\n')
 
 
 def test_fields_that_are_not_read_are_named_once(tmp_path, caplog):
     caplog.set_level("INFO", "replug")
-    (tmp_path / "docs.jsonl").write_text(
-        '{"id": 1, "text": "one", "url": "u"}\n{"id": 2, "text": "two", "date": "d"}\n'
-    )
-    assert len(list(read_documents(tmp_path / "docs.jsonl"))) == 2
-    (tmp_path / "texts.jsonl").write_text('{"context": "one", "continuation": " two", "golds": ["1"]}\n')
-    read_examples(tmp_path / "texts.jsonl")
+    documents = [{"id": 1, "text": "one", "url": "u"}, {"id": 2, "text": "two", "date": "d"}]
+    assert len(list(read_documents(write_jsonl(tmp_path / "docs.jsonl", documents)))) == 2
+    read_examples(write_jsonl(tmp_path / "texts.jsonl", [{"context": "one", "continuation": " two", "golds": ["1"]}]))
     said = [record.message for record in caplog.records]
     assert len(said) == 2
     assert "docs.jsonl: fields that are not read: url, date; read are id, text, and a row may have id, text," in said[0]
@@ -241,16 +202,13 @@ def test_fields_that_are_not_read_are_named_once(tmp_path, caplog):
 
 
 def test_questions_are_examples_and_a_query_is_not_the_context(tmp_path, caplog):
-    path = tmp_path / "nq.jsonl"
     rows = [
         {"question": "who wrote  Faust?", "answers": ["Goethe", "J. W. Goethe"], "gold": [7], "url": "u"},
         {"context": "Question: which river?\nAnswer:", "continuation": " Rhine", "query": "which river?"},
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked, own = read_examples(path)
-    assert asked == Example(
-        "0", "Question: who wrote Faust?\nAnswer:", " Goethe", "all", None, ("7",), "who wrote  Faust?"
-    )
+    asked, own = read_examples(write_jsonl(tmp_path / "nq.jsonl", rows))
+    prompt = "Question: who wrote Faust?\nAnswer:"
+    assert asked == Example("0", prompt, " Goethe", "all", None, ("7",), "who wrote  Faust?")
     assert (own.query, own.context, own.has_query) == ("which river?", rows[1]["context"], True)
     assert "fields that are not read: url; read are id" not in caplog.text and "not read: url; read are" in caplog.text
 
@@ -262,7 +220,6 @@ ANSWERED = [
     {"possible_answers": '["Rhine", "Rhein"]'},
     {"answer": {"value": "Rhine", "aliases": ["Rhine", "The Rhine"]}},
     {"answers": {"text": ["Rhine", "Rhine"], "answer_start": [3, 9]}},
-    {"answer": "Rhine"},
     {"ground_truth": "Rhine"},
     {"answers": "Rhine"},
 ]
@@ -271,8 +228,7 @@ ANSWERED = [
 @pytest.mark.parametrize("answers", ANSWERED)
 @pytest.mark.parametrize("name", ["question", "query"])
 def test_the_continuation_of_a_question_is_its_first_answer_whatever_the_sets_name_for_it(answers, name, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({name: "which river", **answers}))
+    path = write_jsonl(tmp_path / "rows.jsonl", [{name: "which river", **answers}])
     [example] = read_examples(path)
     assert (example.query, example.context) == ("which river", "Question: which river\nAnswer:")
     assert example.continuation == " Rhine"
@@ -283,8 +239,7 @@ def test_the_continuation_of_a_question_is_its_first_answer_whatever_the_sets_na
 def test_a_title_alone_is_a_text_and_few_documents_may_be_empty(tmp_path, caplog):
     rows = [{"_id": str(i), "title": "", "text": "words"} for i in range(2)]
     rows += [{"_id": "9", "title": "Detection of rhinovirus", "text": ""}, {"_id": "7915", "title": "", "text": " "}]
-    path = tmp_path / "corpus.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = write_jsonl(tmp_path / "corpus.jsonl", rows)
     assert [document.text for document in read_documents(path)] == ["words", "words", "Detection of rhinovirus"]
     assert "1 of 4 documents have neither text nor title and are left out, first" in caplog.text
     assert "corpus.jsonl:4 (id 7915)" in caplog.text

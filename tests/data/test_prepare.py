@@ -1,26 +1,21 @@
-"""Raw texts and the user's rows to a prepared set: the same every time, and disjoint."""
+"""Raw texts and the user's rows to a prepared set: the same every time, and disjoint; a planted overlap is found."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from replug.config.errors import UserError
-from replug.config.load import load_config
 from replug.data.files import file_sha256
 from replug.data.prepare.sets import prepare_rows
 from replug.data.sampling import QuerySampler, split_of
 from replug.data.store import PreparedSet
-from replug.models.preparing import prepared_set
-from tests.support.packages import ROOT
 from tests.support.preparing import SHARES, debug_set, ids_on, prepare, rows_of, texts_of, write_jsonl
 
 
-def prepare_texts(tmp_path: Path, texts: dict[str, str], **keys: object) -> PreparedSet:
-    rows = [json.dumps({"id": name, "text": text}) for name, text in texts.items()]
-    (tmp_path / "raw.jsonl").write_text("\n".join(rows))
-    return prepare(tmp_path / "set", tmp_path / "raw.jsonl", **{"context_tokens": 2} | keys)
+def prepare_texts(tmp_path: Path, texts: dict[str, str]) -> PreparedSet:
+    source = write_jsonl(tmp_path / "raw.jsonl", ({"id": name, "text": text} for name, text in texts.items()))
+    return prepare(tmp_path / "set", source, context_tokens=2)
 
 
 # Which split a text serves -------------------------------------------------------------------------------
@@ -85,16 +80,16 @@ ROWS = {
         {"id": "d0", "title": "Title 中", "text": "text 🙂\r\n e\u0301 \u2028 end", "domain": "x", "source": "s0"},
         {"id": "d1", "text": "  plain\t"},
     ],
-    "queries": [{"id": "q0", "context": "Übung", "continuation": " macht\n𝒳", "gold": ["d1", "d0"], "domain": "x"}],
+    "train": [{"id": "q0", "context": "Übung", "continuation": " macht\n𝒳", "gold": ["d1", "d0"], "domain": "x"}],
     "heldout": [{"context": "one", "continuation": " two"}],
+    "dev": [{"id": "v0", "context": "three", "continuation": " four", "source": "s9"}],
 }
 
 
 def prepare_own(tmp_path: Path, rows: dict[str, list[dict]]) -> PreparedSet:
-    for name, lines in rows.items():
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    paths = [tmp_path / f"{name}.jsonl" for name in rows]
-    return prepare_rows(*paths, tmp_path / "set", {path.name: file_sha256(path) for path in paths})
+    paths = {name: write_jsonl(tmp_path / f"{name}.jsonl", lines) for name, lines in rows.items()}
+    inputs: dict[str, object] = {path.name: file_sha256(path) for path in paths.values()}
+    return prepare_rows(**paths, out=tmp_path / "set", inputs=inputs)
 
 
 def test_the_users_rows_come_back_as_they_were_with_titles_before_the_text(tmp_path):
@@ -107,28 +102,63 @@ def test_the_users_rows_come_back_as_they_were_with_titles_before_the_text(tmp_p
     assert (query.context, query.continuation, query.gold) == ("Übung", " macht\n𝒳", ("d1", "d0"))
     (held,) = prepared.heldout.examples()
     assert (held.id, held.source, held.gold) == ("0", None, ())
+    assert [example.id for example in prepared.require_dev().examples()] == ["v0"]
+    assert prepared.manifest["counts"] == {"documents": 2, "queries": 1, "heldout": 1, "dev": 1}
 
 
-def test_a_refused_overlap_leaves_no_set_and_the_mended_rows_go_there(tmp_path):
-    leak = [{"id": "copy", "text": "ONE two"}]
-    with pytest.raises(UserError, match="document copy equals"):
-        prepare_own(tmp_path, ROWS | {"corpus": leak})
+def document(text: str = "another text", source: str = "s9", name: str = "planted") -> dict:
+    return {"id": name, "text": text, "source": source}
+
+
+def example(
+    context: str = "some other", continuation: str = " words", source: str = "s9", name: str = "planted"
+) -> dict:
+    return {"id": name, "context": context, "continuation": continuation, "source": source}
+
+
+OWN = {
+    "corpus": [document("the first document", "s1", "d1"), document("the second document", "s2", "d2")],
+    "train": [example("one two", " three four", "s3", "q1"), example("five six", " seven eight", "s4", "q2")],
+    "heldout": [example("nine ten", " eleven twelve", "s5", "h1")],
+    "dev": [example("thirteen", " fourteen", "s6", "v1")],
+}
+# A row that is planted in a split, and the row that is named for it.
+PLANTED = [
+    ("corpus", document(source="s3"), "document planted and .* both come from source s3"),
+    ("corpus", document(source="s5"), "document planted and .* both come from source s5"),
+    ("corpus", document(source="s6"), "document planted and .* both come from source s6"),
+    ("train", example(source="s5"), "held-out text h1 and .* both come from source s5"),
+    ("dev", example(source="s3"), "development text planted and .* both come from source s3"),
+    ("corpus", document("\tONE  two\n\nThree four "), "document planted equals"),  # but for white space and case
+    ("corpus", document("seven eight"), "document planted equals"),  # a continuation
+    ("corpus", document("nine ten eleven twelve"), "document planted equals"),
+    ("corpus", document("Eleven  Twelve"), "document planted equals"),
+    ("train", example("nine ten", " eleven twelve"), "held-out text h1 equals"),
+    ("heldout", example("ONE", " two three  four"), "held-out text planted equals"),
+]
+
+
+@pytest.mark.parametrize(("split", "row", "says"), PLANTED)
+def test_a_planted_overlap_is_found_and_leaves_no_set_and_the_mended_rows_go_there(split, row, says, tmp_path):
+    with pytest.raises(UserError, match=f"overlap in 1 places, so the result would be a leak: {says}"):
+        prepare_own(tmp_path, OWN | {split: [*OWN[split], row]})
     with pytest.raises(UserError, match="holds no finished prepared set"):
         PreparedSet(tmp_path / "set")
-    assert len(prepare_own(tmp_path, ROWS).corpus) == 2
+    assert len(prepare_own(tmp_path, OWN).corpus) == 2
+
+
+def test_a_document_may_equal_a_context_and_texts_may_have_one_continuation(tmp_path):
+    planted = {"corpus": document("one two"), "heldout": example("another question", " three four", "s8")}
+    prepare_own(tmp_path, OWN | {split: [*OWN[split], row] for split, row in planted.items()})
 
 
 # Which texts make up a step ------------------------------------------------------------------------------
 
 
-def drawn(num_queries: int, batch_size: int, seed: int, steps: int) -> list[int]:
-    sampler = QuerySampler(num_queries, batch_size, seed)
-    return np.concatenate([sampler.rows(step) for step in range(steps)]).tolist()
-
-
-@pytest.mark.parametrize(("num_queries", "batch_size"), [(12, 4), (10, 4), (7, 3), (3, 8), (1, 2)])
+@pytest.mark.parametrize(("num_queries", "batch_size"), [(12, 4), (10, 4), (3, 8)])
 def test_each_pass_takes_every_text_once_though_batches_run_over_its_end(num_queries, batch_size):
-    rows = drawn(num_queries, batch_size, seed=0, steps=20)
+    sampler = QuerySampler(num_queries, batch_size, seed=0)
+    rows = np.concatenate([sampler.rows(step) for step in range(20)]).tolist()
     passes = [rows[i : i + num_queries] for i in range(0, len(rows) - num_queries + 1, num_queries)]
     assert len(passes) >= 2
     assert all(sorted(one) == list(range(num_queries)) for one in passes)
@@ -138,28 +168,18 @@ def test_each_pass_takes_every_text_once_though_batches_run_over_its_end(num_que
 
 
 def test_a_changed_key_is_refused_by_name_with_the_folder_to_remove(tmp_path):
-    run = tmp_path / "run"
-    prepared_set(load_config(ROOT / "configs/debug.yaml", [f"run_dir={run}"]), run / "data")
-    changed = load_config(ROOT / "configs/debug.yaml", [f"run_dir={run}", "data.num_queries=9"])
-    with pytest.raises(UserError, match=rf"data\.num_queries is 9, but the .*{run}/data .* remove the folder"):
-        prepared_set(changed, run / "data")
+    debug_set(tmp_path)
+    with pytest.raises(UserError, match=rf"data\.num_queries is 9, but the .*{tmp_path}/set .* remove the folder"):
+        debug_set(tmp_path, "data.num_queries=9")
 
 
 # Development texts ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_jsonl(tmp_path_factory.mktemp("source") / "texts.jsonl", rows_of(120))
-
-
-@pytest.fixture(scope="module")
-def with_dev(source: Path, tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
-    return prepare(tmp_path_factory.mktemp("with_dev"), source, num_dev=10, num_queries=20, num_heldout=10)
-
-
-def test_asking_for_development_texts_leaves_training_and_held_out_texts_as_they_were(source, with_dev, tmp_path):
-    without = prepare(tmp_path, source, num_queries=20, num_heldout=10)
+def test_asking_for_development_texts_leaves_training_and_held_out_texts_as_they_were(tmp_path):
+    source = write_jsonl(tmp_path / "texts.jsonl", rows_of(120))
+    without = prepare(tmp_path / "without", source, num_queries=20, num_heldout=10)
+    with_dev = prepare(tmp_path / "with", source, num_queries=20, num_heldout=10, num_dev=10)
     before, after = texts_of(without), texts_of(with_dev)
     assert before["queries"] == after["queries"] and before["heldout"] == after["heldout"]
     assert len(after["documents"]) < len(before["documents"])
@@ -168,7 +188,7 @@ def test_asking_for_development_texts_leaves_training_and_held_out_texts_as_they
 
 
 def test_a_development_text_that_shares_words_with_a_held_out_text_is_dropped(tmp_path):
-    rows = rows_of(450)
+    rows = rows_of(450, words=8)
     for row in rows[::3]:  # of words that half of the sources share nothing is dropped
         row["text"] = f"some begin alike {row['text']}"
     source = write_jsonl(tmp_path / "texts.jsonl", rows)
@@ -176,34 +196,12 @@ def test_a_development_text_that_shares_words_with_a_held_out_text_is_dropped(tm
     assert made.manifest["dropped"]["development text that shares 3 words with another split's text"] > 5
 
 
-def own_rows(folder: Path, dev_source: str) -> dict[str, Path]:
-    example = {"context": "a b", "continuation": "c d"}
-    rows = {
-        "corpus": [{"id": "d", "text": "a document", "source": "s0"}],
-        "train": [{"id": "q", **example, "source": "s1"}],
-        "heldout": [{"id": "h", "context": "e", "continuation": "f", "source": "s2"}],
-        "dev": [{"id": "v", "context": "g", "continuation": "h", "source": dev_source}],
-    }
-    return {name: write_jsonl(folder / f"{name}.jsonl", of) for name, of in rows.items()}
-
-
-def test_own_development_rows_are_imported_and_an_overlap_is_refused(tmp_path):
-    made = prepare_rows(**own_rows(tmp_path, "s3"), out=tmp_path / "set", inputs={})
-    assert [example.id for example in made.require_dev().examples()] == ["v"]
-    assert json.loads((tmp_path / "set/manifest.json").read_text())["counts"]["dev"] == 1
-    with pytest.raises(UserError, match=r"development text v and .* both come from source s1"):
-        prepare_rows(**own_rows(tmp_path, "s1"), out=tmp_path / "leak", inputs={})
-    with pytest.raises(UserError, match=r"document d and .* both come from source s0"):
-        prepare_rows(**own_rows(tmp_path, "s0"), out=tmp_path / "leak", inputs={})
-
-
 def test_a_whole_source_becomes_documents_beside_the_users_own_questions(tmp_path):
     folder = tmp_path / "pages"
     folder.mkdir()
     for number in range(6):
-        (folder / f"page{number}.md").write_text(
-            f"# Town {number}\n\nIts bridge was built in {1500 + number} by many.\n"
-        )
+        text = f"# Town {number}\n\nIts bridge was built in {1500 + number} by many.\n"
+        (folder / f"page{number}.md").write_text(text)
     write_jsonl(tmp_path / "train.jsonl", [{"question": "when was it built", "answers": ["1501"]}])
     write_jsonl(tmp_path / "heldout.jsonl", [{"question": "who says it was built in 1503", "answers": ["many"]}])
     keys = [f"data.{name}={tmp_path / name}.jsonl" for name in ("train", "heldout")]

@@ -1,12 +1,12 @@
 """The same bytes whatever the workers, files, source shards and interruptions, and nothing in two splits."""
 
+import itertools
 import os
 import random
 import signal
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -44,24 +44,24 @@ def dealt(folder: Path, rows: list[dict], seed: int) -> Path:
 
 # The same bytes -----------------------------------------------------------------------------------------
 
+REPEATED = [*ROWS, *({**row, "id": f"again-{row['id']}"} for row in ROWS[:40]), *rows_of(20, seed=7), *ROWS[50:70]]
+UNNAMED = [{"text": row["text"], "domain": row["domain"]} for row in [*ROWS, *ROWS[:30]]]
 KEYS = {
     "few of each": {"num_documents": 37, "num_queries": 11, "num_heldout": 3},
     "n-grams": {"ngram_overlap": 5, "num_documents": 450, "document_tokens": 7},
 }
-REPEATED = [*ROWS, *({**row, "id": f"again-{row['id']}"} for row in ROWS[:40]), *rows_of(20, seed=7), *ROWS[50:70]]
-UNNAMED = [{"text": row["text"], "domain": row["domain"]} for row in [*ROWS, *ROWS[:30]]]
 
 
-@pytest.mark.parametrize(("rows", "keys"), [(REPEATED, "few of each"), (UNNAMED, "n-grams")])
-def test_shuffled_rows_in_other_files_and_source_shards_give_the_same_bytes(rows, keys, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("rows", "keys", "shard_bytes"), [(REPEATED, "few of each", 3000), (UNNAMED, "n-grams", 9000)])
+def test_shuffled_rows_in_other_files_and_source_shards_give_the_same_bytes(
+    rows, keys, shard_bytes, tmp_path, monkeypatch
+):
+    """A slow test does so with several processes."""
     monkeypatch.setattr(replug.data.prepare.assembly, "PIECES_PER_SHARD", 300)
     whole = prepare(tmp_path / "whole", write_jsonl(tmp_path / "raw.jsonl", rows), **KEYS[keys])
-    expected = without_names(whole.folder)
-    for seed, processes, shard_bytes in ((1, 1, 1 << 20), (2, 1, 3000), (3, 4, 9000)):
-        monkeypatch.setattr(replug.data.prepare.reading, "num_processes", lambda *_, num=processes: num)
-        monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", shard_bytes)
-        other = prepare(tmp_path / f"set{seed}", dealt(tmp_path / f"raw{seed}", rows, seed), **KEYS[keys])
-        assert without_names(other.folder) == expected
+    monkeypatch.setattr(replug.data.sources.shards, "SOURCE_SHARD_BYTES", shard_bytes)
+    other = prepare(tmp_path / "other", dealt(tmp_path / "raw", rows, seed=1), **KEYS[keys])
+    assert without_names(other.folder) == without_names(whole.folder)
 
 
 def without_names(folder: Path) -> dict[str, object]:
@@ -82,17 +82,6 @@ def start_apart(out: Path, source: Path, num_workers: int) -> BaseProcess:
     process = PROCESSES.Process(target=prepare_apart, args=(str(out), str(source), num_workers, SIZES, STORM_KEYS))
     process.start()
     return process
-
-
-def quiet(tmp_path: Path) -> tuple[Path, dict[str, bytes], float]:
-    """The source, what it gives undisturbed, and how long that takes."""
-    source = write_jsonl(tmp_path / "raw.jsonl", REPEATED)
-    start_apart(tmp_path / "warm", source, 1).join()
-    start = time.monotonic()
-    process = start_apart(tmp_path / "quiet", source, 1)
-    process.join()
-    assert process.exitcode == 0
-    return source, contents(tmp_path / "quiet"), time.monotonic() - start
 
 
 def kill_after(process: BaseProcess, seconds: float, whole_group: bool) -> bool:
@@ -120,7 +109,13 @@ def kill_after(process: BaseProcess, seconds: float, whole_group: bool) -> bool:
     ("num_workers", "kills"), [(1, 60 if FULL else 10), pytest.param(2, 20 if FULL else 2, id="2 workers")]
 )
 def test_a_run_killed_again_and_again_ends_with_the_bytes_of_a_quiet_one(num_workers, kills, tmp_path):
-    source, expected, seconds = quiet(tmp_path)
+    source = write_jsonl(tmp_path / "raw.jsonl", REPEATED)
+    start_apart(tmp_path / "warm", source, 1).join()
+    begun = time.monotonic()
+    quiet = start_apart(tmp_path / "quiet", source, 1)
+    quiet.join()
+    seconds, expected = time.monotonic() - begun, contents(tmp_path / "quiet")
+    assert quiet.exitcode == 0
     rng, out, killed = random.Random(0), tmp_path / "set", 0
     spawning = 2.0 if num_workers > 1 else 0.0
     while killed < kills:
@@ -186,16 +181,6 @@ def test_a_killed_worker_is_one_clear_line_and_the_rerun_goes_on(small, tmp_path
     assert contents(tmp_path / "set") == expected
 
 
-def test_a_source_shard_without_its_mark_is_cut_again(small, tmp_path, monkeypatch):
-    source = write_jsonl(tmp_path / "raw.jsonl", ROWS)
-    quiet = contents(prepare(tmp_path / "quiet", source).folder)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(replug.data.prepare.reading, "_require_few", Mock(side_effect=KeyboardInterrupt))
-        prepare(tmp_path / "set", source)
-    (tmp_path / "set/work/cut/00003/report.json").unlink()
-    assert contents(prepare(tmp_path / "set", source).folder) == quiet
-
-
 # Nothing in two splits -----------------------------------------------------------------------------------
 
 
@@ -203,8 +188,8 @@ def words(prefix: str, count: int = 8) -> str:
     return " ".join(f"{prefix}{i}" for i in range(count))
 
 
-PAIRS = [("documents", "queries"), ("documents", "heldout"), ("queries", "heldout")]
-WHAT = {"documents": "document", "queries": "query", "heldout": "held-out text"}
+PAIRS = [*itertools.combinations(["documents", "queries", "heldout"], 2)]
+WHAT = {"documents": "document", "queries": "query"}
 
 
 @pytest.mark.parametrize(("loses", "wins", "shared"), [*((*pair, 13) for pair in PAIRS), (*PAIRS[0], 12)])
@@ -213,13 +198,11 @@ def test_thirteen_words_in_common_with_another_split_are_found(loses, wins, shar
     common = words("Planted", shared)
     texts = {a: f"one two {common} three", b: f"a b c, {common.upper().replace(' ', ', ')}! And more"}
     rows = [{"id": name, "text": f"{text} {words('pad' + name, 48)}"} for name, text in texts.items()]
-    source = write_jsonl(tmp_path / "a.jsonl", [*rows_of(200, seed=3, words=90), *rows])
+    source = write_jsonl(tmp_path / "a.jsonl", [*rows_of(60, seed=3, words=90), *rows])
     prepared = prepare(tmp_path / "set", source, context_tokens=16, document_tokens=32, ngram_overlap=13)
     found = [split for split, texts in texts_of(prepared).items() if any("planted0" in t.casefold() for t in texts)]
-    reason = f"{WHAT[loses]} that shares 13 words with another split's text"
-    assert (found, prepared.manifest["dropped"].get(reason)) == (
-        ([wins], 1) if shared >= 13 else (sorted([loses, wins], key=["documents", "queries", "heldout"].index), None)
-    )
+    dropped = prepared.manifest["dropped"].get(f"{WHAT[loses]} that shares 13 words with another split's text")
+    assert (found, dropped) == (([wins], 1) if shared >= 13 else ([loses, wins], None))
     assert prepared.manifest["disjoint"]["ngram"] == 13
 
 
@@ -227,15 +210,12 @@ def test_thirteen_words_in_common_with_another_split_are_found(loses, wins, shar
 
 
 def test_each_split_has_exactly_the_number_requested(small, tmp_path):
-    documents, queries, heldout = 299, 77, 31
-    keys = {"num_documents": documents, "num_queries": queries, "num_heldout": heldout}
     source = write_jsonl(tmp_path / "raw.jsonl", ROWS)
-    prepared = prepare(tmp_path / "set", source, **keys)
-    assert prepared.manifest["counts"] == {"documents": documents, "queries": queries, "heldout": heldout}
-    assert (len(prepared.corpus), len(prepared.queries), len(prepared.heldout)) == (documents, queries, heldout)
+    prepared = prepare(tmp_path / "set", source, num_documents=299, num_queries=77, num_heldout=31)
+    assert prepared.manifest["counts"] == {"documents": 299, "queries": 77, "heldout": 31}
     whole = texts_of(prepare(tmp_path / "whole", source, num_queries=10**6, num_heldout=10**6))
-    for split, texts in texts_of(prepared).items():
-        assert texts == whole[split][: len(texts)]
+    for (split, texts), number in zip(texts_of(prepared).items(), (299, 77, 31), strict=True):
+        assert texts == whole[split][:number] and len(texts) == number
 
 
 def test_enough_texts_are_left_where_most_repeat(small, tmp_path):

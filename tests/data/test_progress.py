@@ -1,41 +1,34 @@
 """Lines of progress: few in a log, one that is rewritten on a terminal, and in a run of the whole."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from replug.data import progress
 from replug.data.progress import Progress, Stages
 
 
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(progress.time, "monotonic", clock.monotonic)
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Seconds, `now`, that pass when a test says so."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
     return clock
 
 
-def work(clock: Clock, doing: Progress, *steps: tuple[float, int]) -> None:
+def work(clock: SimpleNamespace, doing: Progress, *steps: tuple[float, int]) -> None:
     for seconds, units in steps:
         clock.now += seconds
         doing.advance(units)
 
 
-def test_a_log_has_few_lines(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_has_few_lines(clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     work(clock, Progress("cutting", total=10), (16, 2), (2, 1), (18, 2), (4, 5))
     lines = ["cutting: 2/10", "cutting: 5/10 · 0:33 left"]  # 20 s of three units
     assert capsys.readouterr().err.splitlines() == lines
 
 
-def test_a_line_of_a_stage_speaks_of_the_whole(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_of_a_stage_speaks_of_the_whole(clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     stages = Stages()
     stages.plan([("index", {"documents": 50}), ("training", {"pairs": 120}), ("held-out texts", {"pairs": 100})])
     with stages.stage("index"):
@@ -55,7 +48,7 @@ def test_a_line_of_a_stage_speaks_of_the_whole(clock: Clock, capsys: pytest.Capt
 
 
 def test_a_run_speaks_of_the_whole_only_where_all_that_is_left_was_timed(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
+    clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stages = Stages()
     with stages.stage("labels"):  # of no run

@@ -1,6 +1,7 @@
 """A folder of prose is read, cut at headings and sentences, and dealt to the splits by files."""
 
 import gzip
+import importlib.util
 import os
 import re
 import time
@@ -48,14 +49,12 @@ def prose(text: str) -> Prose:
 
 
 def test_documents_begin_with_their_headings_and_end_with_sentences():
+    first = "Bees live in hives. A hive has frames, e.g. ten of them. Dr. Smith opens it in May."
+    second = "The queen stays below. In June the keeper adds a second box. Honey is taken in August. "
     assert [(title, " ".join(body.split())) for title, body in prose(GUIDE).documents(36)] == [
         ("Guide", "A guide to bees."),
-        ("Guide > Keeping bees", "Bees live in hives. A hive has frames, e.g. ten of them. Dr. Smith opens it in May."),
-        (
-            "Guide > Keeping bees",
-            "The queen stays below. In June the keeper adds a second box. Honey is taken in August. "
-            "The bees need sugar then.",
-        ),
+        ("Guide > Keeping bees", first),
+        ("Guide > Keeping bees", f"{second}The bees need sugar then."),
         ("Guide > Keeping bees > Tools", "- a smoker - a veil ```python # not a heading open(hive) ```"),
         ("Legal", "None."),
     ]
@@ -133,37 +132,32 @@ def test_prose_is_read_and_what_else_a_folder_of_documentation_holds_is_counted(
     files = {f"{number}.md": b"# A\n\nSome text." for number in range(3)}
     others = {"conf.py": b"x = 1", "a/logo.png": b"\x89PNG\0", "data.jsonl": b'{"text": "row"}\n', "b.json": b"{}"}
     tools = {".git/x.md": b"no", "node_modules/y.md": b"no", "deep/__pycache__/z.txt": b"no"}
-    plan = plan_source(
-        str(write_files(tmp_path, files | others | tools | {"z.txt.gz": gzip.compress(b"packed")})), FieldMap()
-    )
+    write_files(tmp_path, files | others | tools | {"z.txt.gz": gzip.compress(b"packed")})
+    plan = plan_source(str(tmp_path), FieldMap())
     assert plan.text_ids == ["0.md", "1.md", "2.md", "z.txt.gz"]
     plan.say("data.source")
     assert "4 in all: 1 .png" in caplog.text and "conf.py" in caplog.text
 
 
 def test_html_without_the_extra_is_refused_with_the_line_that_installs_it(tmp_path, monkeypatch):
-    import importlib.util
-
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trafilatura" else find(name))
     with pytest.raises(UserError, match=r"HTML files, and reading them needs trafilatura: pip install 'replug.web."):
         plan_source(str(write_files(tmp_path, {"a.html": b"<html></html>"})), FieldMap())
 
 
-HEADINGS = {
-    "a command between two rules": (f"Title\n-----\n\n{'-' * 48}\n$ git help clone\n{'-' * 48}\n\nText.\n", ["Title"]),
-    "rules of reStructuredText": ("=====\nTitle\n=====\n\n-------\nSection\n-------\n\nText.\n", ["Title", "Section"]),
-    "code that is indented": ("Title\n=====\n\nSo::\n\n   # not a heading\n   make\n", ["Title"]),
-    "a fence within a longer one": ("# Title\n\n````\n```\n# no\n```\n# no\n````\n\n# End\n", ["Title", "End"]),
-    "code in a line that begins it": ("# Title\n\n```make``` does it.\n\n# End\n", ["Title", "End"]),
-    "Chinese": ("# 养蜂\n\n蜜蜂住在蜂箱里。\n\n工具\n----\n\n烟雾器。\n", ["养蜂", "工具"]),
-    "Thai and Arabic": ("ผึ้ง\n====\n\nข้อความ\n\n## النحل\n\nنص.\n", ["ผึ้ง", "النحل"]),
-}
+HEADINGS = [
+    (f"Title\n-----\n\n{'-' * 48}\n$ git help clone\n{'-' * 48}\n\nText.\n", ["Title"]),  # between two rules
+    ("=====\nTitle\n=====\n\n-------\nSection\n-------\n\nText.\n", ["Title", "Section"]),
+    ("Title\n=====\n\nSo::\n\n   # not a heading\n   make\n", ["Title"]),
+    ("# Title\n\n````\n```\n# no\n```\n# no\n````\n\n# End\n", ["Title", "End"]),  # a fence within a longer one
+    ("# Title\n\n```make``` does it.\n\n# End\n", ["Title", "End"]),
+    ("# 养蜂\n\n蜜蜂住在蜂箱里。\n\n工具\n----\n\n烟雾器。\n", ["养蜂", "工具"]),
+]
 
 
-@pytest.mark.parametrize("name", HEADINGS)
-def test_headings_are_those_of_the_author(name: str):
-    text, expected = HEADINGS[name]
+@pytest.mark.parametrize(("text", "expected"), HEADINGS)
+def test_headings_are_those_of_the_author(text: str, expected: list[str]):
     assert [title for *_, title in _scan(text)[0]] == expected
 
 

@@ -1,9 +1,7 @@
 """Where raw texts come from, and what they are called."""
 
 import bz2
-import csv
 import gzip
-import io
 import json
 from pathlib import Path
 
@@ -12,11 +10,12 @@ import pytest
 from huggingface_hub.errors import HTTPError
 
 from replug.config.errors import RunError, UserError
+from replug.data.rows import read_rows
 from replug.data.sources import formats, shards
 from replug.data.sources.records import FieldMap
 from replug.data.sources.shards import plan_source, source_fingerprint
 from replug.data.sources.texts import read_items
-from tests.support.preparing import contents, parquet, prepare, rows_of, write_files, write_jsonl
+from tests.support.preparing import contents, jsonl, parquet, prepare, rows_of, write_files, write_jsonl
 
 
 def read(source: object, fields: FieldMap | None = None) -> list:
@@ -44,11 +43,8 @@ def test_a_packed_text_is_the_text(name, tmp_path):
 
 def tsv(rows: list[dict]) -> bytes:
     """As DPR's psgs_w100.tsv."""
-    body = io.StringIO()
-    writer = csv.writer(body, delimiter="\t", lineterminator="\n")
-    writer.writerow(["id", "text", "title", "domain"])
-    writer.writerows([row["id"], row["text"], 'A "title"', row["domain"]] for row in rows)
-    return body.getvalue().encode()
+    lines = (f'{row["id"]}\t{row["text"]}\t"A ""title"""\t{row["domain"]}\n' for row in rows)
+    return ("id\ttext\ttitle\tdomain\n" + "".join(lines)).encode()
 
 
 FORMS = {
@@ -58,7 +54,7 @@ FORMS = {
         "y.tsv": tsv(ROWS[50:70]),
         "w.csv": tsv(ROWS[70:80]).replace(b"\t", b";"),
         "v.json": json.dumps(ROWS[80:90], indent=1).encode(),
-        "x/x.jsonl": "".join(json.dumps(row) + "\n" for row in ROWS[90:]).encode(),
+        "x/x.jsonl": jsonl(ROWS[90:]),
     },
 }
 
@@ -74,10 +70,8 @@ def test_every_form_gives_the_same_set_byte_for_byte(form, tmp_path, monkeypatch
 def test_a_pattern_of_folders_gives_texts_the_names_they_have_below_its_fixed_part(tmp_path):
     write_files(tmp_path / "raw", {f"{name}/a.txt": name.encode() for name in ("one", "two")})
     for source in (tmp_path / "raw/*/a.txt", tmp_path / "raw/*/*.txt", tmp_path / "raw"):
-        assert [(t.id, t.text, t.domain) for t in read(source)] == [
-            ("one/a.txt", "one", "one"),
-            ("two/a.txt", "two", "two"),
-        ]
+        found = [(text.id, text.text, text.domain) for text in read(source)]
+        assert found == [("one/a.txt", "one", "one"), ("two/a.txt", "two", "two")]
     assert [(t.id, t.domain) for t in read(tmp_path / "raw/one/*.txt")] == [("a.txt", "all")]
 
 
@@ -112,6 +106,14 @@ def test_a_dataset_of_the_hub_gives_the_same_set_as_its_rows_in_a_file(hub, tmp_
     assert contents(prepared.folder) == contents(plain.folder)
 
 
+def test_a_dataset_of_the_hub_is_streamed_by_its_split(hub):
+    write_files(hub, {"train.jsonl": jsonl(ROWS), "test.jsonl": jsonl(ROWS[:1])})
+    assert list(read_rows("corpus::test")) == [("corpus::test, row 1", ROWS[0])]
+    assert [row for _, row in read_rows("corpus::train")] == ROWS
+    with pytest.raises(UserError, match=r"^corpus::dev has no split 'dev'"):
+        list(read_rows("corpus::dev"))
+
+
 def test_a_hub_that_breaks_off_is_named_with_the_row(hub, monkeypatch):
     write_files(hub, {"train.parquet": parquet(ROWS)})
     [source_shard] = plan_source("corpus", FieldMap()).shards
@@ -131,34 +133,24 @@ def test_a_hub_that_breaks_off_is_named_with_the_row(hub, monkeypatch):
 # What is read of a folder, and what is named ------------------------------------------------------------
 
 
-def lines_of(rows: list[dict]) -> bytes:
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
-
-
-SHARDS = {"data/train-0.jsonl": lines_of(ROWS[:80]), "data/train-1.jsonl": lines_of(ROWS[80:])}
+SHARDS = {"data/train-0.jsonl": jsonl(ROWS[:80]), "data/train-1.jsonl": jsonl(ROWS[80:])}
 JSON_LINES = {f"part-{number}.json.gz": gzip.compress(content) for number, content in enumerate(SHARDS.values())}
-NOT_ROWS = {
-    "a card": (SHARDS, {"README.md": b"# A data set\n", "LICENSE": b"MIT"}),
-    "what Spark writes": (JSON_LINES, {"_SUCCESS": b"", "part-0.json.gz.crc": b"crc\0"}),
-    "JSON that is no lines": (
+NOT_ROWS = [
+    (SHARDS, {"README.md": b"# A data set\n", "LICENSE": b"MIT"}),
+    (JSON_LINES, {"_SUCCESS": b"", "part-0.json.gz.crc": b"crc\0"}),  # as Spark writes them
+    (
         {"a.parquet": parquet(ROWS)},
         {"dataset_info.json": b'{\n "description": ""\n}', "dataset_infos.json": b'{"default": {"features": {}}}'},
     ),
-    "texts": (SHARDS, {f"{name}.txt": b"some words" for name in "abcdefgh"}),
-    "shards without a suffix": (
-        {f"part-0000{number}": content for number, content in enumerate(SHARDS.values())},
-        {"_SUCCESS": b"", "notes.md": b"{not JSON"},
-    ),
-    "JSON Lines called texts": (
-        {f"{name}.txt": content for name, content in zip("ab", SHARDS.values(), strict=True)},
-        {"README.md": b"# A"},
-    ),
-}
+    (SHARDS, {f"{name}.txt": b"some words" for name in "abcdefgh"}),
+    (dict(zip(("part-0", "part-1"), SHARDS.values(), strict=True)), {"_SUCCESS": b"", "notes.md": b"{not JSON"}),
+    (dict(zip(("a.txt", "b.txt"), SHARDS.values(), strict=True)), {"README.md": b"# A"}),  # JSON Lines called texts
+]
 
 
 @pytest.mark.parametrize("case", NOT_ROWS)
 def test_the_rows_of_a_folder_are_read_and_other_files_are_named(case, tmp_path, caplog):
-    rows, others = NOT_ROWS[case]
+    rows, others = case
     write_files(tmp_path / "raw", rows | others | {".cache/a.metadata": b"hidden", ".gitattributes": b"hidden"})
     for source in ("raw", "raw/**/*"):
         plan = plan_source(str(tmp_path / source), FieldMap())
@@ -187,7 +179,7 @@ def test_a_source_is_known_by_the_files_that_are_read(tmp_path):
 
 
 def test_links_to_files_are_read_those_to_folders_named_and_those_to_nothing_refused(tmp_path):
-    write_files(tmp_path, {"blobs/1": lines_of(ROWS), "other/b.jsonl": lines_of(ROWS)})
+    write_files(tmp_path, {"blobs/1": jsonl(ROWS), "other/b.jsonl": jsonl(ROWS)})
     (tmp_path / "snapshot").mkdir()
     (tmp_path / "snapshot/train.jsonl").symlink_to("../blobs/1")
     (tmp_path / "snapshot/more").symlink_to("../other")

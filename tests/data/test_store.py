@@ -21,7 +21,7 @@ from replug.data.shards import (
     write_token_ids,
     write_token_rules,
 )
-from replug.data.store import CorpusStore, ExampleStore, PreparedSet
+from replug.data.store import CorpusStore, ExampleStore
 from replug.models.encoder import Encoder
 from replug.models.packaged import resolve_encoder_path
 from tests.support.preparing import contents, prepare, rows_of, write_jsonl
@@ -86,20 +86,14 @@ def encoder() -> Encoder:
     return Encoder(resolve_encoder_path("package:minilm"))
 
 
-@pytest.fixture
-def rows() -> list[dict]:
-    odd = [{"id": f"odd{i}", "text": (text + " ") * (i + 2)} for i, text in enumerate(ODD * 12)]
-    return [*rows_of(60), *odd]
+def odd_rows(copies: int) -> list[dict]:
+    return [{"id": f"odd{i}", "text": (text + " ") * (i + 2)} for i, text in enumerate(ODD * copies)]
 
 
-@pytest.fixture
-def made(encoder, rows, tmp_path, monkeypatch) -> PreparedSet:
-    """Several shards with token ids."""
+def test_documents_and_token_ids_come_in_the_order_asked_for_over_all_shards(encoder, tmp_path, monkeypatch):
     monkeypatch.setattr(replug.data.prepare.assembly, "PIECES_PER_SHARD", 80)
-    return prepare(tmp_path / "set", write_jsonl(tmp_path / "raw.jsonl", rows), token_ids=encoder.token_rule)
-
-
-def test_documents_and_token_ids_come_in_the_order_asked_for_over_all_shards(made, encoder):
+    source = write_jsonl(tmp_path / "raw.jsonl", [*rows_of(60), *odd_rows(12)])
+    made = prepare(tmp_path / "set", source, token_ids=encoder.token_rule)
     corpus, shards = made.corpus, shard_paths(made.corpus_path)
     every = [doc for shard in shards for doc in read_documents_of(shard)]
     assert len(shards) > 4 and list(corpus.iterate()) == every
@@ -116,16 +110,13 @@ def test_documents_and_token_ids_come_in_the_order_asked_for_over_all_shards(mad
     assert corpus.rows_of([*wanted, "no such id"]) == wanted
 
 
-def test_another_retriever_over_an_unfinished_set_mixes_no_token_ids(made, encoder, tmp_path, monkeypatch):
-    other = Encoder(resolve_encoder_path("stand_in"), max_tokens=4)
-    source = tmp_path / "raw.jsonl"
-    expected = {
-        name: contents(prepare(tmp_path / name, source, token_ids=rule).folder)
-        for name, rule in (("other", other.token_rule), ("none", None))
-    }
-    for name, now in (("other", other.token_rule), ("none", None)):
-        folder = tmp_path / f"begun-{name}"
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(Folder, "finish", Mock(side_effect=KeyboardInterrupt))
-            prepare(folder, source, token_ids=encoder.token_rule)
-        assert contents(prepare(folder, source, token_ids=now).folder) == expected[name]
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_another_retriever_over_an_unfinished_set_mixes_no_token_ids(has_ids, encoder, tmp_path, monkeypatch):
+    monkeypatch.setattr(replug.data.prepare.assembly, "PIECES_PER_SHARD", 40)  # several shards
+    now = Encoder(resolve_encoder_path("stand_in"), max_tokens=4).token_rule if has_ids else None
+    source = write_jsonl(tmp_path / "raw.jsonl", [*rows_of(20), *odd_rows(3)])
+    expected = contents(prepare(tmp_path / "quiet", source, token_ids=now).folder)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Folder, "finish", Mock(side_effect=KeyboardInterrupt))
+        prepare(tmp_path / "begun", source, token_ids=encoder.token_rule)
+    assert contents(prepare(tmp_path / "begun", source, token_ids=now).folder) == expected

@@ -1,35 +1,47 @@
 """README, CONTRIBUTING and docs/ against what is there: links, paths, commands with their options, keys, and examples.
 
-Commands of comments and help texts are looked at too. Nothing runs: a command's configuration is composed as the
-command does it, and its rules are checked. Words in capitals stand for what the reader has.
+Commands of comments and help texts are looked at too. Of these nothing runs: a command's configuration is composed as
+the command does it, and its rules are checked; words in capitals stand for what the reader has. The examples of
+`replug` as a library run: those of its names, of docs/library.md and of the notebook.
 """
 
-import dataclasses
+import doctest
+import json
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
 
 import pytest
+import ray
 import typer
+from huggingface_hub import constants
+from sentence_transformers import SentenceTransformerTrainingArguments
 
 import replug
+from replug import StandInLM
 from replug.commands.cli import command_line
 from replug.commands.command import with_short_keys
 from replug.config.evaluation_schema import AskConfig, EvaluationConfig
+from replug.config.keys import keys_of
 from replug.config.load import load_ask_config, load_config, load_evaluation_config, names_evaluation
 from replug.config.paths import find_config
 from replug.config.schema import Config
+from replug.data.sources.built_in_texts import stand_in_texts
 from replug.evals.kinds import check_evaluation
+from replug.models.packaged import resolve_encoder_path
+from tests.support.command_line import ROOT, CommandLine
+from tests.support.real_models import real_encoder
+from tests.support.small_index import write_small_index
+from tests.support.tiny_lms import load, random_lms_need_make_no_sense, write_gpt2  # noqa: F401
 
-ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-
 
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"(?:^|\s)replug ([a-z]+)(.*)")
 KEY = re.compile(r"(?<![\w./-])([a-z_]+\.[a-z_]\w*)(?==)")
 BARE_KEY = re.compile(r"([a-z_]+)\.([a-z_]+)")
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/(?:[\w.-]+\.(?:py|md|yaml|sbatch|svg|png))?")
@@ -51,31 +63,12 @@ def _shown(text: str) -> Iterator[str]:
     yield from _inline_code(text)
 
 
-def _keys() -> tuple[set[str], set[str]]:
-    """Return every key of every kind of configuration, and the tables of names that users choose."""
-    keys: set[str] = set()
-    tables: set[str] = set()
-    for schema in (Config, EvaluationConfig, AskConfig):
-        for name, value_type in _fields(schema):
-            (tables if "dict" in str(value_type) else keys).add(name)
-    return keys, tables
-
-
-def _fields(schema: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    types = get_type_hints(schema)
-    for field in dataclasses.fields(schema):
-        name = f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(types[field.name]):
-            yield from _fields(types[field.name], f"{name}.")
-        else:
-            yield name, types[field.name]
-
-
-KEYS, TABLES = _keys()
+KEYS = {known.path: known.kind for schema in (Config, EvaluationConfig, AskConfig) for known in keys_of(schema)}
+TABLES = {path for path, kind in KEYS.items() if "dict" in str(kind)}  # of names that users choose
 
 
 def _is_known(key: str) -> bool:
-    return key in KEYS or key in TABLES or key.split(".")[0] in TABLES
+    return key in KEYS or key.split(".")[0] in TABLES
 
 
 @every_document
@@ -88,24 +81,6 @@ def test_every_relative_link_and_every_path_named_exists(document: Path) -> None
     words = [word.rstrip(":,;") for code in _shown(text) for word in code.split()]
     named = [word for word in words if PATH.fullmatch(word) and word.split("/")[0] in folders]
     assert not [name for name in named if not (ROOT / name).exists()]
-
-
-@every_document
-def test_every_command_named_exists_and_takes_the_options_shown(document: Path) -> None:
-    commands, wrong = dict(typer.main.get_command(command_line()).commands), []  # type: ignore[attr-defined]
-    for name, rest in (match for shown in _shown(document.read_text()) for match in COMMAND.findall(shown)):
-        if name not in commands:
-            wrong.append(f"replug {name}")
-            continue
-        words = shlex.split(rest.replace("…", ""), comments=True)
-        inner = getattr(commands[name], "commands", {})
-        if inner and words and words[0] not in inner:
-            wrong.append(f"replug {name} {words[0]}")
-        command = inner.get(words[0] if words else "", commands[name])
-        options = {option for param in command.params for option in param.opts}
-        given = [word for word in words if word.startswith("--")]
-        wrong += [f"replug {name} {word}" for word in given if word.split("=")[0] not in options]
-    assert not wrong
 
 
 @every_document
@@ -137,15 +112,10 @@ def test_python_imports_only_what_there_is(document: Path) -> None:
 
 # Whole commands ------------------------------------------------------------------------------------------------------
 
-INLINE = re.compile(r"`(replug [a-z]+ [^`]*)`")
+INLINE = re.compile(r"`(replug [a-z]+[^`]*)`")
 ASSIGNED = re.compile(r"^([A-Z_]+)=(.*)$")
 LOOP = re.compile(r"^for (\w+) in (\S+)")
 OVERRIDE = re.compile(r"[a-z_][a-z0-9_]*(\.[a-zA-Z_][\w-]*)*=.*", re.DOTALL)
-
-
-def overrides_of(words: list[str]) -> list[str]:
-    """Without what belongs to an option."""
-    return [word for word in words if OVERRIDE.fullmatch(word) and not word.startswith("-")]
 
 
 def of_shell(block: str) -> Iterator[list[str]]:
@@ -166,50 +136,150 @@ def of_page(path: Path) -> Iterator[list[str]]:
     blocks = [block for language, block in FENCE.findall(text) if language in ("", "bash")]
     yield from of_shell("".join(blocks))  # a page's blocks are typed one after the other
     for code in INLINE.findall(FENCE.sub("", text)):
-        if "=" in code or " --" in code:  # a whole command, not the name of one
-            yield shlex.split(" ".join(code.split()))[1:]
+        yield shlex.split(" ".join(code.replace("…", "").split()))[1:]
 
 
-HELP = sorted((ROOT / "replug/commands").rglob("*.py"))
 SHORT = ("--source", "--retriever", "--lm")
 TAKES_CONFIG = ("train", "evaluate", "prepare", "plan", "slurm")
 
 
-def of_help(path: Path) -> Iterator[list[str]]:
-    for line in path.read_text().splitlines():
-        if line.startswith("    replug "):
-            yield shlex.split(line)[1:]
+def documented() -> Iterator[list[str]]:
+    for document in DOCUMENTS:
+        yield from of_page(document)
+    for path in sorted((ROOT / "replug/commands").rglob("*.py")):  # help texts
+        lines = path.read_text().splitlines()
+        yield from (shlex.split(line)[1:] for line in lines if line.startswith("    replug "))
 
 
-def documented() -> Iterator[tuple[str, list[str]]]:
-    for read, paths in ((of_page, DOCUMENTS), (of_help, HELP)):
-        for path in paths:
-            for words in read(path):
-                yield f"{path.name}: {' '.join(words)}", words
+COMMANDS = {" ".join(words): words for words in documented()}
 
 
-COMMANDS = dict(documented())
+@cache
+def options_of(name: str, inner: str) -> set[str]:
+    """Return the options of a command, or of one of its own commands. Raises KeyError for an unknown name."""
+    command = dict(typer.main.get_command(command_line()).commands)[name]  # type: ignore[attr-defined]
+    if own := getattr(command, "commands", {}):
+        command = own[inner] if inner else command
+    return {option for param in command.params for option in param.opts}
 
 
 def compose(words: list[str]) -> None:
     """Raises UserError where the configuration of a command is refused."""
     short = [words[words.index(option) + 1] if option in words else None for option in SHORT]
-    name, overrides = words[0], with_short_keys(overrides_of(words[1:]), *short)
+    name, overrides = words[0], with_short_keys([word for word in words[1:] if OVERRIDE.fullmatch(word)], *short)
     if name == "ask" and not any(word.startswith("--index") for word in words):
         engines = [f"web.engine={words[place + 1]}" for place, word in enumerate(words) if word == "--engine"]
         load_ask_config([*overrides, *engines])
     elif name in TAKES_CONFIG and len(words) > 1 and (path := ROOT / find_config(words[1])).is_file():
-        compose_file(words, path, overrides)
+        if names_evaluation(path):
+            check_evaluation(load_evaluation_config(path, overrides))
+            return
+        needs_lm = name != "prepare" or "--labels" in words  # as the commands have it
+        load_config(path, overrides, needs_lm=needs_lm, needs_retriever=needs_lm or "--index" in words)
 
 
-def compose_file(words: list[str], path: Path, overrides: list[str]) -> None:
-    if names_evaluation(path):
-        check_evaluation(load_evaluation_config(path, overrides))
-        return
-    needs_lm = words[0] != "prepare" or "--labels" in words  # as the commands have it
-    load_config(path, overrides, needs_lm=needs_lm, needs_retriever=needs_lm or "--index" in words)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_documented_command_has_its_options_and_a_configuration_that_is_not_refused(command: str) -> None:
+    name, *words = COMMANDS[command]
+    given = {word.split("=")[0] for word in words if word.startswith("--")}
+    assert given <= options_of(name, words[0] if words else "")
+    if "=" in command or given:  # a whole command, not the name of one
+        compose(COMMANDS[command])
 
 
-@pytest.mark.parametrize("where", COMMANDS, ids=range(len(COMMANDS)))
-def test_a_documented_command_has_a_configuration_that_is_not_refused(where: str) -> None:
-    compose(COMMANDS[where])
+# The library ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def with_an_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with local weights in `my-lm` and an index in `my-run`, as a user's may be; MiniLM is there too."""
+    real_encoder()
+    folder = tmp_path_factory.mktemp("library")
+    load(write_gpt2, folder / "my-lm")
+    write_small_index(folder / "my-run", ["the market on Friday", "the boat on the lake"])
+    return folder
+
+
+@pytest.mark.parametrize("name", sorted({*replug.__all__} - {"label", "evaluate", "search"}))  # examples 6, 8 and 9
+def test_a_public_name_has_an_example_that_runs(name: str, with_an_lm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(with_an_lm)
+    names = {name: getattr(replug, name) for name in replug.__all__}
+    example = doctest.DocTestParser().get_doctest(names[name].__doc__, names, name, None, None)
+    assert example.examples
+    printed: list[str] = []
+    assert doctest.DocTestRunner().run(example, out=printed.append).failed == 0, "".join(printed)
+
+
+def test_importing_replug_imports_nothing_that_takes_long() -> None:
+    code = "import replug, sys; dir(replug); print(*sorted(name for name in sys.modules if name.startswith('replug')))"
+    heavy = "print({'torch', 'transformers', 'numpy', 'ray', 'omegaconf'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", f"{code}; {heavy}"], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["replug", "set()"]
+
+
+NUMBERED = re.compile(r"^## (\d+)\..*?^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHRUNK = {  # settings that take seconds instead of minutes
+    "HuggingFaceTB/SmolLM2-135M": "stand_in",
+    "sentence-transformers/all-MiniLM-L6-v2": "stand_in",
+    '"package:minilm"': '"stand_in"',
+    '"package:smollm2"': '"stand_in"',
+    'HuggingFaceLM("package:smollm2")': "StandInLM()",
+    "SentenceTransformer(": "SentenceTransformer(ENCODER or ",
+    '"label.dense": 4, "label.bm25": 2': '"label.dense": 2, "label.bm25": 1',
+    '"evaluate.k": 5': '"evaluate.k": 2, "evaluate.max_examples": 4',
+    '"label.dense": 6': '"label.dense": 2',
+    "train_dataset=labelled,": "train_dataset=labelled, args=SHORT,",
+    '"data.context_tokens": 32, "data.num_heldout": 20': (
+        '"data.context_tokens": 8, "data.query_share": 0.4, "data.heldout_share": 0.3, "data.num_heldout": 4'
+    ),
+    '"train.max_steps": 20, "refresh.every_steps": 10': (
+        '"train.max_steps": 2, "refresh.every_steps": 1, "evaluate.max_examples": 4, "evaluate.k": 2'
+    ),
+    '"train.epochs": 3': '"train.epochs": 1',
+    "n_trials=8": "n_trials=2",
+}
+
+
+def shrunk(code: str) -> str:
+    wanted = re.compile("|".join(map(re.escape, sorted(SHRUNK, key=len, reverse=True))))
+    return wanted.sub(lambda here: SHRUNK[here[0]], code)
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replug: CommandLine) -> Path:
+    """The folder in which a reader types what the page shows."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # a trainer writes a card, for which it asks the hub
+    assert replug("prepare", "--example", "mine").status == 0
+    return tmp_path
+
+
+@pytest.mark.slow  # ten examples, five of which train
+def test_the_ten_examples_of_the_page_run(reader: Path, ray_session: None, capsys: pytest.CaptureFixture[str]) -> None:
+    (reader / "texts").mkdir()
+    for number, text in enumerate(stand_in_texts()):
+        if number < 40:
+            (reader / f"texts/{number}.txt").write_text(text.text)
+    short = SentenceTransformerTrainingArguments("checkpoints", max_steps=2, report_to="none")
+    names: dict[str, object] = {"ENCODER": resolve_encoder_path("stand_in"), "SHORT": short, "StandInLM": StandInLM}
+    names["__name__"] = "__main__"  # as a class of a script or a notebook travels to the scorers
+    examples = NUMBERED.findall((ROOT / "docs/library.md").read_text())
+    assert [number for number, _ in examples] == [str(number) for number in range(1, 11)]
+    for number, code in examples:
+        exec(compile(shrunk(code), f"example {number}", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "| lsr |" in printed and "tensor([[" in printed
+    results = names["trainer"].train()  # type: ignore[attr-defined] # finished: it is read again
+    assert dict(results) == json.loads((reader / "runs/mine/results.json").read_text())
+    assert "train/loss" in (reader / "logs/lightning_logs/version_0/metrics.csv").read_text().splitlines()[0]
+    assert ray.is_initialized()
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(reader: Path, ray_session: None, capsys: pytest.CaptureFixture[str]) -> None:
+    cells = json.loads((ROOT / "examples/tune.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    names: dict[str, object] = {}
+    for cell in code:
+        exec(shrunk(cell), names)
+    assert "The market of" in capsys.readouterr().out

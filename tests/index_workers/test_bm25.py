@@ -61,11 +61,11 @@ def made_up() -> list[str]:
     rng = np.random.default_rng(0)
     words = [f"w{number}" for number in range(500)]
     chances = 1 / np.arange(1, 501)
-    lengths = rng.integers(0, 40, 3000)
+    lengths = rng.integers(0, 40, 1000)
     return [" ".join(rng.choice(words, length, p=chances / chances.sum())) for length in lengths]
 
 
-@pytest.mark.parametrize(("chunk", "k"), [(1, 20), (7, 5000), (100, 1), (3000, 20)])
+@pytest.mark.parametrize(("chunk", "k"), [(1, 20), (7, 5000), (1000, 1)])
 def test_rows_and_scores_are_those_of_an_index_of_the_whole_to_the_last_bit(
     monkeypatch: pytest.MonkeyPatch, made_up: list[str], chunk: int, k: int
 ) -> None:
@@ -76,7 +76,7 @@ def test_rows_and_scores_are_those_of_an_index_of_the_whole_to_the_last_bit(
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("language", ["de", "ar", "th", "zh"])
+@pytest.mark.parametrize("language", ["ar", "zh"])
 def test_questions_find_their_passages_in_scripts_with_and_without_blanks(language: str) -> None:
     passages, questions = (
         [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
@@ -85,12 +85,9 @@ def test_questions_find_their_passages_in_scripts_with_and_without_blanks(langua
     rows, scores = search_bm25(
         lambda: (passage["text"] for passage in passages), [question["question"] for question in questions], 5
     )
-    right = [
-        passages[row]["id"] in question["gold"]
-        for found, question in zip(rows, questions, strict=True)
-        for row in found
-    ]
-    assert np.array(right).reshape(rows.shape).any(axis=1).mean() >= 0.9
+    ids = [{passages[row]["id"] for row in found} for found in rows]
+    found = [not own.isdisjoint(question["gold"]) for own, question in zip(ids, questions, strict=True)]
+    assert np.mean(found) >= 0.9
     assert without_words(scores) is None
 
 

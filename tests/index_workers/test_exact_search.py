@@ -1,6 +1,7 @@
-"""Exact search against brute force in float64, to the last bit."""
+"""Exact search against brute force in float64, to the last bit; answers leave out a source, and are compared."""
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replug.index_workers import exact_search
-from replug.index_workers.exact_search import BlockVectors, CopiedVectors, ExactShard, SplitQueries, merge_top_k
+from replug.index_workers.exact_search import (
+    BlockVectors,
+    CopiedVectors,
+    ExactShard,
+    SplitQueries,
+    merge_top_k,
+    search_excluding,
+    top_k_overlap,
+)
 
 DIM, BLOCK = 16, 32
 RNG = np.random.default_rng(0)
@@ -121,3 +130,46 @@ def test_two_float16_halves_are_as_exact_as_float32(length: float) -> None:
     assert ((products - exact).abs() <= 1e-6 * lengths).all()
     in_float16 = vectors.double() @ queries[2:].div(length).half().double().T * length
     assert ((in_float16 - exact[:, 2:]).abs() / lengths[:, 2:]).max() > 1e-5  # one half alone would not do
+
+
+# Answers that leave out a source --------------------------------------------------------------------------------------
+
+SIMILARITIES = RNG.standard_normal((3, 120)).astype(np.float32)
+SOURCES = np.array([f"s{i}" for i in RNG.integers(6, size=120)])
+
+
+def search(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The search of an index over rows whose similarities are given."""
+    rows = np.argsort(-SIMILARITIES, axis=1, kind="stable")[:, :k]
+    return rows, np.take_along_axis(SIMILARITIES, rows, axis=1)
+
+
+def sources_of(names: np.ndarray) -> Callable[[np.ndarray], list[str]]:
+    return lambda rows: names[rows].tolist()
+
+
+def test_every_query_gets_its_best_documents_of_other_sources() -> None:
+    exclude = ["s1", None, "s5"]
+    rows, similarities = search_excluding(search, sources_of(SOURCES), QUERIES[:3], 10, exclude, 10)
+    for query, source in enumerate(exclude):
+        order = np.argsort(-SIMILARITIES[query], kind="stable")
+        assert rows[query].tolist() == [row for row in order if SOURCES[row] != source][:10]
+        np.testing.assert_array_equal(similarities[query], SIMILARITIES[query, rows[query]])
+
+
+def test_where_the_corpus_has_fewer_than_k_all_that_there_is_will_do_if_it_is_enough() -> None:
+    names = np.array(["own"] * 111 + ["other"] * 9)
+    exclude = ["own", None, "own"]
+    rows, similarities = search_excluding(search, sources_of(names), QUERIES[:3], 30, exclude, at_least=9)
+    assert rows.shape == similarities.shape == (3, 9)
+    assert [sorted(rows[query]) for query in (0, 2)] == [list(range(111, 120))] * 2
+    np.testing.assert_array_equal(rows[1], search(QUERIES[:3], 9)[0][1])
+    np.testing.assert_array_equal(similarities, np.take_along_axis(SIMILARITIES, rows, axis=1))
+    with pytest.raises(ValueError, match=r"^the corpus has fewer than 10 documents that are not of source own$"):
+        search_excluding(search, sources_of(names), QUERIES[:3], 30, exclude, at_least=10)
+
+
+def test_the_overlap_is_the_mean_share_of_documents_in_both_answers_whatever_their_order() -> None:
+    rows = np.array([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4]])
+    others = np.array([[4, 3, 2, 1], [1, 2, 8, 9], [6, 7, 8, 9]])
+    assert top_k_overlap(rows, others) == pytest.approx((1 + 0.5 + 0) / 3)

@@ -2,7 +2,6 @@
 
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +18,7 @@ from replug.index_workers.faiss_index import (
     train_quantizer,
     two_level_centroids,
 )
-from replug.index_workers.kinds import (
-    IndexKind,
-    resolve_kind,
-)
+from replug.index_workers.kinds import IndexKind, resolve_kind
 from replug.index_workers.version_store import VersionStore
 from replug.models.hardware import available_cores
 
@@ -41,16 +37,15 @@ def one_thread() -> Iterator[None]:
     set_search_threads(available_cores())
 
 
-def make_shard(folder: Path, kind: IndexKind, blocks: list[np.ndarray] | None = None) -> FaissShard:
-    blocks = BLOCKS if blocks is None else blocks
+def make_shard(folder: Path, kind: IndexKind) -> FaissShard:
     quantizer, out = folder / "quantizer.faiss", folder / "shard.faiss"
     train_quantizer(kind, VECTORS, quantizer)
-    fill(quantizer, blocks, out)
-    return FaissShard(out, kind, BlockVectors(FIRST_ROW, blocks, DIM))
+    fill(quantizer, BLOCKS, out)
+    return FaissShard(out, kind, BlockVectors(FIRST_ROW, BLOCKS, DIM))
 
 
-def brute_force(k: int, queries: np.ndarray = QUERIES) -> tuple[np.ndarray, np.ndarray]:
-    similarities = (queries.astype(np.float64) @ VECTORS.astype(np.float64).T).astype(np.float32)
+def brute_force(k: int) -> tuple[np.ndarray, np.ndarray]:
+    similarities = (QUERIES.astype(np.float64) @ VECTORS.astype(np.float64).T).astype(np.float32)
     rows = np.argsort(-similarities, axis=1, kind="stable")[:, :k]
     return rows + FIRST_ROW, np.take_along_axis(similarities, rows, axis=1)
 
@@ -141,24 +136,18 @@ def test_lists_that_were_trained_in_two_levels_find_the_nearest_documents(
 # What the disk does not take --------------------------------------------------------------------------------
 
 
-@contextmanager
-def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """As on a disk that is full: this process cannot write beyond so many bytes of a file."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 def test_an_index_file_that_the_disk_does_not_take_is_an_error_that_names_it(tmp_path: Path) -> None:
     quantizer, store = tmp_path / "quantizer.faiss", VersionStore(tmp_path)
     train_quantizer(IndexKind("SQ8"), VECTORS, quantizer)
     path = tmp_path / "shard-00000.faiss"
     says = rf"{path}\S*\.partial cannot be written: .*File too large"
-    with files_of_at_most(4096), pytest.raises(RunError, match=says):
-        store.write_marked(path, lambda partial: fill(quantizer, BLOCKS, partial))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # as on a full disk: of any file that is written
+    try:
+        with pytest.raises(RunError, match=says):
+            store.write_marked(path, lambda partial: fill(quantizer, BLOCKS, partial))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [found.name for found in tmp_path.glob("shard-*")] == []
     store.write_marked(path, lambda partial: fill(quantizer, BLOCKS, partial))
 
@@ -166,11 +155,7 @@ def test_an_index_file_that_the_disk_does_not_take_is_an_error_that_names_it(tmp
 # The kind that a name in the configuration becomes ---------------------------------------------------------
 
 
-def resolve(name: str, num_documents: int = 100_000, nprobe: int | None = None) -> IndexKind:
-    return resolve_kind(name, 384, num_documents, nprobe)
-
-
 def test_more_documents_have_more_candidates_where_coarse_codes_alone_order_them() -> None:
     rows = 100_000, 3_000_000, 4_000_000, 16_000_000, 36_000_000
-    assert [resolve("pq", number).overretrieve for number in rows] == [16, 16, 32, 64, 96]
-    assert {resolve("ivf_pq", number).overretrieve for number in rows} == {8}
+    assert [resolve_kind("pq", 384, number, None).overretrieve for number in rows] == [16, 16, 32, 64, 96]
+    assert {resolve_kind("ivf_pq", 384, number, None).overretrieve for number in rows} == {8}

@@ -1,8 +1,9 @@
-"""Versions on disk: what is marked counts, what is not does not, and damage is named."""
+"""Versions on disk: what is marked counts, what is not does not, and every kind of damage is named with its file."""
 
-import re
-import subprocess
-import sys
+import os
+import resource
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,14 @@ import numpy as np
 import pytest
 
 from replug.config.errors import RunError, UserError
-from replug.data.folder import read_mark, write_mark
+from replug.data.folder import read_mark, require_file, write_mark
 from replug.index_workers.build_plan import BuildPlan
+from replug.index_workers.local_index import LocalIndex
+from replug.index_workers.searcher import open_shard
 from replug.index_workers.version_store import VersionStore, map_vectors, write_vectors
-from tests.support.command_line import ROOT
-from tests.support.index_versions import PLAN, save_weights
+from tests.support import index_versions
+from tests.support.command_line import CommandLine
+from tests.support.index_versions import LOSSY, PLAN, begin, flip, publish, save_weights, write_corpus
 
 VECTORS = np.arange(20, dtype=np.float32).reshape(10, 2) / 8  # exact in float16
 
@@ -149,50 +153,96 @@ def test_a_file_that_was_cut_short_is_damaged_and_never_mapped(tmp_path: Path, c
 
 # What a system allows --------------------------------------------------------------------------------------
 
-MANY_FILES = """
-import os, resource, sys
-from pathlib import Path
-import numpy as np
-from replug.config.errors import RunError
-from replug.data.folder import require_file
-from replug.index_workers.searcher import open_shard
-from replug.index_workers.version_store import VersionStore
-
-store = VersionStore(Path(sys.argv[1]))
-plan = store.plan(0)
-resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-shard = open_shard(store, plan, 0, 1)
-print(shard.search(np.ones((1, 2), np.float32), 640)[0].shape, len(os.listdir("/proc/self/fd")))
-
-held, path = [], store.vectors_path(0, 7)
-try:
-    while True:
-        held.append(open(sys.argv[0]))
-except OSError:
-    pass
-try:
-    require_file(path, {"bytes": path.stat().st_size}, "")
-except RunError as error:
-    print(error)
-"""
-
 
 def test_more_files_than_descriptors_are_served_and_a_limit_of_the_system_is_called_one(tmp_path: Path) -> None:
     store, plan = VersionStore(tmp_path / "index"), replace(PLAN, version=0, num_documents=640)
     vectors = np.random.default_rng(0).normal(size=(640, 2)).astype(np.float16)
     store.save_snapshot(0, save_weights(b"w"))
     store.begin(plan)
+    publish(store, plan, vectors)
+    path, fields = store.vectors_path(0, 7), {"bytes": store.vectors_path(0, 7).stat().st_size}
     assert plan.num_files == 160
-    for file in range(160):
-        store.write_vectors(0, file, vectors[4 * file : 4 * file + 4])
-    store.publish(plan)
-    script = tmp_path / "many_files.py"
-    script.write_text(MANY_FILES)
-    command = [sys.executable, str(script), str(store.root)]
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT, env=environment)
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2, done.stdout + done.stderr
-    assert re.fullmatch(r"\(1, 640\) \d\d?", lines[0])
-    assert re.search(r"vectors-00007\.npy cannot be read: Too many open files", lines[1]), lines[1]
-    assert "this is a limit of the system and the file may be whole: see `ulimit -n`" in lines[1]
+    held, limits = [], resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, limits[1]))
+    try:
+        shard = open_shard(store, plan, 0, 1)
+        assert shard.search(np.ones((1, 2), np.float32), 640)[0].shape == (1, 640)
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        with pytest.raises(RunError) as caught:
+            require_file(path, fields, "")
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert "vectors-00007.npy cannot be read: Too many open files" in str(caught.value)
+    assert "this is a limit of the system and the file may be whole: see `ulimit -n`" in str(caught.value)
+
+
+# Damage ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lossy(tmp_path: Path) -> VersionStore:
+    """Version 0 is of a lossy kind and published."""
+    write_corpus(tmp_path / "run/data/documents")
+    store = VersionStore(tmp_path / "run/index")
+    publish(store, begin(store, **LOSSY))
+    return store
+
+
+def flip_a_name(store: VersionStore) -> None:
+    path = store.folder(0) / "manifest.json"
+    flip(path, path.read_bytes().index(b"npy"))  # within a string
+
+
+OTHER_CORPUS = "the corpus {run}/data/documents is gone, or changed since it was embedded"
+DAMAGE: list[tuple[Callable[[VersionStore], object], str]] = [
+    (lambda store: store.vectors_path(0, 0).unlink(), "{v}/vectors-00000.npy is missing"),
+    (lambda store: flip(store.shard_path(0, 1), 60), "{v}/shard-00001.faiss is damaged: its checksum differs"),
+    (flip_a_name, "{v}/manifest.json is damaged: its content differs from its own checksum; "),
+    (lambda store: write_corpus(store.corpus_path(store.plan(0)), rows=11), OTHER_CORPUS),
+    (lambda store: shutil.rmtree(store.corpus_path(store.plan(0))), OTHER_CORPUS),
+]
+
+
+@pytest.mark.parametrize(("damage", "says"), DAMAGE)
+def test_damage_is_named_with_its_file_and_nothing_else_is(
+    damage: Callable, says: str, lossy: VersionStore, replug: CommandLine
+) -> None:
+    """An unfinished version beside it is noted and not wrong."""
+    begin(lossy, version=1)
+    intact = replug("doctor", lossy.root)
+    assert intact.output == f"{lossy.folder(0)}: all intact\n{lossy.folder(1)}: unfinished\n" and intact.status == 0
+    damage(lossy)
+    ended = replug("doctor", lossy.root)
+    assert ended.status == 1 and f"{lossy.folder(0)}: wrong in 1 places\n" in ended.output
+    assert f"WRONG: {says.format(v=lossy.folder(0), run=lossy.root.parent)}" in ended.output
+
+
+def test_another_encoder_in_the_place_of_the_one_that_embedded_is_refused(lossy: VersionStore) -> None:
+    (lossy.encoder_folder(0) / "model.safetensors").write_bytes(b"of another training")
+    with pytest.raises(UserError, match=r"model\.safetensors is damaged"):
+        LocalIndex(lossy.root, 1)
+
+
+def test_a_moved_run_directory_is_searched_where_it_lies_now(lossy: VersionStore, tmp_path: Path) -> None:
+    lossy.root.parent.rename(tmp_path / "moved")
+    index, vectors = LocalIndex(tmp_path / "moved/index", threads=1), index_versions.VECTORS
+    queries = np.random.default_rng(1).standard_normal((3, vectors.shape[1])).astype(np.float32)
+    rows, similarities = index.search(queries, 3)
+    products = queries @ vectors.astype(np.float16).astype(np.float32).T
+    np.testing.assert_array_equal(rows, np.argsort(-products, axis=1, kind="stable")[:, :3])
+    assert (np.diff(similarities, axis=1) <= 0).all()
+    assert [doc.id for doc in index.corpus.documents(rows[0])] == [f"d{row}" for row in rows[0]]
+
+
+def test_a_corpus_that_is_gone_or_of_another_size_is_refused(lossy: VersionStore) -> None:
+    corpus = lossy.corpus_path(lossy.plan(0))
+    write_corpus(corpus, rows=11)
+    with pytest.raises(UserError, match=rf"{corpus} holds 11 documents, but index version 0 was begun over 10"):
+        LocalIndex(lossy.root, threads=1)
+    (corpus / "00000.arrow").unlink()
+    with pytest.raises(UserError, match=rf"the index's corpus {corpus} is gone; bring it back, or build"):
+        LocalIndex(lossy.root, threads=1)

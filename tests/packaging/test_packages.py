@@ -43,29 +43,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tree, "wheel", folder / "from_sdist")
 
 
-@pytest.fixture(scope="module")
-def fresh_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a new environment that has the wheel, and sees our environment's other packages."""
-    folder = tmp_path_factory.mktemp("fresh") / "env"
-    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
-    [site] = folder.glob("lib/python*/site-packages")
-    others = importlib.metadata.distribution("torch").locate_file("")
-    (site / "others.pth").write_text(f"{others}\n")  # its own .pth files, our editable install's, are not read
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
-    return folder / "bin/python"
-
-
 def test_the_wheel_of_the_sdist_is_the_wheel_of_the_checkout(wheel: Path, tmp_path: Path) -> None:
     of_checkout = build(ROOT, "wheel", tmp_path)
     names = [set(zipfile.ZipFile(path).namelist()) for path in (wheel, of_checkout)]
     assert names[0] == names[1]
-    assert {
-        "replug/train/loss.py",
-        "replug/configs/debug.yaml",
-        "replug/slurm/job.sbatch",
-        "replug/py.typed",
-    } <= names[0]
+    shipped = {"replug/train/loss.py", "replug/configs/debug.yaml", "replug/slurm/job.sbatch", "replug/py.typed"}
+    assert shipped <= names[0]
     assert {name.split("/")[0] for name in names[0]} == {"replug", f"replug-{replug.__version__}.dist-info"}
     assert f"\nversion: {replug.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
@@ -84,26 +67,35 @@ def test_the_page_of_pypi_has_no_link_to_a_file(wheel: Path, tmp_path: Path, mon
 
 @pytest.mark.slow
 def test_an_installed_wheel_trains_by_the_name_of_a_shipped_configuration_and_imports_no_module_of_its_folder(
-    fresh_python: Path, tmp_path: Path
+    wheel: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    where = run(fresh_python, "-c", "import replug.train.loss as loss; print(loss.__file__)", cwd=tmp_path)
-    assert where.startswith(str(fresh_python.parents[1]))
+    """In a new environment, which sees our environment's other packages."""
+    folder = tmp_path_factory.mktemp("fresh") / "env"
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=tmp_path)
+    [site] = folder.glob("lib/python*/site-packages")
+    others = importlib.metadata.distribution("torch").locate_file("")
+    (site / "others.pth").write_text(f"{others}\n")  # its own .pth files, our editable install's, are not read
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    python = folder / "bin/python"
+    where = run(python, "-c", "import replug.train.loss as loss; print(loss.__file__)", cwd=tmp_path)
+    assert where.startswith(str(folder))
     for name in DECOYS:
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the own {name}.py was imported')\n")
     train = ("-P", "-m", "replug.commands.cli", "train", "debug", "train.max_steps=3", "run_dir=mine")
-    run(fresh_python, *train, cwd=tmp_path)
+    run(python, *train, cwd=tmp_path)
     assert (tmp_path / "mine/results.json").is_file()
     (tmp_path / "docs").mkdir()
     for number in range(12):
         words = " ".join(f"w{number}x{i}" for i in range(900))
         (tmp_path / f"docs/{number}.html").write_text(f"<html><body><main><p>{words}</p></main></body></html>")
     keys = ("data.source=docs", "data.out=out", "lm.path=stand_in", "retriever.path=stand_in")
-    run(fresh_python, "-P", "-m", "replug.commands.cli", "prepare", "own_data", *keys, cwd=tmp_path)
+    run(python, "-P", "-m", "replug.commands.cli", "prepare", "own_data", *keys, cwd=tmp_path)
 
 
 def test_an_editable_install_hides_no_folder_of_the_user(tmp_path: Path) -> None:
     for name in ("data", "models", "train", "tests"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine.py").write_text("")
-    imports = "import data.mine, models.mine, train.mine, tests.mine, replug.data, replug.train.loss"
+    imports = "import data.mine, models.mine, train.mine, tests.mine, replug.data, replug.train"
     run(sys.executable, "-c", imports, cwd=tmp_path)

@@ -77,12 +77,12 @@ def begin(store: VersionStore, version: int = 0, **changes: object) -> BuildPlan
     return plan
 
 
-def begin_of(store: VersionStore, encoder: Encoder, corpus: Path, **changes: object) -> BuildPlan:
+def begin_of(store: VersionStore, encoder: Encoder, corpus: Path, version: int = 0, **changes: object) -> BuildPlan:
     """A version that is begun by an encoder's weights over the documents of a corpus."""
     plan = replace(
         PLAN,
-        version=0,
-        weights_sha256=store.save_snapshot(0, encoder.save),
+        version=version,
+        weights_sha256=store.save_snapshot(version, encoder.save),
         corpus_path=str(corpus),
         corpus_sha256=corpus_sha256(corpus),
         num_documents=len(CorpusStore(corpus)),

@@ -20,7 +20,7 @@ from replug.data.sampling import Shares, split_of
 from replug.data.store import PreparedSet
 from replug.data.tokenizing import TokenIds, word_tokenizer
 from replug.models.preparing import prepared_set
-from tests.support.packages import ROOT
+from tests.support.command_line import ROOT
 
 WORDS = word_tokenizer(r"\s*\S+|\s+")
 SHARES = Shares(0.2, 0.1)  # the schema's
@@ -64,9 +64,13 @@ def rows_of(number: int, seed: int = 0, words: int = 40) -> list[dict]:
     ]
 
 
+def jsonl(rows: Iterable[dict]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
 def write_jsonl(path: Path, rows: Iterable[dict]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    path.write_bytes(jsonl(rows))
     return path
 
 
