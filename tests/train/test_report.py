@@ -29,23 +29,13 @@ def results_of(domain: str) -> dict:
 
 
 RESULTS = results_of("a & <b>")
+SERIES = (
+    *("lm/entropy", "retriever/entropy", "retriever/rank_correlation", "time/step_seconds", "time/wait_scores_seconds"),
+    *("index/age_steps", "index/live_version", "index/recall", "index/overlap", "index/refreshes_failed"),
+)
 METRICS = [
-    {
-        "step": step,
-        "train/loss": 1.0 / step,
-        "lm/entropy": 2.0,
-        "retriever/entropy": 2.2,
-        "retriever/rank_correlation": 0.5,
-        "index/age_steps": step % 4,
-        "index/live_version": float(step // 4),
-        "index/recall": 1.0,
-        "index/overlap": 0.9,
-        "index/refreshes_failed": 0.0,
-        "time/step_seconds": 2.0,
-        "time/wait_scores_seconds": 0.5,
-        "index/swapped": float(step % 4 == 0),
-        "index/swap_ms": 3.0 if step % 4 == 0 else 0.0,
-    }
+    {"step": step, "train/loss": 1.0 / step, "index/swapped": step % 4 == 0, "index/swap_ms": 3.0 * (step % 4 == 0)}
+    | dict.fromkeys(SERIES, 0.5 * step)
     for step in range(1, 10)
 ]
 DOCUMENT = {"id": f"id {ATTACK}", "text": f"text {ATTACK}", "similarity": 0.5}
