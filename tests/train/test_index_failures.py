@@ -163,7 +163,7 @@ def test_damage_is_named_and_never_built_upon_or_served(
 
     with monkeypatch.context() as patched:
         patched.setattr(service.store, at, damaged)
-        trainer.step_to(10, 11, 12, 13)
+        trainer.step_to(9, 10, 11, 12, 13)  # other weights than those of the live version
     trainer.require_failed(version, 1, rf"v0*{version + 1}/{name} is (damaged|missing)")
     trainer.require_served(version, 0)
     trainer.step_to(20, 21, 22, 23)  # the same number again, by other weights
