@@ -44,8 +44,8 @@ log_to_stderr()  # as the command line does, so that tests read what a user woul
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
     """A cluster of eight logical CPUs on loopback, which ends with the test process."""
-    with local_cluster({"num_cpus": 8, "object_store_memory": 256 * 2**20}) as address:
-        yield address
+    with local_cluster({"num_cpus": 8, "object_store_memory": 256 * 2**20}) as cluster:
+        yield str(cluster.address)
 
 
 @pytest.fixture(scope="module")

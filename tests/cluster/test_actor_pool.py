@@ -1,7 +1,7 @@
 """How the pool's dispatcher ends what cannot go on, on actors that are no processes. On real Ray: `test_pools.py`."""
 
 import os
-import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -21,43 +21,28 @@ from replug.models.hardware import available_cores
 SOON = 1  # seconds: far more than any of this takes
 
 
-class Reference:
-    """What a remote call returns."""
+def method(answer: Any) -> SimpleNamespace:
+    """A method of a handle, which answers at once with a value, an error or a function's result; with None it hangs."""
 
-    def __init__(self, future: Future) -> None:
-        self._future = future
+    def remote(*args: Any) -> SimpleNamespace:
+        asked: Future = Future()
+        if isinstance(answer, Exception):
+            asked.set_exception(answer)
+        elif answer is not None:
+            asked.set_result(answer(*args) if callable(answer) else answer)
+        return SimpleNamespace(future=lambda: asked)
 
-    def future(self) -> Future:
-        return self._future
-
-
-class Method:
-    """A method of an actor, as its handle has it."""
-
-    def __init__(self, answer: Any) -> None:
-        self._answer, self.asked = answer, Future()
-
-    def remote(self, *args: Any) -> Reference:
-        self.asked = Future()
-        if isinstance(self._answer, Exception):
-            self.asked.set_exception(self._answer)
-        elif self._answer is not None:
-            self.asked.set_result(self._answer(*args) if callable(self._answer) else self._answer)
-        return Reference(self.asked)
+    return SimpleNamespace(remote=remote)
 
 
 def actor(**answers: Any) -> SimpleNamespace:
-    """A handle whose methods answer at once with a value, an error or a function's result; with None they hang."""
+    """A handle; methods of which nothing is said hang."""
     answers = {"__ray_ready__": True, "probe": None, "square": None, **answers}
-    return SimpleNamespace(**{name: Method(answer) for name, answer in answers.items()})
+    return SimpleNamespace(**{name: method(answer) for name, answer in answers.items()})
 
 
 def task_error(cause: Exception) -> RayTaskError:
     return RayTaskError("score", f"Traceback of {cause!r}", cause, "worker", 1, "127.0.0.1")
-
-
-def square(x: int) -> int:
-    return x * x
 
 
 @pytest.fixture
@@ -82,24 +67,25 @@ def numbered(*starts: list[SimpleNamespace]) -> Callable[[int], SimpleNamespace]
 
 
 def good() -> SimpleNamespace:
-    return actor(probe=1, square=square)
+    return actor(probe=1, square=lambda x: x * x)
 
 
 def accept(number: int, result: Any) -> None:
     return None
 
 
-def until(holds: Callable[[], bool]) -> None:
-    tick, end = threading.Event(), SOON * 100
-    while not holds():
-        tick.wait(0.01)
-        end -= 1
-        assert end, "waited in vain"
+def wait_for_quarantine(pool: ActorPool, number: int) -> str:
+    """Wait, and return why the replica is in quarantine."""
+    end = time.monotonic() + SOON
+    while number not in pool.quarantined:
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+    return pool.quarantined[number]
 
 
 def test_a_replica_that_hangs_while_it_starts_is_left_out_beside_one_that_works(make_pool):
     pool = make_pool(numbered([good()], [actor()]), 2, validate=accept, start_timeout_seconds=0.05)
-    until(lambda: 1 in pool.quarantined)
+    wait_for_quarantine(pool, 1)
     assert pool.submit("square", 3).result(SOON) == 9
 
 
@@ -112,35 +98,27 @@ def test_calls_for_which_no_replica_finds_room_learn_what_became_of_the_others(m
 
 def test_a_replica_killed_at_every_start_is_quarantined_in_the_end(make_pool):
     pool = make_pool(numbered([good()], [actor(probe=ActorDiedError())]), 2, validate=accept)
-    until(lambda: 1 in pool.quarantined)
+    wait_for_quarantine(pool, 1)
     assert pool.num_respawns == MAX_FAILED_STARTS - 1
 
 
 def test_a_replica_that_the_user_has_to_mend_is_not_started_again(make_pool):
     broken = actor(probe=task_error(UserError("lm.path: DIR lacks lm_head.weight")))
     pool = make_pool(numbered([broken]), validate=accept)
-    until(lambda: 0 in pool.quarantined)
-    assert pool.quarantined == {0: "it failed to start 1 times: UserError: lm.path: DIR lacks lm_head.weight"}
+    reason = wait_for_quarantine(pool, 0)
+    assert reason == "it failed to start 1 times: UserError: lm.path: DIR lacks lm_head.weight"
     assert pool.num_respawns == 0
 
 
 # Threads -----------------------------------------------------------------------------------------------------
 
 
-class Counting:
-    """Says how many cores its process counts."""
-
-    def count(self) -> int:
-        return available_cores()
-
-
 def test_actors_have_the_threads_of_who_starts_them_and_not_rays_share(ray_session, monkeypatch):
     """Ray would set OMP_NUM_THREADS to the actor's one CPU."""
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert available_cores() == len(os.sched_getaffinity(0))  # of builders, searchers and ranks; the driver counts
-    actor = ray.remote(Counting).options(**place(SCORER, 0, thread_env(6)["env_vars"])).remote()
-    assert ray.get(actor.count.remote(), timeout=100) == 6
-    ray.kill(actor)
+    counted = ray.remote(available_cores).options(**place(SCORER, 0, thread_env(6)["env_vars"])).remote()
+    assert ray.get(counted, timeout=100) == 6
 
 
 # A failure of the dispatcher itself ----------------------------------------------------------------------------

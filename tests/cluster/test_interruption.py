@@ -64,69 +64,53 @@ def begun() -> Iterator[list[subprocess.Popen]]:
         process.wait()
 
 
-def interrupted(how: str, by: list[signal.Signals], processes: list[subprocess.Popen]) -> tuple[int, str, float]:
-    """Status, what it said, and the seconds from the first signal on; its stopped child must be gone."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+RESUMES = "the same command resumes\n"
+SAVING = "replug: Ctrl-C: saving the current step; a second Ctrl-C ends at once, without it\n"
+ENDED = "replug: interrupted by {}; finished work is kept; run the same command again\n"
+TERM, USR1, INT = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    ("how", "by", "status", "ending"),
+    [
+        ("hangs", [USR1, USR1], 75, f"replug: interrupted by SIGUSR1; the step is not saved after 1 s; {RESUMES}"),
+        ("outside", [TERM], 75, ENDED.format("SIGTERM")),
+        ("outside", [INT], 130, ENDED.format("Ctrl-C")),
+        ("hangs", [INT, INT], 130, SAVING + ENDED.format("Ctrl-C")),
+        ("runs", [INT, INT], 130, SAVING + ENDED.format("Ctrl-C")),
+        ("waits", [TERM], 1, f"Interrupted: interrupted by SIGTERM; {RESUMES}"),  # the command line makes 75 of it
+        ("runs library", [INT], -signal.SIGINT, "KeyboardInterrupt\n"),  # in a user's program
+    ],
+)
+def test_a_signal_ends_a_process_in_time_with_a_line(how, by, status, ending, begun):
+    """Its stopped child must be gone too, where it had to end by force."""
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, *how.split()],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background ignores it
     )
-    processes.append(process)
-    assert process.stdout is not None
+    begun.append(process)
     child = psutil.Process(int(process.stdout.readline()))
     while child.status() != psutil.STATUS_STOPPED:
         time.sleep(0.02)
     time.sleep(0.2)
-    begun = time.monotonic()
-    said = ""
-    for signum, is_last in zip(by, [*[False] * (len(by) - 1), True], strict=True):
-        process.send_signal(signum)
-        if signum == signal.SIGINT and not is_last:  # two of one kind that are both still to come are one
-            assert process.stderr is not None
-            said += process.stderr.readline()
+    began, said = time.monotonic(), ""
+    process.send_signal(by[0])
+    if len(by) > 1:
+        said = process.stderr.readline() if by[0] == INT else ""  # two of one kind that are both still to come are one
+        process.send_signal(by[1])
     said += process.communicate(timeout=100)[1]
-    if how.startswith(("waits", "runs library")):
+    seconds = time.monotonic() - began
+    if how in ("waits", "runs library"):
         child.kill()
     psutil.wait_procs([child], timeout=60)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
-    return process.returncode, said, time.monotonic() - begun
-
-
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
-def test_a_run_whose_main_thread_hangs_ends_in_time_and_says_so(by, begun):
-    status, said, seconds = interrupted("hangs", [by, by], begun)
-    assert status == 75
-    assert said == (f"replug: interrupted by {by.name}; the step is not saved after 1 s; the same command resumes\n")
-    assert 0.9 < seconds < 20
-
-
-@pytest.mark.parametrize(("by", "ends_with"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"])
-def test_outside_the_steps_it_ends_at_once_though_the_main_thread_hangs(by, ends_with, begun):
-    status, said, seconds = interrupted("outside", [by], begun)
-    assert status == ends_with and said.startswith("replug: interrupted by ") and said.count("\n") == 1
-    assert seconds < 20
-
-
-SAVING = "replug: Ctrl-C: saving the current step; a second Ctrl-C ends at once, without it\n"
-
-
-@pytest.mark.parametrize("how", ["hangs", "runs"])
-def test_a_second_ctrl_c_ends_at_once_wherever_the_main_thread_is(how, begun):
-    status, said, _ = interrupted(how, [signal.SIGINT, signal.SIGINT], begun)
-    assert (status, said) == (
-        130,
-        SAVING + "replug: interrupted by Ctrl-C; finished work is kept; run the same command again\n",
-    )
-
-
-def test_a_run_that_answers_the_signal_is_left_to_itself(begun):
-    status, said, _ = interrupted("waits", [signal.SIGTERM], begun)
-    assert status == 1  # what the command line makes 75 of
-    assert said.strip().endswith("Interrupted: interrupted by SIGTERM; the same command resumes")
+    assert process.returncode == status and said.endswith(ending), said
+    assert said == ending or how in ("waits", "runs library")
+    assert (0.9 if by == [USR1, USR1] else 0) < seconds < 20
 
 
 def test_a_closed_terminal_saves_the_step_and_a_process_under_nohup_goes_on(begun):
@@ -156,8 +140,3 @@ def test_a_closed_terminal_saves_the_step_and_a_process_under_nohup_goes_on(begu
     with pytest.raises(subprocess.TimeoutExpired):
         ignoring.wait(timeout=1.5)
     child.kill()
-
-
-def test_in_a_users_program_ctrl_c_is_a_keyboard_interrupt(begun):
-    status, said, _ = interrupted("runs library", [signal.SIGINT], begun)
-    assert status == -signal.SIGINT and said.strip().endswith("KeyboardInterrupt")

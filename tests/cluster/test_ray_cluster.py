@@ -2,11 +2,15 @@
 
 import json
 import re
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+import ray
+from ray.exceptions import AuthenticationError
 
 from replug.cluster import places
 from replug.cluster.layout import (
@@ -24,7 +28,7 @@ from replug.cluster.layout import (
     num_ranks,
 )
 from replug.cluster.places import free_bytes, keep_to_memory_bound
-from replug.cluster.ray_cluster import _require_same_gpus, this_node
+from replug.cluster.ray_cluster import _require_same_gpus, ray_cluster, this_node
 from replug.config.errors import UserError
 from replug.config.load import load_config
 from replug.config.schema import Config
@@ -106,16 +110,28 @@ def test_the_papers_run_on_eight_gpus_scores_and_searches_on_seven():
         assert all(gpu.num_bytes < gpu.limit for gpu in found.gpus)
 
 
-REFUSED = [
-    ("resources.score=7 resources.index=2", 8, "resources.score=7, resources.index=2 do not fit the cluster's 8 GPUs"),
-    ("resources.train=8", 8, "resources.train=8, resources.score=0"),
-    ("resources.score=9", 8, "resources.score=9"),
-]
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ("resources.score=7 resources.index=2", "resources.score=7, resources.index=2 do not fit the cluster's 8 GPUs"),
+        ("resources.train=8", "resources.train=8, resources.score=0"),
+    ],
+)
+def test_other_layouts_are_refused(keys, named):
+    assert named in refused(configured(*keys.split()), gpus(8))
 
 
-@pytest.mark.parametrize(("keys", "count", "named"), REFUSED)
-def test_other_layouts_are_refused(keys, count, named):
-    assert named in refused(configured(*keys.split()), gpus(count))
+def test_a_cluster_that_does_not_answer_or_has_another_token_is_refused_with_what_to_set(monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/other/token")
+    said = "cannot join a cluster at 127.0.0.1:{port}: .*RAY_AUTH_TOKEN_PATH is /other/token"
+    with pytest.raises(UserError, match=said.format(port=1)), ray_cluster(configured("ray.address=127.0.0.1:1")):
+        pass
+    monkeypatch.setattr(ray, "init", Mock(side_effect=AuthenticationError("no such token")))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        config = configured(f"ray.address=127.0.0.1:{port}")
+        with pytest.raises(UserError, match=said.format(port=port)), ray_cluster(config):
+            pass
 
 
 def test_a_command_without_a_gpu_does_not_train_on_its_processor_beside_a_cluster_with_gpus():

@@ -1,17 +1,16 @@
-"""Machines and accounts as they are: other settings, homes, terminals and folders."""
+"""Machines and accounts as they are: other permissions, settings and terminals."""
 
+import io
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from replug.commands.cli import main
 from replug.config.errors import UserError
 from replug.data.files import as_other_files
 from replug.models.hardware import available_cores
-from replug.train.step_metrics import has_wandb_key
-from tests.support.command_line import CommandLine, clean_environment
 
 
 def test_files_of_a_temporary_folder_get_the_users_permissions(tmp_path: Path) -> None:
@@ -35,34 +34,11 @@ def test_threads_are_those_of_the_outermost_level(monkeypatch: pytest.MonkeyPatc
         available_cores()
 
 
-def test_an_online_run_without_a_login_is_refused_before_anything_is_made(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, replug: CommandLine
-) -> None:
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    ended = replug("train", "debug", "wandb.mode=online", f"run_dir={tmp_path / 'run'}")
-    assert ended.status == 2 and "wandb.mode is online, and W&B has no key; run `wandb login`" in ended.errors
-    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org:8443")
-    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
-    assert not has_wandb_key()
-    (tmp_path / "netrc").write_text("machine wandb.example.org login user password secret\n")
-    assert has_wandb_key()
-
-
-def run_here(folder: Path, *typed: object, **environment: str) -> subprocess.CompletedProcess:
-    """The installed command as it is typed in a folder."""
-    command = [str(Path(sys.executable).with_name("replug")), *map(str, typed)]
-    given = {**clean_environment(), **environment}
-    return subprocess.run(command, cwd=folder, env=given, capture_output=True, timeout=300)
-
-
-def test_a_terminal_without_the_signs_shows_others_and_a_home_that_is_missing_is_one_line(tmp_path: Path) -> None:
-    ended = run_here(tmp_path, "doctor", PYTHONIOENCODING="latin-1")
-    assert ended.returncode == 0 and b" CUDA " in ended.stdout, ended.stderr
-    keys = ["lm.path=package:smollm2", "retriever.path=stand_in", "data.tokenizer=lm", "data.out=out"]
-    (tmp_path / "docs").mkdir()
-    for number in range(12):
-        (tmp_path / f"docs/{number}.txt").write_text(" ".join(f"w{number}x{i}" for i in range(900)))
-    ended = run_here(tmp_path, "prepare", "own_data", "data.source=docs", *keys, HOME="/proc/nohome")
-    line = "replug: /proc/nohome: No such file or directory; set REPLUG_CACHE to a folder that can be written\n"
-    assert (ended.returncode, ended.stderr.decode()) == (1, line)
+def test_a_terminal_without_the_signs_shows_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sys, "argv", ["replug", "train", "debug", "日本=1"])
+    with pytest.raises(SystemExit):
+        main()
+    terminal.seek(0)
+    assert "??: unknown key" in terminal.read()

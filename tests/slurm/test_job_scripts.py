@@ -1,4 +1,4 @@
-"""`replug slurm` without a SLURM: the script, the layout, refusals, and the frozen code."""
+"""`replug slurm` without a SLURM: the script, the layout, GPUs, refusals, and the frozen code."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from replug.cluster.layout import Node, lay_out
-from replug.commands.slurm import freeze, render, run_slurm
+from replug.commands.slurm import freeze, gpus_of_nodes, render, run_slurm
 from replug.config.errors import UserError
 from replug.config.load import flatten, load_config
 from replug.planning.memory import run_sizes
@@ -118,15 +118,47 @@ def test_frozen_code_is_whole_and_says_its_version(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rays_seconds", "restarts", "expected"), [(1, 0, ray_job.INTERRUPTED), (1, ray_job.MOST_RESTARTS, 1), (60, 0, 1)]
+    ("rays_seconds", "restarts", "expected"),
+    [(0.4, 0, ray_job.INTERRUPTED), (0.4, ray_job.MOST_RESTARTS, 1), (60, 0, 1)],
 )
 def test_a_command_that_ends_because_its_ray_was_killed_is_requeued(
     rays_seconds, restarts, expected, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
-    monkeypatch.setattr(ray_job, "SECONDS_TO_SEE", 3)
+    monkeypatch.setattr(ray_job, "SECONDS_TO_SEE", 0.8)
     (tmp_path / "log").touch()
     step = subprocess.Popen(["sleep", str(rays_seconds)])
     node, fails = ray_job.JobNode("n1", step, tmp_path / "log"), [sys.executable, "-c", "raise SystemExit(1)"]
     assert ray_job.run_replug(fails, [node], dict(os.environ), SimpleNamespace(number=None)) == expected
     step.kill()
+
+
+# SLURM's spellings of GPUs ----------------------------------------------------------------------------------------
+
+COUNTED = [
+    ({}, (0, None)),
+    ({"gpus-per-node": "4"}, (4, None)),
+    ({"gpus-per-node": "a100"}, (1, "a100")),
+    ({"gpus-per-node": "a100:2"}, (2, "a100")),
+    ({"gres": "gpu"}, (1, None)),
+    ({"gres": "gres/gpu:nvidia_h100_nvl:4"}, (4, "nvidia_h100_nvl")),
+    ({"gres": "lustre:1,gpu:2,nvme:100G"}, (2, None)),
+]
+REFUSED = [
+    ({"gres": "gpu:1,mps:50"}, "--gres=mps:50"),
+    ({"gpus-per-node": "4x"}, "--gpus-per-node=4x"),
+    ({"gpus-per-node": "a100:2,h100:1"}, "--gpus-per-node=a100:2,h100:1"),
+    ({"gpus": "8"}, "--gpus=8"),
+    ({"gres": "gpu:2", "gpus-per-node": "4"}, "--gres=gpu:2"),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), COUNTED, ids=str)
+def test_gpus_of_a_node_are_counted_with_their_type(options, expected):
+    assert gpus_of_nodes(options) == expected
+
+
+@pytest.mark.parametrize(("options", "named"), REFUSED, ids=str)
+def test_what_cannot_be_counted_is_refused_by_name(options, named):
+    with pytest.raises(UserError, match=named):
+        gpus_of_nodes(options)

@@ -37,9 +37,7 @@ def clean_environment() -> dict[str, str]:
 
 def start(run: Path, *overrides: str, command: str = "train", config: str = "debug") -> subprocess.Popen:
     """The real command line in a session of its own, on a Ray of its own."""
-    joins = any(override.startswith("ray.address=") for override in overrides)
-    environment = {"RAY_AUTH_MODE": "disabled"} if joins else {}  # the tests' own clusters have no token
-    return start_process(*arguments(run, overrides, command, config), **environment)
+    return start_process(*arguments(run, overrides, command, config))
 
 
 def start_process(*typed: object, **environment: str) -> subprocess.Popen:

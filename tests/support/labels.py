@@ -22,10 +22,10 @@ class LabellingLM(InlineLM):
 
     num_pairs = 0
 
-    def submit(self, prefixes, continuations, *, opening=None):
+    def submit(self, prefixes, continuations, *, opening=None, read=0):
         self.num_pairs += len(prefixes)
         future: Future[list[ContinuationScore]] = Future()
-        future.set_result(self.score(prefixes, continuations))
+        future.set_result(self.score(prefixes, continuations, read=read))
         return future
 
 

@@ -11,8 +11,8 @@ QUIET = {"include_log_monitor": False}  # nobody reads the workers' logs here: a
 
 
 @contextmanager
-def local_cluster(*nodes: dict[str, Any]) -> Iterator[str]:
-    """The address of nodes with so much room each, such as `num_gpus`; the first is the head."""
+def local_cluster(*nodes: dict[str, Any]) -> Iterator[Any]:
+    """A Ray `Cluster` of nodes with so much room each, such as `num_gpus`; the first is the head."""
     from ray.cluster_utils import Cluster
 
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
@@ -25,7 +25,7 @@ def local_cluster(*nodes: dict[str, Any]) -> Iterator[str]:
             for node in nodes[1:]:
                 cluster.add_node(**QUIET, **node)
         try:
-            yield str(cluster.address)
+            yield cluster
         finally:
             cluster.shutdown()
 

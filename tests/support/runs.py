@@ -36,16 +36,12 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
     """Until this process has logged the step; a resumed run first takes back what it does again."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
-        written = (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_mtime > start_time(process)
-        if written and len((run / "metrics.jsonl").read_text().splitlines()) > step:
+        file, began = run / "metrics.jsonl", psutil.Process(process.pid).create_time()
+        if file.exists() and file.stat().st_mtime > began and len(file.read_text().splitlines()) > step:
             return
         time.sleep(0.005)
     ended = "" if process.poll() is None else f"; it ended with {process.returncode}: {process.communicate()[0]}"
     raise AssertionError(f"{run} did not come to step {step}{ended}")
-
-
-def start_time(process: subprocess.Popen) -> float:
-    return psutil.Process(process.pid).create_time()
 
 
 def heldout_bits(run: Path) -> dict[str, float]:

@@ -1,14 +1,16 @@
-"""When a run's state is saved and how its checkpoints lie in the folder, torn or on a full disk; temperatures."""
+"""When a run's state is saved and how its checkpoints lie in the folder: torn, on a full disk, or with flipped bits."""
 
 import errno
 import os
 import shutil
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,13 +18,12 @@ from replug.config.errors import Interrupted, NotFiniteError, RunError, UserErro
 from replug.data.datamodule import Position
 from replug.data.files import file_sha256
 from replug.data.folder import read_mark, write_mark
+from replug.index_workers.local_index import LocalIndex
 from replug.index_workers.version_store import VersionStore
 from replug.train.callbacks import Checkpointer, CheckpointWriter, _check_temperatures
 from replug.train.run_dir import CheckpointMark, RunDirectory
 from replug.train.step_metrics import StepClock
-from tests.support.command_line import arguments
-from tests.support.index_versions import begin, write_corpus
-from tests.support.runs import metrics
+from tests.support.index_versions import DIM, LOSSY, begin, publish, write_corpus
 
 
 class Writer:
@@ -180,18 +181,54 @@ def test_a_full_disk_is_named_and_leaves_the_checkpoint_before(run, monkeypatch)
     assert list(run.checkpoints.glob("*.partial")) == []
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(120, func_only=True)
-def test_a_disk_that_is_full_at_a_checkpoint_ends_every_rank_and_the_same_command_resumes(
-    replug, finish, tmp_path, monkeypatch
-):
-    """Rank 0 is this process. The checkpoint of step 4 is there, those of step 8 and of the end are not."""
-    run, save = tmp_path / "run", torch.save
-    with monkeypatch.context() as patched:
-        patched.setattr(torch, "save", lambda what, *to: full() if what["global_step"] > 4 else save(what, *to))
-        ended = replug(*arguments(run, ("resources.train=2",), "train", "debug"))
-    assert ended.status == 1, ended.printed
-    assert "step-000008.partial cannot be written: No space left on device" in ended.errors.splitlines()[-1]
-    assert "is not saved, step 4 is: " in ended.printed and "Traceback" not in ended.printed
-    assert "resuming at step 4" in finish(run, "train.micro_batches=2")
-    assert [row["step"] for row in metrics(run)] == list(range(24))
+# One flipped bit: caught by name, or without effect; never another answer ----------------------------------------
+
+FLIPS = 6  # of each file, at places spread over it
+
+
+def flipped(path: Path, count: int = FLIPS) -> Iterator[None]:
+    """The file with one bit after another flipped; whole again at the end."""
+    whole = path.read_bytes()
+    rng = np.random.default_rng(len(whole))
+    for place in sorted({int(place) for place in rng.integers(len(whole), size=count)}):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        yield
+    path.write_bytes(whole)
+
+
+def num_caught(path: Path, read: Callable[[], object]) -> int:
+    """How many flips were caught; the others must change nothing."""
+    before, caught = read(), 0
+    for _ in flipped(path):
+        try:
+            after = read()
+        except (UserError, RunError):
+            caught += 1
+        else:
+            assert after == before, path
+    return caught
+
+
+@pytest.mark.parametrize("changes", [{}, LOSSY], ids=["exact", "lossy"])
+def test_an_index_answers_the_same_or_not_at_all(changes: dict, tmp_path: Path) -> None:
+    store = VersionStore(tmp_path / "index")
+    write_corpus(tmp_path / "data/documents")
+    publish(store, begin(store, **changes))
+    queries = np.random.default_rng(1).standard_normal((3, DIM)).astype(np.float32)
+
+    def search() -> list:
+        return [part.tolist() for part in LocalIndex(tmp_path / "index", 1).search(queries, 4)]
+
+    files = [path for path in sorted((tmp_path / "index").rglob("*")) if path.is_file()]
+    caught = {path.name for path in files if num_caught(path, search)}
+    assert {"manifest.json", "model.safetensors", "tokenizer.json", "config.json"} <= caught
+    assert caught & {"vectors-00000.npy", "shard-00000.faiss"}
+
+
+def test_a_checkpoints_mark_leads_to_a_whole_checkpoint_or_to_none(run: RunDirectory) -> None:
+    checkpoint(run, 4)
+    mark = checkpoint(run, 8).with_suffix(".json")
+    for _ in flipped(mark, 100):
+        newest = run.newest_checkpoint()
+        assert newest is not None and newest.sha256 == file_sha256(run.checkpoint(newest.step))
+    assert run.newest_checkpoint().step == 8

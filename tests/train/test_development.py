@@ -1,4 +1,4 @@
-"""Development texts: their bits by hand, the weights that they keep, and the export of labels."""
+"""Development texts: their bits by hand, the weights that they keep, and the choice of weights by questions."""
 
 import json
 import math
@@ -7,18 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from replug.config.load import load_config
 from replug.evals.ensemble_temperatures import ensemble_bits
 from replug.index_workers.local_index import IndexRetriever, LocalIndex
+from replug.models.build import load_encoder
 from replug.models.encoder import Encoder
 from replug.models.local.stand_in_lm import StandInLM
-from replug.models.preparing import prepared_set
 from replug.models.replug_lm import ReplugLM
-from replug.train.development import DevResult, Watch, document_scores, nearest
-from replug.train.labels import distill_kl_rows
-from tests.support.command_line import CommandLine
+from replug.train.development import DevQuestions, DevResult, QuestionChooser, Watch, nearest
+from tests.support.command_line import ROOT, CommandLine
 from tests.support.evaluating import on_run, typed
-from tests.support.labels import write_stand_in_labels
 
 
 @pytest.mark.parametrize(
@@ -70,24 +70,61 @@ def test_patience_follows_the_mean_where_the_interval_of_a_gain_chooses(tmp_path
     assert watch.is_over and watch.best.step == 30
 
 
-def softmax(scores: np.ndarray) -> np.ndarray:
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True)
+# The choice by questions ----------------------------------------------------------------------------------------
 
 
-def test_the_export_has_every_text_with_its_documents_and_the_lms_distribution(debug_config, tmp_path):
-    debug_config.label.dense, debug_config.label.random = 4, 1
-    data, loss = prepared_set(debug_config, tmp_path / "data"), debug_config.loss
-    labels = write_stand_in_labels(tmp_path / "labels", debug_config, data)
-    scores = labels.scores("queries")
-    q = softmax(document_scores(scores, loss.lm_score.value) / loss.beta)
-    table = distill_kl_rows(labels, data.corpus, loss)
-    passages = [f"passage_{n}" for n in range(1, 6)]
-    assert table.column_names == ["query", *passages, "label"] and len(table) == len(data.queries)
-    for at, (row, example) in enumerate(zip(table, data.queries.examples(), strict=True)):
-        assert row["query"] == example.context
-        assert [row[name] for name in passages] == data.corpus.texts(scores.retrieved.doc_rows[at])
-        np.testing.assert_allclose(softmax(np.array(row["label"]) / loss.gamma), q[at], atol=1e-5)
+class Dev(DevQuestions):
+    """A hundred questions whose ranks, by share of the way to the tuned weights, are told by a test."""
+
+    def __init__(self, ranks: dict[float, float]) -> None:
+        self._ranks, self.rows = ranks, np.array([], np.int64)
+        self.start: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        return 100
+
+    def reciprocal_ranks(self, encoder, frozen=None) -> np.ndarray:
+        weight = next(encoder.parameters()).detach()
+        self.start = weight.clone() if self.start is None else self.start
+        moved = float((weight - self.start).mean())
+        mean = self._ranks[min(self._ranks, key=lambda share: abs(share - moved))]
+        return np.where(np.arange(100) < round(mean * 100), 1.0, 0.0)
+
+
+def chooser_of(folder: Path, ranks: dict[float, float], loss: float = 0.5) -> tuple[QuestionChooser, Encoder, Watch]:
+    config = load_config(ROOT / "configs/debug.yaml", ["train.max_steps=1", "run_dir=x"])
+    encoder, watch = load_encoder(config.retriever), Watch(folder / "best")
+    return QuestionChooser(config, Dev(ranks), encoder, None, watch, loss), encoder, watch
+
+
+@pytest.mark.parametrize(
+    ("ranks", "step", "share"),
+    [
+        ({1.0: 0.9, 0.75: 0.8, 0.5: 0.7, 0.25: 0.6}, 1, 1.0),
+        ({1.0: 0.3, 0.75: 0.5, 0.5: 0.7, 0.25: 0.6}, 1, 0.5),
+        ({1.0: 0.53, 0.75: 0.52, 0.5: 0.51, 0.25: 0.5}, 0, 1.0),  # three of a hundred show no gain
+    ],
+)
+def test_weights_are_chosen_that_find_development_questions_best(ranks, step, share, tmp_path: Path) -> None:
+    chooser, encoder, watch = chooser_of(tmp_path, {0.0: 0.5, **ranks})
+    chooser.start()
+    weight = next(encoder.parameters()).data
+    before, tuned = weight.clone(), weight.add_(1.0).clone()
+    chooser.end(0)
+    assert weight.equal(tuned), "they come back to the bit"
+    chosen = watch.chosen()
+    assert chosen is not None and (chosen.step, chosen.share) == (step, share)
+    saved = next(Encoder(str(tmp_path / "best")).parameters()).detach()
+    torch.testing.assert_close(saved, before + (share if step else 0), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("mrr", "loss", "is_over"), [(0.97, 0.5, True), (0.8, 0.01, True), (0.8, 0.5, False)])
+def test_where_questions_leave_nothing_to_gain_training_ends_before_its_first_step(
+    mrr: float, loss: float, is_over: bool, tmp_path: Path
+) -> None:
+    chooser, _, watch = chooser_of(tmp_path, {0.0: mrr}, loss)
+    chooser.start()
+    assert (watch.is_over, watch.chosen()) == (is_over, DevResult(0, mrr=mrr, share=1.0, least_gain=0.0))
 
 
 # The ensemble's temperature ------------------------------------------------------------------------------------

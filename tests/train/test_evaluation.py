@@ -1,10 +1,10 @@
 """The evaluation that training ends with, on a small corpus and the stand-in LM, without Ray."""
 
 import json
-from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,39 +19,18 @@ from replug.evals.loop import Item
 from replug.evals.questions import OpenQuestion
 from replug.evals.tables import to_markdown
 from replug.models.ensemble_temperature import EnsembleTemperature
-from replug.models.local.stand_in_lm import StandInLM
 from replug.models.prompt import PromptTemplate
 from replug.train.evaluation import NUM_EXAMPLES, PICTURE, evaluate_answers, evaluate_heldout, first_documents
 from replug.train.report import run_blocks
 from replug.train.workers import Workers
+from tests.support.labels import LabellingLM
 
 COUNT, NUM_DOCUMENTS = 20, 30
-PICTURED = 1  # the text of the picture is asked for again, and a cache holds it
-
-
-class CountingLM(StandInLM):
-    """The stand-in as an `AsyncLM`, which counts its calls."""
-
-    calls = 0
-
-    def submit(self, prefixes: Sequence[str], continuations: Sequence[str], read: int = 0) -> "Future[list]":
-        self.calls += 1
-        future: Future[list] = Future()
-        future.set_result(self.score(prefixes, continuations, read=read))
-        return future
-
-
-@dataclass
-class Data:
-    """What the evaluation asks of a prepared set."""
-
-    corpus: CorpusStore
-    heldout: ExampleStore
-    corpus_sha256: str
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Data:
+def data(tmp_path: Path) -> SimpleNamespace:
+    """What the evaluation asks of a prepared set."""
     documents = [Document(f"d{i}", f"thing{i} is red{i % 3} red{i % 3}", "x", f"s{i}") for i in range(NUM_DOCUMENTS)]
     examples = [
         Example(f"w{i}", f"look at thing{i}", f" red{i % 3} sea", "ab"[i % 2], gold=(f"d{i}",) if i % 2 else ())
@@ -60,7 +39,7 @@ def data(tmp_path: Path) -> Data:
     write_documents(tmp_path / "documents", documents)
     write_examples(tmp_path / "heldout.arrow", examples)
     corpus, heldout = CorpusStore(tmp_path / "documents"), ExampleStore(tmp_path / "heldout.arrow")
-    return Data(corpus, heldout, corpus_sha256(tmp_path / "documents"))
+    return SimpleNamespace(corpus=corpus, heldout=heldout, corpus_sha256=corpus_sha256(tmp_path / "documents"))
 
 
 @pytest.fixture
@@ -76,7 +55,7 @@ def found(shift: int) -> RetrievedDocuments:
     return RetrievedDocuments(rows, np.tile(np.linspace(1, 0, 25), (COUNT, 1)))
 
 
-def evaluate(config: Config, data: Data, lm: CountingLM, folder: Path, shift: int = 7) -> dict:
+def evaluate(config: Config, data: Any, lm: LabellingLM, folder: Path, shift: int = 7) -> dict:
     workers = Workers(lm=lm, index=None, template=PromptTemplate())
     return evaluate_heldout(config, data, workers, {"replug": found(shift), "lsr": found(0)}, folder)
 
@@ -90,7 +69,7 @@ def success(results: dict) -> dict[str, list[float]]:
 def test_results_have_the_table_and_the_recall_and_the_picture_a_text_in_which_moving_weights_gain_most(
     config, data, tmp_path
 ):
-    results = evaluate(config, data, CountingLM(), tmp_path / "out")
+    results = evaluate(config, data, LabellingLM(), tmp_path / "out")
     assert list(results) == ["language_modelling", "retrieval"]
     heldout = results["language_modelling"]
     assert list(heldout) == ["none", "replug", "lsr", "replug/posterior", "lsr/posterior"]
@@ -110,13 +89,13 @@ def test_results_have_the_table_and_the_recall_and_the_picture_a_text_in_which_m
     assert picture["documents"] == [f"d{num + place}" for place in range(3)]
     assert weights.shape == (3, 2) and np.allclose(weights.sum(axis=0), 1, atol=1e-3)
     config.lm = replace(config.lm, path=None, url="http://localhost", model="m")  # what its tokens are is not known
-    evaluate(config, data, CountingLM(), tmp_path / "out")
+    evaluate(config, data, LabellingLM(), tmp_path / "out")
     assert json.loads((folder / PICTURE).read_text())["tokens"] == ["", ""]
 
 
 def test_each_retrievers_ensemble_has_its_own_temperature_and_its_headroom(config, data, tmp_path):
     warm = replace(found(0), temperature=EnsembleTemperature(0.05, "lm", 3, 20))
-    workers = Workers(lm=CountingLM(), index=None, template=PromptTemplate())
+    workers = Workers(lm=LabellingLM(), index=None, template=PromptTemplate())
     results = evaluate_heldout(config, data, workers, {"replug": found(0), "lsr": warm}, tmp_path / "out")
     of = results["language_modelling"]
     replug, lsr = ({name: entry["value"] for name, entry in of[method].items()} for method in ("replug", "lsr"))
@@ -130,20 +109,20 @@ def test_each_retrievers_ensemble_has_its_own_temperature_and_its_headroom(confi
 
 
 def test_other_documents_another_lm_or_another_prompt_are_measured_anew(config, data, tmp_path):
-    evaluate(config, data, CountingLM(), tmp_path / "out")
-    lm = CountingLM()
+    evaluate(config, data, first := LabellingLM(), tmp_path / "out")
+    lm = LabellingLM()
     evaluate(config, data, lm, tmp_path / "out", shift=3)
-    assert lm.calls == COUNT + PICTURED
+    assert lm.num_pairs == first.num_pairs
     lm.identity = "another"
     evaluate(config, data, lm, tmp_path / "out", shift=3)
-    assert lm.calls == 2 * (COUNT + PICTURED)
+    assert lm.num_pairs == 2 * first.num_pairs
     config.lm = replace(config.lm, too_long=TooLong.truncate)
     evaluate(config, data, lm, tmp_path / "out", shift=3)
-    assert lm.calls == 3 * (COUNT + PICTURED)
+    assert lm.num_pairs == 3 * first.num_pairs
 
 
 def test_the_lm_predicts_the_first_answer_of_each_question_that_has_one_after_its_own_documents(config, data, tmp_path):
-    workers = Workers(lm=CountingLM(), index=None, template=PromptTemplate())
+    workers = Workers(lm=LabellingLM(), index=None, template=PromptTemplate())
     retrieved = {"replug": found(7), "lsr": found(0)}
     items = [Item(f"q{i}", f"what is thing{i}?", "all") for i in range(COUNT)]
     questions = [OpenQuestion(item, (f"red{i % 3}", "x") if i % 2 else ()) for i, item in enumerate(items)]

@@ -1,4 +1,4 @@
-"""A finished run shows its own table only to the configuration that made it; whose code made it is recorded."""
+"""A finished run shows its own table only to the configuration that made it; its code and its loggers."""
 
 import json
 import shutil
@@ -15,6 +15,7 @@ from replug.train import run_dir
 from replug.train.report import write_report
 from replug.train.run import train
 from replug.train.run_dir import RunDirectory, describe_environment, provenance_lines
+from replug.train.step_metrics import has_wandb_key
 from tests.support.command_line import BASE, ROOT, STEPS, CommandLine, arguments
 
 
@@ -106,3 +107,17 @@ def test_wandb_is_refused_by_name_where_it_is_not_installed(tmp_path: Path, monk
     with pytest.raises(UserError, match=r"loggers=\[mlflow\] needs mlflow: pip install 'replug\[mlflow\]'"):
         train(config_of(tmp_path / "run", "loggers=[mlflow]"))
     assert not (tmp_path / "run").exists()
+
+
+def test_an_online_run_without_a_login_is_refused_before_anything_is_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, replug: CommandLine
+) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    ended = replug("train", "debug", "wandb.mode=online", f"run_dir={tmp_path / 'run'}")
+    assert ended.status == 2 and "wandb.mode is online, and W&B has no key; run `wandb login`" in ended.errors
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org:8443")
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
+    assert not has_wandb_key()
+    (tmp_path / "netrc").write_text("machine wandb.example.org login user password secret\n")
+    assert has_wandb_key()

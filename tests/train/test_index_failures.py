@@ -138,46 +138,35 @@ def test_a_disk_that_is_full_leaves_the_live_index_serving_until_it_is_too_old(
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "damage"),
+    ("kind", "name", "damage", "at"),
     [
-        (FLAT, "vectors-00001.npy", Path.unlink),  # half copied; of the second shard: the first one loads its own
-        (LOSSY, "shard-00001.faiss", flip),
+        (FLAT, "vectors-00001.npy", Path.unlink, "publish"),  # of the second shard: the first one loads its own
+        (LOSSY, "shard-00001.faiss", flip, "publish"),
+        (LOSSY, "encoder/model.safetensors", flip, "begin"),  # the snapshot
     ],
 )
-def test_damage_between_building_and_loading_is_named_and_never_served(
-    tmp_path, data, service, versions, monkeypatch, kind, name, damage
+def test_damage_is_named_and_never_built_upon_or_served(
+    tmp_path, data, service, versions, monkeypatch, kind, name, damage, at
 ):
     trainer = Trainer(tmp_path, data, service, version := next(versions), kind)
     service.store.remove_all_but({version})
-    publish = service.store.publish
+    whole = getattr(service.store, at)
 
-    def publish_and_damage(plan: BuildPlan) -> None:
-        publish(plan)
-        damage(service.store.folder(plan.version) / name)
+    def damaged(plan: BuildPlan) -> Missing | None:
+        path = service.store.folder(plan.version) / name
+        if at == "begin":
+            damage(path)
+            return whole(plan)
+        whole(plan)
+        damage(path)
+        return None
 
     with monkeypatch.context() as patched:
-        patched.setattr(service.store, "publish", publish_and_damage)
-        trainer.step_to(10, 11, 12, 13)
-    trainer.require_failed(version, 1, rf"v0+{version + 1}/{name} is (damaged|missing)")
+        patched.setattr(service.store, at, damaged)
+        trainer.step_to(9, 10, 11, 12, 13)  # other weights than those of the live version
+    trainer.require_failed(version, 1, rf"v0*{version + 1}/{name} is (damaged|missing)")
     trainer.require_served(version, 0)
     trainer.step_to(20, 21, 22, 23)  # the same number again, by other weights
-    trainer.require_served(version + 1, 20)
-
-
-def test_a_damaged_snapshot_is_not_built_upon(tmp_path, data, service, versions, monkeypatch):
-    trainer = Trainer(tmp_path, data, service, version := next(versions), LOSSY)
-    store = service.store
-    begin = store.begin
-
-    def damage_and_begin(plan: BuildPlan) -> Missing:
-        flip(store.encoder_folder(plan.version) / "model.safetensors")
-        return begin(plan)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(store, "begin", damage_and_begin)
-        trainer.step_to(9, 10, 13)
-    trainer.require_failed(version, 1, rf"v0*{version + 1}/encoder/model\.safetensors is damaged")
-    trainer.step_to(20, 23)
     trainer.require_served(version + 1, 20)
 
 

@@ -1,6 +1,7 @@
-"""The whole loop, driven as a user drives it: determinism, kill -9 and resume, a faulty server, real models."""
+"""The whole loop as a user drives it: determinism, kill -9 and resume, a faulty server, real models, adapters."""
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -9,13 +10,16 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+import torch
 
 from replug.data.sources.built_in_texts import stand_in_vocabulary
-from replug.models.encoder import Encoder
+from replug.index_workers.local_index import IndexRetriever, LocalIndex
+from replug.models.encoder import ADAPTER, Encoder
 from replug.train import workers
-from tests.support.command_line import STEPS, start, wait_for
+from tests.support.command_line import STEPS, CommandLine, arguments, start, wait_for
 from tests.support.fault_server import KNOWN, FaultServer, write_word_tokenizer
 from tests.support.real_models import real_encoder, real_lm
 from tests.support.runs import descendants, heldout_bits, metrics, name_of, wait_for_step, what_must_be_equal
@@ -119,7 +123,7 @@ def test_ctrl_c_saves_the_step_and_the_same_command_goes_on_with_the_same_losses
 # A server as LM, which scores as the stand-in does -------------------------------------------------------------
 
 
-SERVER = ["lm.path=null", "lm.model=words", "data.source=null", "lm.max_concurrency=8"]
+SERVER = ["lm.path=null", "lm.model=words", "data.source=null", "lm.max_concurrency=8", "lm.timeout_seconds=2"]
 
 
 @pytest.fixture(scope="module")
@@ -129,76 +133,32 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_word_tokenizer(tmp_path_factory.mktemp("tokenizer"), [*KNOWN, *words])
 
 
-def served(server: FaultServer, tokenizer: str, quiet_run: Path, *more: str) -> list[str]:
-    return [*SERVER, f"lm.url={server.url}", f"lm.tokenizer={tokenizer}", f"data.prepared={quiet_run / 'data'}", *more]
-
-
-def losses(run: Path) -> list[float]:
-    return [row["train/loss"] for row in metrics(run)]
-
-
 @pytest.mark.slow
 def test_a_run_through_a_faulty_server_has_the_losses_of_the_lm_itself(quiet_run, finish, tokenizer, tmp_path):
     with FaultServer(fault_share=0.1, tokenizer=tokenizer) as server:
-        finish(tmp_path / "run", *served(server, tokenizer, quiet_run, "lm.timeout_seconds=2"))
+        keys = [f"lm.url={server.url}", f"lm.tokenizer={tokenizer}", f"data.prepared={quiet_run / 'data'}"]
+        finish(tmp_path / "run", *SERVER, *keys)
         assert sum(server.faults.values()) > 10
-    assert losses(tmp_path / "run") == losses(quiet_run)
+    losses = [[row["train/loss"] for row in metrics(run)] for run in (tmp_path / "run", quiet_run)]
+    assert losses[0] == losses[1]
     assert heldout_bits(tmp_path / "run") == heldout_bits(quiet_run)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("limit", "more"), [("lm.max_tokens_sent=20000", "lm.max_tokens_sent=100000000"), ("lm.patience_minutes=0.05",) * 2]
-)
-def test_a_spent_budget_or_a_server_that_stays_away_ends_the_run_and_the_same_command_resumes(
-    quiet_run, finish, tokenizer, tmp_path, limit, more
-):
-    run, is_budget = tmp_path / "run", limit != more
-    with FaultServer(seconds=0.0 if is_budget else 0.1, tokenizer=tokenizer) as server:
-        process = start(run, *served(server, tokenizer, quiet_run, limit))
-        if not is_budget:
-            wait_for_step(run, 7, process)
-            server.mode = "down"
-        last = wait_for(process, status=1, seconds=120).splitlines()[-1]
-        if is_budget:
-            assert "lm.max_tokens_sent" in last
-            assert json.loads((run / "lm_spent.json").read_text())["requests"] == server.requests
-        else:
-            assert f"({limit}); last: 503 Service Unavailable" in last
-        server.mode = "honest"
-        finish(run, *served(server, tokenizer, quiet_run, more))
-    assert losses(run) == losses(quiet_run)
+# A shipped recipe with real weights and text, made very small; CI runs the quickstart whole -------------------------
 
-
-# Shipped recipes with real weights and text, made very small; CI runs the quickstart whole --------------------------
-
-SMALL = (
-    *("data.num_documents=150", "data.num_queries=16", "data.num_heldout=4", "retrieve.k=3", "evaluate.k=2"),
-    "train.batch_size=2",
-)
-ONLINE = ("train.max_steps=4", "refresh.every_steps=1", "refresh.lag_steps=1")
 ON_LABELS = (
+    *("data.num_documents=150", "data.num_queries=16", "data.num_heldout=4", "retrieve.k=3", "evaluate.k=2"),
     *("data.source=package:numpy_docstrings", "retriever.path=package:minilm", "lm.path=package:smollm2"),
     *("data.context_tokens=40", "data.num_dev=4", "label.dense=2", "label.bm25=1", "train.epochs=1"),
-    "data.questions=null",
+    *("data.questions=null", "train.batch_size=2"),
 )
 
 
-def sum_of_bytes(folder: Path) -> int:
-    """Return the bytes of all files."""
-    return sum(path.lstat().st_size for path in folder.rglob("*"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "keys"), [pytest.param("quickstart", ONLINE, marks=pytest.mark.nightly), ("own_data", ON_LABELS)]
-)
-def test_a_shipped_recipe_tunes_a_real_retriever_to_a_real_lm(finish, tmp_path, config, keys):
+@pytest.mark.nightly
+def test_a_shipped_recipe_tunes_a_real_retriever_to_a_real_lm(finish, tmp_path):
     real_lm()
     before, run = Encoder(str(real_encoder())), tmp_path / "run"
-    output = finish(run, *SMALL, *keys, config=config)
-    assert "0 shared sources, 0 equal texts" in output
-    assert ("swapped to index v1" in output) is (config == "quickstart")
+    assert "0 shared sources, 0 equal texts" in finish(run, *ON_LABELS, config="own_data")
     bits = heldout_bits(run)
     assert set(bits) == {"none", "replug", "lsr", "replug/posterior", "lsr/posterior"}
     assert all(0 < value < 8 and math.isfinite(value) for value in bits.values())
@@ -206,4 +166,72 @@ def test_a_shipped_recipe_tunes_a_real_retriever_to_a_real_lm(finish, tmp_path, 
     for name in ("word_embeddings.weight", "layer.0.output.dense.weight"):
         [key] = [key for key in weights if key.endswith(name)]
         assert not tuned[key].equal(weights[key])
-    assert sum_of_bytes(run) < 200e6, "two encoders: the tuned one, and the index's"
+    num_bytes = sum(path.lstat().st_size for path in run.rglob("*"))
+    assert num_bytes < 200e6, "two encoders: the tuned one, and the index's"
+
+
+# A part of the retriever is trained; a full disk breaks the run off, so that both commands run in this process --------
+
+SHORT = (
+    *("train.max_steps=8", "checkpoint.every_steps=2", "refresh.every_steps=3", "refresh.lag_steps=1"),
+    *("data.num_queries=80", "data.num_heldout=8", "evaluate.max_examples=4"),
+)
+SAVED = 4  # the newest step when a run is broken off: a version behind a refresh
+QUERY = "mida furo"
+
+
+def break_off(replug: CommandLine, run: Path, keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the checkpoint of step SAVED, with a refresh behind it where there are any."""
+    save = torch.save
+
+    def until_full(what: dict, *to: object) -> None:
+        if what["global_step"] > SAVED:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(what, *to)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "save", until_full)
+        ended = replug(*arguments(run, keys, "train", "debug"))
+    assert ended.status == 1 and f"step {SAVED} is: " in ended.printed, ended.printed
+
+
+def require_searched_by_the_tuned(run: Path, dims: int | None, is_refreshed: bool) -> None:
+    """The newest index holds vectors of the tuned retriever, or of the one that documents kept."""
+    tuned = Encoder(str(run / "retriever"), dims=dims)
+    documents = tuned if is_refreshed else Encoder("stand_in")
+    index = LocalIndex(run / "index", threads=1)
+    assert (index.plan.dims, index.plan.dim) == (dims, tuned.dim)
+    retriever = IndexRetriever(index)
+    assert (":queries by " in retriever.identity) is not is_refreshed
+    [results] = retriever.retrieve([QUERY], 3)
+    expected = documents.encode_document([document.text for document in results]) @ tuned.encode_query([QUERY])[0]
+    np.testing.assert_allclose([document.similarity for document in results], expected, atol=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("keys", "dims", "is_refreshed"),
+    [
+        (("lora.rank=2", "index.dims=8"), 8, True),
+        pytest.param(("retriever.train=query", "lora.rank=2"), None, False, marks=pytest.mark.nightly),
+    ],
+)
+def test_a_part_of_the_retriever_is_trained_and_broken_off_it_resumes_to_the_same_losses_and_retriever(
+    replug: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple, dims: int, is_refreshed: bool
+) -> None:
+    whole, run, keys = tmp_path / "whole", tmp_path / "run", (*SHORT, *keys)
+    replug.finish(whole, *keys)
+    rows = metrics(whole)
+    assert [row["index/live_version"] for row in rows] == ([0, 0, 0, 0, 1, 1, 1, 2] if is_refreshed else [0] * 8)
+    assert {"replug", "lsr"} <= heldout_bits(whole).keys()
+    assert (whole / "retriever" / ADAPTER).is_dir()
+    require_searched_by_the_tuned(whole, dims, is_refreshed)
+
+    break_off(replug, run, keys, monkeypatch)
+    assert f"resuming at step {SAVED}" in replug.finish(run, *keys)
+    assert what_must_be_equal(run) == what_must_be_equal(whole)
+    assert (run / "results.json").read_text() == (whole / "results.json").read_text()
+    tuned, expected = (Encoder(str(folder / "retriever")).encode_query([QUERY]) for folder in (run, whole))
+    assert torch.equal(tuned, expected)
+    assert (tuned - Encoder("stand_in").encode_query([QUERY])).abs().max() > 1e-4
+    require_searched_by_the_tuned(run, dims, is_refreshed)

@@ -134,9 +134,7 @@ def test_an_lm_that_cannot_be_sent_is_refused(tmp_path: Path, ray_session: None)
     ("given", "reason"),
     [
         ({"overrides": {"train.max_step": 3}}, r"train\.max_step: unknown key; did you mean train\.max_steps"),
-        ({"overrides": {"train.lr": float("nan")}}, "train.lr is nan; expected a finite number"),
         ({"overrides": {"train.lr": {1}}}, "train.lr: a set is not text, a number or a list"),
-        ({"overrides": {"lm.too_long": "cut"}}, r"lm\.too_long: .*truncate"),
         ({"lm": 3}, "lm is a int; expected a name, a folder, a URL or a BlackBoxLM"),
         ({"retriever": 3}, "retriever is a int; expected a hub name, a folder or a SentenceTransformer"),
         ({"heldout": "nowhere.jsonl"}, "data.heldout: nowhere.jsonl does not exist"),
@@ -144,7 +142,6 @@ def test_an_lm_that_cannot_be_sent_is_refused(tmp_path: Path, ray_session: None)
         ({"train": {"context": "a"}}, "train is a dict; expected a path, or rows such as a list of dicts"),
         ({"corpus": [{"text": "a"}]}, r"given/corpus.jsonl:1: field 'id' is missing"),
         ({"corpus": [{"id": 1, "text": b"a"}]}, r"corpus\[0\] is not a row of JSON: a bytes is not text"),
-        ({"corpus": pandas.DataFrame({"id": ["a"], "text": [None]})}, "field 'text' is null or empty"),
     ],
 )
 def test_objects_are_refused_as_files_are(given: dict, reason: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One LSR step on a real (tiny) encoder: the weights that move, the loss, its precision, chunks, and refusals."""
+"""One LSR step on a tiny encoder: the weights that move, the loss, its precision, chunks, waits, and refusals."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from replug.config.errors import NotFiniteError, RunError
-from replug.config.schema import Config, TrainConfig
+from replug.config.schema import Config, LossConfig, TrainConfig
 from replug.data.datamodule import Position
+from replug.data.records import ScoredBatch
 from replug.data.store import PreparedSet
 from replug.index_workers.build_plan import IndexState
 from replug.models import batching
@@ -15,6 +16,8 @@ from replug.models.black_box_lm import ContinuationScore
 from replug.models.encoder import first_numbers
 from replug.train.loss import log_likelihood, text_losses
 from replug.train.module import LSRModule, inner_products, learning_rate_factor
+from tests.models.fake_devices import GPU, counted_stops
+from tests.support.tiny_lms import CONTINUATIONS, PREFIXES, load, write_llama
 from tests.support.training import Given, InlineLM, batch_of, encoded_queries, module_given, pipeline_for
 
 
@@ -251,3 +254,45 @@ def kept_bytes(module: LSRModule) -> int:
 
 def test_the_forward_pass_keeps_vectors_and_no_activations(make) -> None:
     assert kept_bytes(make(CHUNK)) < kept_bytes(make(None)) / 5
+
+
+# Nothing waits for the device before its work is launched: on a GPU that computes nothing -----------------------------
+
+
+@pytest.fixture
+def stepping(module: LSRModule, scored: ScoredBatch) -> LSRModule:
+    module.logged = {}
+    module.log_dict = module.logged.update
+    return module
+
+
+@pytest.mark.parametrize("levers", [False, True])
+def test_a_step_waits_for_nothing_before_its_backward_pass(stepping, levers, monkeypatch):
+    if levers:
+        stepping._loss, stepping._dims = LossConfig(0.02, 0.5, contrastive=0.5), 16
+    stepping._device = GPU
+    with counted_stops(stepping.encoder, monkeypatch) as stops:
+        assert stepping.training_step(Position(0), 0).device == GPU
+    assert stops == []
+
+
+def test_metrics_are_the_means_of_all_parts_and_are_fetched_after_the_last_backward_pass(stepping):
+    each = []
+    for part in range(2):
+        each.append(stepping.training_step(Position(0, part, 2), part))
+        assert stepping.logged == {}
+        each[-1].backward()
+        stepping.on_after_backward()
+    assert float(stepping.logged["train/loss"]) == float(torch.stack(each).detach().mean())
+
+
+def test_embedding_and_scoring_wait_for_nothing_but_the_vectors(module, tmp_path, monkeypatch):
+    with counted_stops(module.encoder, monkeypatch) as stops:
+        module.encoder.encode(["a cat", "the mat and the cat", "a cat on a mat", "two"], tokens_per_batch=8)
+    assert stops == ["_to_copy"]
+    monkeypatch.setattr("replug.models.local.hf_lm.require_sense", lambda *_: None)
+    lm = load(write_llama, tmp_path, tokens_per_batch=40)
+    lm.model.set_attn_implementation("sdpa")  # as on a GPU
+    with counted_stops(lm.model, monkeypatch) as stops:
+        lm.launch(*lm.tokenize(PREFIXES, CONTINUATIONS))
+    assert stops == []

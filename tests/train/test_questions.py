@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +16,15 @@ from replug.data.store import PreparedSet
 from replug.evals.evidence import RetrievedDocuments
 from replug.evals.loop import Item
 from replug.evals.questions import OpenQuestion
+from replug.models.black_box_lm import ContinuationScore
 from replug.models.build import load_encoder
 from replug.models.generation import Generated
 from replug.models.local.stand_in_lm import StandInLM
 from replug.models.preparing import prepared_set
-from replug.train.development import DevQuestions, DevResult, QuestionChooser, Watch
+from replug.train.development import DevQuestions
 from replug.train.evaluation import judge_by_questions
 from replug.train.questions import make_questions, training_questions, write_questions
-from replug.train.run_dir import RunDirectory
 from tests.support.command_line import ROOT, start_process, wait_for
-from tests.support.made_once import made_once
 from tests.support.preparing import debug_set
 from tests.support.runs import metrics, wait_for_step, what_must_be_equal
 
@@ -42,6 +42,13 @@ def text_of(words: list[str], year: int) -> str:
     return f"{' '.join(words).capitalize()} were built in {year}."
 
 
+def write_rows(folder: Path, rows: dict[str, list[dict]]) -> list[str]:
+    """Write a file of each name, and return the keys that name them."""
+    for name, content in rows.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    return [f"data.{name}={folder / name}.jsonl" for name in rows]
+
+
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The keys that name a corpus of made-up sentences, each with a year, and texts that nothing reads."""
@@ -52,20 +59,18 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         for number in range(NUM_DOCUMENTS)
     ]
     texts = {
-        split: [
-            {"id": f"{split}{number}", "context": f"{split} {number}", "continuation": " x"} for number in range(20)
-        ]
+        split: [{"id": f"{split}{row}", "context": f"{split} {row}", "continuation": " x"} for row in range(20)]
         for split in ("train", "heldout")
     }
-    for name, content in {"corpus": documents, **texts}.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
-    return [f"data.{name}={folder / name}.jsonl" for name in ("corpus", "train", "heldout")]
+    return write_rows(folder, {"corpus": documents, **texts})
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, finish: Callable[..., str], rows: list[str]) -> Path:
     """A run on questions alone, for which no LM is named."""
-    return made_once(tmp_path_factory, "on-questions", lambda run: finish(run, *ON_QUESTIONS, *rows, "lm.path=null"))
+    run = tmp_path_factory.mktemp("on-questions") / "run"
+    finish(run, *ON_QUESTIONS, *rows, "lm.path=null")
+    return run
 
 
 def read(run: Path, split: str) -> list[dict]:
@@ -84,13 +89,18 @@ def test_training_on_questions_asks_no_lm_and_finds_documents_that_it_was_not_tr
     assert "held-out questions" in (trained / "report.html").read_text()
 
 
-def test_the_splits_share_no_source_and_their_answers_stand_in_their_documents(trained: Path) -> None:
+def test_questions_are_made_once_of_splits_that_share_no_source_by_documents_that_answer_them(trained: Path) -> None:
     data, splits = PreparedSet(trained / "data"), {name: read(trained, name) for name in ("train", "dev", "heldout")}
     sources = [{row["source"] for row in questions} for questions in splits.values()]
     assert all(sources) and len(set.union(*sources)) == sum(map(len, sources))
     texts = {document.id: document.text for document in data.corpus.iterate()}
     for row in (row for questions in splits.values() for row in questions):
         assert row["answers"][0] in texts[row["gold"][0]] and row["answers"][0] not in row["question"]
+    folder, keys = trained / "questions", ["run_dir=x", *ON_QUESTIONS]
+    again = make_questions(load_config(DEBUG, keys), data, folder, training_questions(load_config(DEBUG, keys), data))
+    assert [of.example.id for of in again.dev] == [row["id"] for row in splits["dev"]]
+    with pytest.raises(UserError, match="seed"):
+        make_questions(load_config(DEBUG, [*keys, "seed=7"]), data, folder)
 
 
 def test_own_questions_judge_by_the_passages_that_hold_an_answer(trained: Path, tmp_path: Path) -> None:
@@ -119,9 +129,7 @@ def test_own_training_rows_are_trained_on_and_own_heldout_rows_judge(
         ],
         "heldout": [{"id": "d", "question": "when?", "answers": ["never", "1503"]}],
     }
-    for name, content in questions.items():
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
-    own = [rows[0], *(f"data.{name}={tmp_path / name}.jsonl" for name in questions)]
+    own = [rows[0], *write_rows(tmp_path, questions)]
     config = load_config(DEBUG, ["run_dir=x", *ON_QUESTIONS, *own])
     data = prepared_set(config, tmp_path / "set")
     training = training_questions(config, data)
@@ -151,9 +159,6 @@ def test_keys_that_do_not_go_with_questions_are_refused(override: str, named: st
         load_config(DEBUG, [f"run_dir={tmp_path}", *ON_QUESTIONS, override])
 
 
-# The choice of weights ------------------------------------------------------------------------------------------
-
-
 def test_reciprocal_ranks_are_those_of_a_naive_search(trained: Path) -> None:
     corpus, encoder = PreparedSet(trained / "data").corpus, load_encoder(load_config(DEBUG).retriever)
     questions = [
@@ -169,77 +174,6 @@ def test_reciprocal_ranks_are_those_of_a_naive_search(trained: Path) -> None:
     assert ranks.tolist() == pytest.approx([1 / (best + 1), 1 / (order[1].index("d11") + 1), 0], rel=0.05)
 
 
-def test_interpolated_weights_lie_between_and_the_tuned_ones_come_back_to_the_bit(tmp_path: Path) -> None:
-    encoder = load_encoder(load_config(DEBUG).retriever)
-    config = load_config(DEBUG, ["run_dir=x"])
-    chooser = QuestionChooser(config, Dev({}, 0.5), encoder, None, Watch(tmp_path))
-    weight = next(encoder.parameters())
-    before = weight.detach().clone()
-    with np.errstate(all="ignore"):
-        weight.data += 0.1
-    tuned = weight.detach().clone()
-    with chooser.interpolated(0.0):
-        assert (weight == before).all()
-    with chooser.interpolated(0.25):
-        assert np.allclose((weight - before).detach(), 0.025, atol=1e-6)
-    assert (weight == tuned).all()
-
-
-class Dev(DevQuestions):
-    """Questions whose ranks by share of the way to the tuned weights are told by a test."""
-
-    def __init__(self, ranks: dict[float, float], untuned: float, num: int = 100) -> None:
-        self._ranks, self._untuned, self._num = ranks, untuned, num
-        self.start: np.ndarray | None = None
-        self.rows = np.array([], np.int64)
-
-    def __len__(self) -> int:
-        return self._num
-
-    def reciprocal_ranks(self, encoder, frozen=None) -> np.ndarray:
-        weight = next(encoder.parameters()).detach().numpy()
-        if self.start is None:
-            self.start = weight.copy()
-        moved = float(np.abs(weight - self.start).mean())
-        mean = self._untuned if moved < 1e-6 else self._ranks[min(self._ranks, key=lambda share: abs(share - moved))]
-        return np.where(np.arange(self._num) < round(mean * self._num), 1.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "untuned", "step", "share"),
-    [
-        ({1.0: 0.9, 0.75: 0.8, 0.5: 0.7, 0.25: 0.6}, 0.5, 1, 1.0),
-        ({1.0: 0.3, 0.75: 0.5, 0.5: 0.7, 0.25: 0.6}, 0.5, 1, 0.5),
-        ({1.0: 0.1, 0.75: 0.2, 0.5: 0.3, 0.25: 0.4}, 0.5, 0, 1.0),
-        ({1.0: 0.53, 0.75: 0.52, 0.5: 0.51, 0.25: 0.5}, 0.5, 0, 1.0),  # three of a hundred show no gain
-    ],
-)
-def test_weights_are_chosen_that_find_development_questions_best(ranks, untuned, step, share, tmp_path: Path) -> None:
-    config = load_config(DEBUG, ["train.max_steps=1", "run_dir=x"])
-    encoder, watch = load_encoder(config.retriever), Watch(tmp_path / "best")
-    chooser = QuestionChooser(config, Dev(ranks, untuned), encoder, None, watch)
-    chooser.start()
-    next(encoder.parameters()).data += 1.0
-    chooser.end(0)
-    chosen = watch.chosen()
-    assert chosen is not None and (chosen.step, chosen.share) == (step, share)
-    saved = next(load_encoder(config.retriever, tmp_path / "best").parameters())
-    assert float((next(encoder.parameters()) - saved).detach().mean()) == pytest.approx(
-        1 - (share if step else 0), abs=1e-3
-    )
-
-
-@pytest.mark.parametrize(("mrr", "loss", "is_over"), [(0.97, 0.5, True), (0.8, 0.01, True), (0.8, 0.5, False)])
-def test_where_questions_leave_nothing_to_gain_training_ends_before_its_first_step(
-    mrr: float, loss: float, is_over: bool, tmp_path: Path
-) -> None:
-    config = load_config(DEBUG, ["train.max_steps=1", "run_dir=x"])
-    watch = Watch(tmp_path / "best")
-    QuestionChooser(config, Dev({}, mrr), load_encoder(config.retriever), None, watch, loss).start()
-    untuned = DevResult(0, mrr=mrr, share=1.0, least_gain=0.0)
-    assert watch.is_over == is_over and watch.chosen() == untuned
-
-
 # Questions by the LM --------------------------------------------------------------------------------------------
 
 
@@ -252,16 +186,11 @@ class WritingLM(StandInLM):
 
     def submit_samples(self, prompts, options):
         texts = [next(text for answer, text in self._worded.items() if f"Answer: {answer}\n" in of) for of in prompts]
-
-        class Done:
-            def result(self):
-                return [[Generated(text, np.zeros(1))] for text in texts]
-
-        return Done()
+        done: Future = Future()
+        done.set_result([[Generated(text, np.zeros(1))] for text in texts])
+        return done
 
     def score(self, prefixes, continuations, **more):
-        from replug.models.black_box_lm import ContinuationScore
-
         return [ContinuationScore(np.array([-1.0 if self._helps in prefix else -3.0])) for prefix in prefixes]
 
 
@@ -293,15 +222,6 @@ def test_documents_without_sentences_judge_by_texts_alone_and_are_refused_for_tr
         training_questions(load_config(DEBUG, [*keys, *ON_QUESTIONS]), data)
 
 
-def test_questions_are_made_once_and_others_are_refused_in_their_place(trained: Path, tmp_path: Path) -> None:
-    data, keys = PreparedSet(trained / "data"), ["run_dir=x", *ON_QUESTIONS]
-    made = make_questions(load_config(DEBUG, keys), data, tmp_path / "questions")
-    assert [of.example.id for of in made.dev] == [row["id"] for row in read(trained, "dev")]
-    with pytest.raises(UserError, match="seed"):
-        make_questions(load_config(DEBUG, [*keys, "seed=7"]), data, tmp_path / "questions")
-    assert RunDirectory(trained).is_finished
-
-
 @pytest.mark.slow
 def test_a_killed_training_on_questions_goes_on_to_the_last_bit(trained: Path, tmp_path: Path, rows: list[str]) -> None:
     run = tmp_path / "run"
@@ -330,7 +250,7 @@ def test_a_training_on_labels_is_chosen_by_questions_and_judged_by_texts_questio
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side", ["both", "query"])
+@pytest.mark.parametrize("side", ["both", pytest.param("query", marks=pytest.mark.nightly)])
 def test_a_live_training_is_chosen_by_questions(
     side: str, tmp_path: Path, finish: Callable[..., str], rows: list[str]
 ) -> None:

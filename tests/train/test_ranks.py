@@ -42,18 +42,6 @@ ONE_IN_TWO_PARTS = "train.micro_batches=2"  # what one rank adds up as two do
 
 
 @pytest.mark.slow
-def test_two_ranks_begin_as_one_does_and_see_the_same_versions(quiet_run, two_ranks):
-    """Later losses are another order of additions apart, which Adam magnifies as the processor will have it."""
-    one, two = metrics(quiet_run), metrics(two_ranks)
-    assert two[0]["train/loss"] == pytest.approx(one[0]["train/loss"], abs=2e-5)
-    by_first_weights = 3  # batches that were retrieved before the first step was done
-    scores = [[row["lm/mean_logprob"] for row in rows[:by_first_weights]] for rows in (one, two)]
-    assert scores[1] == pytest.approx(scores[0], abs=2e-5), "other documents"
-    same = ("index/version", "index/age_steps", "index/live_version", "index/swapped", "pipeline/query_age_steps")
-    assert [[row[key] for key in same] for row in two] == [[row[key] for key in same] for row in one]
-
-
-@pytest.mark.slow
 def test_two_ranks_are_one_rank_in_two_parts_to_the_last_bit(two_ranks, finish, tmp_path):
     finish(tmp_path / "run", ONE_IN_TWO_PARTS)
     assert what_must_be_equal(tmp_path / "run") == what_must_be_equal(two_ranks)
@@ -115,7 +103,7 @@ def test_a_rank_that_hangs_or_fails_ends_a_collective(ray_session, tmp_path, han
 
     def join(environment) -> dist.ProcessGroup:
         environment.join("gloo", timedelta(minutes=10))
-        group = dist.new_group(timeout=timedelta(seconds=20) if hangs else timedelta(minutes=10))
+        group = dist.new_group(timeout=timedelta(seconds=8) if hangs else timedelta(minutes=10))
         dist.all_reduce(torch.ones(1), group=group)
         return group
 
@@ -252,26 +240,20 @@ def paper(monkeypatch: pytest.MonkeyPatch) -> Config:
     return load_config(ROOT / "configs/paper.yaml")
 
 
-def test_a_rank_alone_trains_on_the_gpu_that_ray_gave_it(paper: Config, tmp_path: Path) -> None:
+def test_a_rank_trains_on_the_gpu_that_ray_gave_it_and_waits_for_others_that_end(paper: Config, tmp_path: Path) -> None:
+    """Rank 0 sees all GPUs of its node, the others their own alone."""
     trainer = lightning_trainer(paper, tmp_path, [], [], RankEnvironment(0, 1, "10.0.0.1", 1234, 7))
     assert isinstance(trainer.strategy, SingleDeviceStrategy)
     assert trainer.strategy.root_device == torch.device("cuda", 7)
     assert (trainer.world_size, trainer.global_rank, trainer.precision) == (1, 0, "bf16-mixed")
-
-
-@pytest.mark.parametrize(("rank", "device"), [(0, 7), (1, 0)])
-def test_a_rank_among_others_has_its_gpu_its_number_and_waits_that_end(
-    paper: Config, tmp_path: Path, rank: int, device: int
-) -> None:
-    """Rank 0 sees all GPUs of its node, the others their own alone."""
-    environment = RankEnvironment(rank, 2, "10.0.0.1", 1234, device)
-    trainer = lightning_trainer(paper, tmp_path, [], [], environment)
-    strategy = trainer.strategy
-    assert isinstance(strategy, DDPStrategy) and strategy.cluster_environment is environment
-    assert strategy.root_device == torch.device("cuda", device) and strategy.determine_ddp_device_ids() == [device]
-    assert (trainer.world_size, trainer.global_rank, trainer.local_rank) == (2, rank, 0)
-    assert (strategy.process_group_backend, strategy._timeout) == ("nccl", COLLECTIVE_PATIENCE)
-    assert trainer.precision == "bf16-mixed"
+    for rank, device in ((0, 7), (1, 0)):
+        environment = RankEnvironment(rank, 2, "10.0.0.1", 1234, device)
+        trainer = lightning_trainer(paper, tmp_path, [], [], environment)
+        strategy = trainer.strategy
+        assert isinstance(strategy, DDPStrategy) and strategy.cluster_environment is environment
+        assert strategy.root_device == torch.device("cuda", device) and strategy.determine_ddp_device_ids() == [device]
+        assert (trainer.world_size, trainer.global_rank, trainer.local_rank) == (2, rank, 0)
+        assert (strategy.process_group_backend, strategy._timeout) == ("nccl", COLLECTIVE_PATIENCE)
 
 
 # W&B offline, read back from what was written: no account, no network --------------------------------------

@@ -1,12 +1,13 @@
-"""The report is one page that loads nothing, shows pictures, and trusts no text it is given."""
+"""The report, a page that loads nothing and trusts no text; its verdict, in one sentence, and what to try."""
 
 import json
 import re
+from typing import Any
 
 import pytest
 
 from replug.config.load import config_to_yaml, load_config
-from replug.train.report import weights_lines, write_report
+from replug.train.report import HARMED, HELPED, NOT_SHOWN, verdict_of, weights_lines, write_report
 from replug.train.run_dir import RunDirectory
 from tests.support.command_line import ROOT
 
@@ -28,23 +29,13 @@ def results_of(domain: str) -> dict:
 
 
 RESULTS = results_of("a & <b>")
+SERIES = (
+    *("lm/entropy", "retriever/entropy", "retriever/rank_correlation", "time/step_seconds", "time/wait_scores_seconds"),
+    *("index/age_steps", "index/live_version", "index/recall", "index/overlap", "index/refreshes_failed"),
+)
 METRICS = [
-    {
-        "step": step,
-        "train/loss": 1.0 / step,
-        "lm/entropy": 2.0,
-        "retriever/entropy": 2.2,
-        "retriever/rank_correlation": 0.5,
-        "index/age_steps": step % 4,
-        "index/live_version": float(step // 4),
-        "index/recall": 1.0,
-        "index/overlap": 0.9,
-        "index/refreshes_failed": 0.0,
-        "time/step_seconds": 2.0,
-        "time/wait_scores_seconds": 0.5,
-        "index/swapped": float(step % 4 == 0),
-        "index/swap_ms": 3.0 if step % 4 == 0 else 0.0,
-    }
+    {"step": step, "train/loss": 1.0 / step, "index/swapped": step % 4 == 0, "index/swap_ms": 3.0 * (step % 4 == 0)}
+    | dict.fromkeys(SERIES, 0.5 * step)
     for step in range(1, 10)
 ]
 DOCUMENT = {"id": f"id {ATTACK}", "text": f"text {ATTACK}", "similarity": 0.5}
@@ -110,3 +101,56 @@ def test_the_lines_say_which_weights_the_tuned_retriever_has() -> None:
     lines = weights_lines({"weights": {**last, "first": LOOK, "best": {**LOOK, "step": 10, "bpb": 0.9}}})
     assert lines[0] == "lsr: the weights of step 10, the best of 30 on development texts, in retriever/"
     assert lines[1:] == ["development texts, bits per byte: 0.9000, before 0.9200"]
+
+
+# The verdict ----------------------------------------------------------------------------------------------------------
+
+
+def results(value: float, low: float, high: float, step: int = 30, **more: Any) -> dict[str, Any]:
+    difference = {"value": value, "interval": [low, high], "n": 200, "p": 0.01, **more}
+    return {"language_modelling": {"lsr": {"bpb - replug": difference}}, "weights": {"step": step}}
+
+
+def asked(value: float, low: float, high: float) -> dict[str, Any]:
+    firsts = {"replug": {"Success@1": {"value": 0.5}}, "lsr": {"Success@1": {"value": 0.6}}}
+    firsts["lsr"]["MRR@20 - replug"] = {"value": value, "interval": [low, high], "n": 40}
+    return {"questions": firsts, "weights": {"step": 30}}
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "sentence", "more"),
+    [
+        (
+            results(-0.034, -0.072, -0.009),
+            HELPED,
+            "HELPED: bits per byte of held-out texts -0.0340 (95% interval -0.0720 to -0.0090); below 0 is better.",
+            "",
+        ),
+        (results(-0.0041, -0.0122, 0.005), NOT_SHOWN, "NO DIFFERENCE SHOWN: bits per byte", "data.num_heldout"),
+        (results(0.034, 0.009, 0.072), HARMED, "HARMED: bits per byte of held-out texts +0.0340", "train.lr"),
+        (results(0.0, 0.0, 0.0, step=0), NOT_SHOWN, "texts +0.000000 (95%", "weights of step 0"),
+        # Few sources and differences of rounding show nothing.
+        (results(0.02, 0.01, 0.03, clusters=6), HARMED, "", "so the interval is too narrow"),
+        (results(0.02, 0.01, 0.03, clusters=5), NOT_SHOWN, "", "fewer than 6 show no difference"),
+        (results(2e-6, 1e-9, 4e-6, clusters=40), NOT_SHOWN, "", ""),
+        (results(1.3e-5, 6e-6, 2e-5, clusters=40), HARMED, "", ""),
+        # Questions have a sentence of their own, and harm by either is harm.
+        (asked(0.1, 0.04, 0.2), HELPED, "HELPED: MRR@20 of 40 held-out questions +0.1000", ""),
+        (asked(0.01, -0.06, 0.1), NOT_SHOWN, "above 0 is better. Success@1 60.0%, before 50.0%.", "data.heldout"),
+        (asked(0.0, 0.0, 0.0), NOT_SHOWN, "NO DIFFERENCE SHOWN: MRR@20", "data.heldout"),
+        (
+            results(-0.03, -0.07, -0.01) | asked(-0.1, -0.2, -0.04),
+            HARMED,
+            "below 0 is better. HARMED: MRR@20",
+            "train.lr",
+        ),
+        (results(0.03, 0.01, 0.07) | asked(0.1, 0.04, 0.2), HARMED, "HELPED: MRR@20", "train.lr"),
+        (results(-0.03, -0.07, -0.01) | asked(0.0, 0.0, 0.0), HELPED, "NO DIFFERENCE SHOWN: MRR@20", ""),
+        ({"weights": {"step": 3}}, None, "", ""),
+    ],
+)
+def test_the_verdict_its_sentence_and_what_to_try(found: dict, verdict: str | None, sentence: str, more: str) -> None:
+    told = verdict_of(found)
+    assert (told and told["verdict"]) == verdict
+    if told is not None:
+        assert sentence in told["sentence"] and more in " ".join(told["more"])

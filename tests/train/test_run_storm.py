@@ -13,13 +13,14 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from tests.cluster.ray_nodes import RayCluster
-from tests.support.command_line import start
-from tests.support.runs import what_must_be_equal
+from tests.support.command_line import BASE, ROOT, start_process
+from tests.support.local_cluster import local_cluster
+from tests.support.runs import name_of, what_must_be_equal
 
 pytestmark = pytest.mark.nightly
 
@@ -35,17 +36,28 @@ OVERRIDES = [
     "checkpoint.every_steps=2",
 ]
 SLOW = "lm.path=stand_in:0.5"  # sleeps so long in each call: steps that last, at no cost
+# Ray asks a node every few seconds whether it lives, and several times before it believes that it does not.
+QUICK_DEATHS = {
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
+MARK = "REPLUG_TEST_STORM"  # in the environment of every process of the storm, also of those whose parent is gone
+ROOM = {"object_store_memory": 10**8}
 
 
-def same_data(quiet: Path) -> list[str]:
-    return ["data.source=null", f"data.prepared={quiet / 'data'}"]
+def processes() -> list[psutil.Process]:
+    """Every live process of this storm."""
+    return [process for process in psutil.process_iter(["environ"]) if MARK in (process.info["environ"] or ())]
 
 
 class Storm:
-    """One run that is killed until each kind has had its share, then left to end."""
+    """One run on a head and two nodes, killed until each kind has had its share, then left to end."""
 
-    def __init__(self, cluster: RayCluster, run: Path, overrides: list[str], seed: int) -> None:
-        self._cluster, self._run, self._overrides = cluster, run, overrides
+    def __init__(self, cluster: Any, run: Path, overrides: list[str], seed: int) -> None:
+        self._cluster, self._run, self._overrides = cluster, run, [*overrides, f"ray.address={cluster.address}"]
+        self._nodes = [cluster.add_node(num_cpus=3, **ROOM) for _ in range(2)]
         self._random, self.killed, self.starts, self._hit_at = random.Random(seed), Counter[str](), 0, 0
         self._left = [kind for kind in KINDS for _ in range(KILLS_OF_EACH)]
         self._random.shuffle(self._left)
@@ -73,20 +85,26 @@ class Storm:
 
     def _start(self) -> subprocess.Popen:
         self.starts += 1
-        process = start(self._run, *self._overrides, f"ray.address={self._cluster.address}")
+        ours = {name: os.environ[name] for name in ("RAY_AUTH_MODE", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")}
+        process = start_process("train", ROOT / "configs/debug.yaml", f"run_dir={self._run}", *self._overrides, **ours)
         assert process.stdout is not None
         threading.Thread(target=process.stdout.read, daemon=True).start()  # a pipe that nobody reads would stop it
         return process
 
     def _kill(self, kind: str, process: subprocess.Popen) -> None:
         if kind == "node":
-            self._cluster.kill_node(self._random.randrange(2))
-            self._cluster.add_node()
+            node = self._nodes.pop(self._random.randrange(2))
+            raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+            for each in [raylet, *raylet.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+            self._cluster.remove_node(node, allow_graceful=False)
+            self._nodes.append(self._cluster.add_node(num_cpus=3, **ROOM))
         elif kind == "rank 0":
             process.kill()
             process.wait(30)
         else:
-            actors = self._cluster.actors(kind)
+            actors = [process for process in processes() if name_of(process).startswith(f"ray::{kind}")]
             if not actors:
                 return  # not there yet: another moment
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -99,15 +117,21 @@ class Storm:
 
 
 @pytest.mark.timeout(5400 if FULL else 900)
-def test_whoever_is_killed_the_losses_are_the_quiet_runs(finish, tmp_path):
+def test_whoever_is_killed_the_losses_are_the_quiet_runs(finish, tmp_path, monkeypatch):
     quiet, run = tmp_path / "quiet", tmp_path / "run"
     finish(quiet, *OVERRIDES)
-    with RayCluster() as cluster:
-        storm = Storm(cluster, run, [*OVERRIDES, SLOW, *same_data(quiet)], seed=3)
+    for name, value in {**QUICK_DEATHS, MARK: "1"}.items():
+        monkeypatch.setenv(name, value)
+    same_data = ["data.source=null", f"data.prepared={quiet / 'data'}"]
+    with local_cluster({"num_cpus": 1, **ROOM}) as cluster:
+        storm = Storm(cluster, run, [*BASE, *OVERRIDES, SLOW, *same_data], seed=3)
         storm.rage()
-        left = cluster.close()
     print(f"\n{storm.killed.total()} kills {dict(storm.killed)}; the command was started {storm.starts} times")
     assert storm.killed == Counter(dict.fromkeys(KINDS, KILLS_OF_EACH))
     assert what_must_be_equal(run) == what_must_be_equal(quiet)
     assert (run / "results.json").read_text() == (quiet / "results.json").read_text()
-    assert left == []
+    _, left = psutil.wait_procs(processes(), timeout=60)
+    names = [name_of(process) for process in left]
+    for process in left:
+        process.kill()
+    assert names == []

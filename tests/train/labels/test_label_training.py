@@ -22,7 +22,6 @@ from replug.train.run_dir import RunDirectory
 from replug.train.sources import LabelledBatches
 from replug.train.trained_weights import encoder_of_checkpoint
 from tests.support.labels import LabellingLM, write_stand_in_labels
-from tests.support.made_once import made_once
 from tests.support.packages import ROOT
 from tests.support.runs import metrics, what_must_be_equal
 from tests.support.training import made_module
@@ -33,16 +32,14 @@ KEYS = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared set with development texts in set/, and its labels in labels/."""
-
-    def make(folder: Path) -> None:
-        keys = [*KEYS[:5], f"run_dir={folder}/run", f"data.out={folder}/set"]
-        config = load_config(ROOT / "configs/debug.yaml", keys)
-        write_stand_in_labels(folder / "labels", config, prepared_set(config, folder / "set"))
-
-    return made_once(tmp_path_factory, "labelled", make)
+    folder = tmp_path_factory.mktemp("labelled")
+    keys = [*KEYS[:5], f"run_dir={folder}/run", f"data.out={folder}/set"]
+    config = load_config(ROOT / "configs/debug.yaml", keys)
+    write_stand_in_labels(folder / "labels", config, prepared_set(config, folder / "set"))
+    return folder
 
 
 def configured(labelled: Path, run: Path, *overrides: str) -> Config:
@@ -50,7 +47,7 @@ def configured(labelled: Path, run: Path, *overrides: str) -> Config:
     return load_config(ROOT / "configs/debug.yaml", [*keys, f"run_dir={run}", "train.max_steps=6", *overrides])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def finished(labelled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of two passes, on this process alone."""
     run = tmp_path_factory.mktemp("finished") / "run"
@@ -66,6 +63,12 @@ def test_two_epochs_are_trained_and_the_weights_best_on_development_texts_are_th
     assert weights["step"] == weights["best"]["step"]
     assert "language_modelling" not in results and (finished / "report.html").is_file()
     assert not Encoder(str(finished / "retriever")).is_pair
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch):
+    """Reports of all runs but the finished one without figures, which take as long as the training."""
+    monkeypatch.setattr("replug.train.report._training_blocks", lambda *_: [])
 
 
 @pytest.fixture
@@ -100,40 +103,6 @@ def test_an_interrupted_training_goes_on_to_the_same_losses_and_weights(
     assert all(ours[name].equal(other[name]) for name in ours)
 
 
-ADAPTERS = ("lora.rank=2", "train.lr=1.0e-2", "index.dims=16")
-
-
-def test_a_training_of_adapters_resumes_exactly_from_small_checkpoints_and_keeps_the_best_adapter(
-    labelled, tmp_path, interrupted
-):
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    train(configured(labelled, whole, *ADAPTERS))
-    config = configured(labelled, run, *ADAPTERS)
-    interrupted(config, 3)
-    export(run, tmp_path / "so_far")
-    newest = RunDirectory(run).newest_checkpoint()
-    assert newest is not None
-    state = torch.load(newest.path, weights_only=True)
-    train(config)
-    export(run, tmp_path / "exported")
-    adapter = "adapter/adapter_model.safetensors"
-    assert (tmp_path / "exported" / adapter).read_bytes() == (run / "retriever" / adapter).read_bytes()
-    assert (tmp_path / "so_far" / adapter).is_file()
-    assert (
-        what_must_be_equal(run) == what_must_be_equal(whole)
-        and metrics(run)[0]["train/loss"] != metrics(run)[-1]["train/loss"]
-    )
-    for name in ("retriever/model.safetensors", "retriever/adapter/adapter_model.safetensors"):
-        assert (run / name).read_bytes() == (whole / name).read_bytes()
-    assert len(state["untrained_sha256"]) == 64 and len(state["state_dict"]) == 8  # A and B of two layers' two
-    last = encoder_of_checkpoint(config, state)
-    assert last.untrained_sha256 == state["untrained_sha256"]
-    write_stand_in_encoder(tmp_path / "other", seed=1)
-    other = replace(config, retriever=replace(config.retriever, path=str(tmp_path / "other")))
-    with pytest.raises(UserError, match=r"retriever.path: its weights differ from those at the start of the run"):
-        encoder_of_checkpoint(other, state)
-
-
 def test_training_ends_where_development_texts_get_no_better_and_a_finished_fit_is_read(labelled, tmp_path):
     keys = ("train.patience=2", "train.epochs=5", "train.lr=1.0e-12")
     config = configured(labelled, tmp_path / "run", *keys)
@@ -143,15 +112,29 @@ def test_training_ends_where_development_texts_get_no_better_and_a_finished_fit_
     assert train(config)["weights"] == weights
 
 
-def test_queries_tuned_alone_are_a_pair_with_the_documents_encoder_as_it_was(labelled, tmp_path, interrupted):
+def test_queries_tuned_alone_leave_the_documents_encoder_as_it_was_in_a_small_checkpoint_too(
+    labelled, tmp_path, interrupted
+):
     train(configured(labelled, tmp_path / "run", "retriever.train=query", "train.max_steps=2"))
     tuned, base, texts = Encoder(str(tmp_path / "run")), Encoder("stand_in"), ["mida furo", "x"]
     assert tuned.encode_document(texts).equal(base.encode_document(texts))
-    interrupted(configured(labelled, tmp_path / "begun", "retriever.train=query"), 3)
-    export(tmp_path / "begun", tmp_path / "exported")
+    begun, keys = tmp_path / "begun", ("retriever.train=query", "lora.rank=2", "train.lr=1.0e-2")
+    config = configured(labelled, begun, *keys)
+    interrupted(config, 3)
+    export(begun, tmp_path / "exported")
     last = Encoder(str(tmp_path / "exported"))
     assert last.encode_document(texts).equal(base.encode_document(texts))
     assert not last.encode_query(texts).equal(base.encode_query(texts))
+    assert (tmp_path / "exported/adapter/adapter_model.safetensors").is_file()
+    newest = RunDirectory(begun).newest_checkpoint()
+    assert newest is not None
+    state = torch.load(newest.path, weights_only=True)
+    assert len(state["untrained_sha256"]) == 64 and len(state["state_dict"]) == 8  # A and B of two layers' two
+    assert encoder_of_checkpoint(config, state).untrained_sha256 == state["untrained_sha256"]
+    write_stand_in_encoder(tmp_path / "other", seed=1)
+    other = replace(config, retriever=replace(config.retriever, path=str(tmp_path / "other")))
+    with pytest.raises(UserError, match=r"retriever.path: its weights differ from those at the start of the run"):
+        encoder_of_checkpoint(other, state)
 
 
 def test_documents_that_stay_as_they_are_are_embedded_once_with_the_vectors_that_every_step_would_compute(
