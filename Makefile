@@ -73,14 +73,12 @@ test-nightly: .venv/.installed-dev
 
 test-all: test test-slow test-nightly
 
-# The fast tests with the lowest versions that pyproject.toml allows, and with the newest, without constraints.txt.
+# The fast tests with the lowest versions that pyproject.toml allows, and with the newest, without constraints.txt. The
+# ignored tests need the extra `web`; those of `serve` are in tests/serving.
 test-lowest test-newest: test-%: .venv-%/.installed
 	@.venv-$*/bin/python -m pytest $(IN_PROCESSES) -m "not slow and not nightly" \
 		$(addprefix tests/,cluster commands config data evals index_workers models planning train) \
-		$(foreach of,evals/test_internet commands/test_ask,--ignore-glob='tests/$(of)*') --deselect $(FAMILIES)
-
-# Knows the families of one transformers. The ignored tests need the extra `web`; those of `serve` are in tests/serving.
-FAMILIES := tests/models/test_architectures.py::test_nearly_every_family_is_tried
+		$(foreach of,evals/test_internet commands/test_ask,--ignore-glob='tests/$(of)*')
 
 .venv-lowest/.installed .venv-newest/.installed: .venv-%/.installed: pyproject.toml .ci/lowest.py
 	@$(PYTHON) -m venv .venv-$*

@@ -1,8 +1,8 @@
-"""One thread for small models, which several only slow down; a real LM; and a server that is asked twice."""
+"""One thread for small models, which several only slow down; LMs; and a server that is asked twice."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from typing import Protocol
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +13,12 @@ from replug.models.http.request_budget import RequestBudget
 from replug.models.local.hf_lm import HuggingFaceLM
 from tests.support.fault_server import server_spec
 from tests.support.real_models import real_lm
-from tests.support.tiny_lms import random_lms_need_make_no_sense  # noqa: F401
+from tests.support.tiny_lms import (
+    random_lms_need_make_no_sense,  # noqa: F401
+    write_gpt2,
+    write_llama,
+    write_with_tokenizer,
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -24,15 +29,23 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="module", params=[write_llama, write_gpt2], ids=["llama", "gpt2"])
+def lm_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_with_tokenizer(request.param, tmp_path_factory.mktemp("lm"))
+
+
+@pytest.fixture(scope="module")
+def lm(lm_folder: Path) -> HuggingFaceLM:
+    return HuggingFaceLM(str(lm_folder))
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> HuggingFaceLM:
     return HuggingFaceLM(real_lm())
 
 
-class Opened(Protocol):
-    """Opens the LM of a server by keys of `lm`."""
-
-    def __call__(self, server: object, budget: RequestBudget | None = None, **keys: object) -> HttpLM: ...
+# Opens the LM of a server, within a budget or none, by keys of `lm`.
+Opened = Callable[..., HttpLM]
 
 
 @pytest.fixture
@@ -47,8 +60,11 @@ def opened() -> Iterator[Opened]:
         yield open_lm
 
 
+@pytest.fixture(autouse=True)
+def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_connection, "BACKOFF_SECONDS", 0.01)
+
+
 @pytest.fixture
 def two_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask a server twice at the most, and soon."""
-    monkeypatch.setattr(server_connection, "BACKOFF_SECONDS", 0.01)
     monkeypatch.setattr(server_connection, "MAX_ATTEMPTS", 2)

@@ -5,6 +5,7 @@ What mixes devices fails as it would on GPUs. A torch built without CUDA lacks a
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,20 +21,9 @@ from transformers import PreTrainedModel, masking_utils
 aten = torch.ops.aten
 
 
-class Event:
+def event(blocking: bool) -> SimpleNamespace:
     """Of a stream that has nothing to do."""
-
-    def __init__(self, blocking: bool) -> None:
-        self.blocking = blocking
-
-    def record(self, stream: object) -> None:
-        """At once."""
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
+    return SimpleNamespace(record=lambda stream: None, query=lambda: True, synchronize=lambda: None)
 
 
 @contextmanager
@@ -45,7 +35,7 @@ def fake_gpus(patch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
         mended.setattr(Tensor, "contiguous", lambda self, **_: aten.clone(self, memory_format=torch.contiguous_format))
         mended.setattr(Tensor, "__deepcopy__", _copying(Tensor.__deepcopy__))
         mended.setattr(Tensor, "pin_memory", lambda self: self)
-        mended.setattr(torch.cuda, "Event", Event)
+        mended.setattr(torch.cuda, "Event", event)
         mended.setattr(torch.cuda, "current_stream", lambda device: None)
         mended.setattr(Tensor, "numpy", lambda self: np.zeros(tuple(self.shape), dtype=np.float32))
         mended.setattr(FakeTensor, "tolist", lambda self: [0] * len(self))

@@ -1,7 +1,7 @@
 """Every causal LM of transformers gives a pair one score and a prompt one answer, whatever else is in the passes.
 
 The standard is transformers on the input alone: all of it read again for each token, in a model that read nothing else
-before, without a cache.
+before, without a cache. And two of the parts: the tanh GELU against what it stands for, and logits in float32.
 """
 
 import copy
@@ -17,13 +17,17 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from replug.models.architecture import tried
+from replug.models.architecture import WRITTEN_OUT, tried, use_fused_gelu
 from replug.models.black_box_lm import Mixture
 from replug.models.ensemble import Weighting
 from replug.models.generation import GenerationOptions
+from replug.models.local import mixtures
 from replug.models.local.decoding import ANEW
 from replug.models.local.hf_lm import HuggingFaceLM
+from replug.models.local.output_layer import Float32Head, target_logprobs
 from tests.support.architectures import LEFT_OUT, LIMIT, MAX_TOKENS, write_architecture
+from tests.support.lm_answers import mixed
+from tests.support.tiny_lms import CONTINUATIONS, PREFIXES, load, write_llama
 
 LETTERS = "qzjxvk"  # one token each: no merges
 TOLERANCE = 0.02  # nats; what a text does to another is ten times as much
@@ -101,8 +105,8 @@ def fitting(lm: HuggingFaceLM, prompts: Sequence[str], num_more: int = NEW_TOKEN
 def check_scores(lm: HuggingFaceLM, alone: Alone) -> None:
     """In one call, in another order with others, behind what all begin with, and alone."""
     shared = behind(DEMONSTRATIONS)
-    mixed = random.Random(0).sample([*pairs(), *shared], 20)
-    for group in (pairs(), mixed, shared, shared[1:], *([pair] for pair in pairs()[4:])):
+    others = random.Random(0).sample([*pairs(), *shared], 20)
+    for group in (pairs(), others, shared, shared[1:], *([pair] for pair in pairs()[4:])):
         if not (some := [pair for pair in group if fitting(lm, ["".join(pair)], 0)]):
             continue
         call = lm.tokenize([prefix for prefix, _ in some], [continuation for _, continuation in some])
@@ -177,3 +181,74 @@ def test_a_probe_that_raises_says_no_but_spent_memory_says_nothing() -> None:
     assert tried(lambda: [][0], "no") == "no"
     with pytest.raises(torch.OutOfMemoryError):
         tried(spent, False)
+
+
+@pytest.mark.parametrize("kind", WRITTEN_OUT)
+def test_every_way_to_write_it_out_is_the_kernel_to_rounding(kind: type[torch.nn.Module]) -> None:
+    model = torch.nn.Sequential(kind())
+    points = torch.linspace(-12, 12, 20_001, requires_grad=True)
+    plain = model(points)
+    [slope] = torch.autograd.grad(plain.sum(), points)
+    use_fused_gelu(model)
+    assert type(model[0]) is torch.nn.GELU
+    fused = model(points)
+    [fused_slope] = torch.autograd.grad(fused.sum(), points)
+    torch.testing.assert_close(fused, plain, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(fused_slope, slope, atol=2e-6, rtol=1e-6)
+
+
+# Float32 logits of half-precision LMs: against float64, under autocast, and with what models do to their logits.
+
+HALF = [torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("num_rows", [1, 40, 1100])
+def test_logits_and_log_probs_in_pieces_are_exact_to_float32_under_autocast_too(
+    dtype: torch.dtype, bias: bool, num_rows: int
+) -> None:
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(48, 3000, bias=bias).to(dtype).requires_grad_(False)
+    rows, target = (torch.randn(num_rows, 48) * 30).to(dtype), torch.randint(3000, (num_rows,))
+    target[0] = 2999
+    exact = rows.double() @ linear.weight.double().T + (linear.bias.double() if bias else 0)
+    assert (linear(rows).double() - exact).abs().max() > 1e-2  # else the test shows nothing
+    logits = Float32Head(linear)(rows.view(1, num_rows, 48))[0]
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits.double(), exact, atol=1e-4, rtol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(Float32Head(linear)(rows.view(1, num_rows, 48))[0], logits)
+    found = target_logprobs(rows, target, Float32Head(linear))
+    assert found.dtype == torch.float32 and (found <= 0).all()
+    expected = exact.log_softmax(-1).gather(1, target[:, None])[:, 0]
+    torch.testing.assert_close(found.double(), expected, atol=2e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_what_a_model_does_to_its_logits_is_done_in_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+    write_architecture(tmp_path, "gemma2", final_logit_softcapping=5.0)
+    lm = HuggingFaceLM(str(tmp_path), dtype=dtype)
+    assert lm._head is None  # its logits are more than a product
+    with torch.inference_mode():
+        logits = lm.model(torch.arange(40)[None]).logits
+    assert logits.dtype == torch.float32
+    assert not torch.equal(logits, logits.to(dtype).float())
+    assert all(np.isfinite(score.token_logprobs).all() for score in lm.score(PREFIXES, CONTINUATIONS))
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_half_precision_lm_scores_and_continues_with_float32_logits(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = load(write_llama, tmp_path, dtype=dtype)
+    assert isinstance(lm._head, Float32Head)
+    whole = HuggingFaceLM(str(tmp_path), dtype=dtype)
+    whole._head, whole._shares = None, False
+    for a, b in zip(lm.score(PREFIXES, CONTINUATIONS), whole.score(PREFIXES, CONTINUATIONS), strict=True):
+        np.testing.assert_allclose(a.token_logprobs, b.token_logprobs, atol=1e-4)
+    seen, mix = [], mixtures.mix_next_token
+    monkeypatch.setattr(mixtures, "mix_next_token", lambda logits, w: seen.append(logits.dtype) or mix(logits, w))
+    for way in (lm, whole):
+        mixed(way, ["the cat sat", "x"], [0.5, 0.5], GenerationOptions(3))
+    assert set(seen) == {torch.float32}

@@ -10,17 +10,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    CohereConfig,
-    CohereForCausalLM,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from replug.config.errors import RunError, UserError
 from replug.models import model_files
 from replug.models.local.hf_lm import HuggingFaceLM, HuggingFaceSource
 from replug.models.model_files import lm_identity
+from tests.support.architectures import write_architecture
 from tests.support.tiny_lms import (
     CONTINUATIONS,
     DEMONSTRATIONS,
@@ -28,33 +24,14 @@ from tests.support.tiny_lms import (
     PAIRS,
     PREFIXES,
     SEPARATOR,
-    VOCABULARY,
     naive_logprobs,
     num_tokens,
-    write_gpt2,
     write_llama,
-    write_tokenizer,
 )
 
 
-@pytest.fixture(scope="module", params=[write_llama, write_gpt2], ids=["llama", "gpt2"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("lm")
-    torch.manual_seed(0)
-    request.param(path)
-    write_tokenizer(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def lm(folder: Path) -> HuggingFaceLM:
-    return HuggingFaceLM(str(folder))
-
-
 def assert_equals_naive_loop(lm: HuggingFaceLM) -> None:
-    scores = lm.score(PREFIXES, CONTINUATIONS)
-    assert len(scores) == len(PAIRS)
-    for score, (prefix, continuation) in zip(scores, PAIRS, strict=True):
+    for score, (prefix, continuation) in zip(lm.score(PREFIXES, CONTINUATIONS), PAIRS, strict=True):
         expected = naive_logprobs(lm, prefix, continuation)
         assert score.token_logprobs.dtype == np.float32
         np.testing.assert_allclose(score.token_logprobs, expected, atol=1e-4)
@@ -67,12 +44,8 @@ def assert_same_scores(lm: HuggingFaceLM, other: HuggingFaceLM) -> None:
         np.testing.assert_allclose(a.token_logprobs, b.token_logprobs, atol=2e-5)
 
 
-def test_log_probs_equal_a_naive_loop(lm: HuggingFaceLM) -> None:
-    assert_equals_naive_loop(lm)
-
-
-def test_a_loaded_model_scores_as_its_folder_here_and_in_another_process(folder: Path, lm: HuggingFaceLM) -> None:
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+def test_a_loaded_model_scores_as_its_folder_here_and_in_another_process(lm_folder: Path, lm: HuggingFaceLM) -> None:
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(lm_folder), AutoTokenizer.from_pretrained(lm_folder)
     loaded = HuggingFaceLM(model, tokenizer)
     assert_same_scores(lm, loaded)
     assert_same_scores(lm, pickle.loads(pickle.dumps(loaded)))
@@ -84,18 +57,13 @@ def test_a_loaded_model_scores_as_its_folder_here_and_in_another_process(folder:
         HuggingFaceLM(model)
 
 
-@pytest.mark.parametrize("tokens_per_batch", [1, 60, 100_000])
-def test_the_batch_size_does_not_matter(folder: Path, lm: HuggingFaceLM, tokens_per_batch: int) -> None:
-    assert_same_scores(lm, HuggingFaceLM(str(folder), tokens_per_batch=tokens_per_batch))
+@pytest.mark.parametrize("tokens_per_batch", [None, 1, 60])
+def test_log_probs_equal_a_naive_loop_whatever_the_batch(lm_folder: Path, tokens_per_batch: int | None) -> None:
+    assert_equals_naive_loop(HuggingFaceLM(str(lm_folder), tokens_per_batch=tokens_per_batch))
 
 
 def test_a_model_that_scales_its_logits_is_scored_through_its_whole_forward_pass(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "max_position_embeddings": MAX_TOKENS}
-    config = CohereConfig(**sizes, **special, num_attention_heads=4, logit_scale=0.25, initializer_range=0.3)
-    CohereForCausalLM(config).save_pretrained(tmp_path)
-    write_tokenizer(tmp_path)
+    write_architecture(tmp_path, "cohere", logit_scale=0.25)
     lm = HuggingFaceLM(str(tmp_path))
     assert lm._head is None
     assert_equals_naive_loop(lm)
@@ -110,8 +78,8 @@ def test_the_longest_input_is_scored_and_one_token_more_is_an_error_with_both_le
         lm.score(["short", fits + "q"], ["zqzqz", "zqzqz"])
 
 
-def test_the_identity_follows_the_weights_and_the_dtype(folder: Path, lm: HuggingFaceLM, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+def test_the_identity_follows_the_weights_and_the_dtype(lm_folder: Path, lm: HuggingFaceLM, tmp_path: Path) -> None:
+    shutil.copytree(lm_folder, tmp_path, dirs_exist_ok=True)
     assert lm_identity(str(tmp_path), torch.float32) == lm.identity
     assert lm_identity(str(tmp_path), torch.bfloat16) != lm.identity
     changed = load_file(tmp_path / "model.safetensors")
@@ -120,13 +88,14 @@ def test_the_identity_follows_the_weights_and_the_dtype(folder: Path, lm: Huggin
     assert lm_identity(str(tmp_path), torch.float32) != lm.identity
 
 
-def test_a_replica_hashes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = HuggingFaceSource(str(folder))
+def test_a_replica_hashes_nothing(lm_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = HuggingFaceSource(str(lm_folder))
     sent = pickle.loads(pickle.dumps(source))
     monkeypatch.setattr(model_files, "_digest", None)
     assert sent.load().identity == sent.identity
 
 
+@pytest.mark.slow
 def test_a_real_lm_equals_a_naive_loop_and_knows_a_fact(smollm2: HuggingFaceLM) -> None:
     question = "The capital of France is"
     pairs = [
@@ -188,55 +157,46 @@ WAYS_TO_SAY_THAT_MEMORY_IS_SPENT = [
 
 @pytest.mark.parametrize("error", WAYS_TO_SAY_THAT_MEMORY_IS_SPENT, ids=lambda error: str(error)[:30])
 def test_passes_that_memory_does_not_hold_are_halved_as_often_as_they_come(
-    folder: Path, lm: HuggingFaceLM, error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+    lm_folder: Path, lm: HuggingFaceLM, error: RuntimeError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = HuggingFaceLM(str(folder))
+    small = HuggingFaceLM(str(lm_folder))
     passes = limit_memory(small, monkeypatch, 2, error)
     assert_same_scores(lm, small)
     first = passes.copy()
-    assert max(rows for rows, _ in first) > 2
-    passes.clear()
+    assert max(first) > 2
     small.score(PREFIXES[:3], CONTINUATIONS[:3])
     passes.clear()
     assert_same_scores(lm, small)
     assert passes == first  # the halves follow from the pass, whatever came before
 
 
-def limit_memory(
-    lm: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch, most_rows: int, error: RuntimeError
-) -> list[tuple[int, bool]]:
-    """A pass of more rows than `most_rows` runs out of memory; returns a list of (rows, fits) that fills."""
+def limit_memory(lm: HuggingFaceLM, patch: pytest.MonkeyPatch, most_rows: int, error: RuntimeError) -> list[int]:
+    """A pass of more rows than `most_rows` runs out of memory; returns a list of all passes' rows, which fills."""
     passes, one_pass = [], lm._one_pass
 
     def limited(inputs, shared):
-        passes.append((len(inputs), len(inputs) <= most_rows))
+        passes.append(len(inputs))
         if len(inputs) > most_rows:
             raise error
         return one_pass(inputs, shared)
 
-    monkeypatch.setattr(lm, "_one_pass", limited)
+    patch.setattr(lm, "_one_pass", limited)
     return passes
 
 
-def test_an_input_that_does_not_fit_alone_ends_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = HuggingFaceLM(str(folder))
+def test_an_input_that_does_not_fit_alone_ends_the_run(lm_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = HuggingFaceLM(str(lm_folder))
     limit_memory(small, monkeypatch, 0, WAYS_TO_SAY_THAT_MEMORY_IS_SPENT[0])
     with pytest.raises(RunError, match="out of memory on a single input of"):
         small.score(["the cat"], [" sat"])
 
 
-# Of two kinds of models one is enough for every day, where a model takes half a minute.
-ONE_KIND = pytest.mark.parametrize(
-    "folder", [write_llama, pytest.param(write_gpt2, marks=pytest.mark.nightly)], ids=["llama", "gpt2"], indirect=True
-)
-
-
 @pytest.mark.slow
-@ONE_KIND
-def test_real_exhaustion_of_memory_is_survived(folder: Path) -> None:
+@pytest.mark.parametrize("lm_folder", [write_llama], indirect=True)
+def test_real_exhaustion_of_memory_is_survived(lm_folder: Path) -> None:
     """In a process of its own, which may not grow by more than a few hundred megabytes."""
     done = subprocess.run(
-        [sys.executable, "-c", EXHAUST, str(folder)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", EXHAUST, str(lm_folder)], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "ran out of memory at" in done.stderr
@@ -265,8 +225,6 @@ for a, b in zip(scores, expected):
 print("equal")
 """
 
-
-# Choices: continuations of one token after the same prefix -------------------------------------------------------
 
 LETTERS = ["x", "z", "q", "j"]  # each one token
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import re
 import resource
 import threading
 import time
@@ -83,10 +84,11 @@ PREFIXES, CONTINUATIONS = ["red boat was the", "the green boat"], [" new red", "
 Answer = Callable[[int, dict], bytes]
 
 
+pytestmark = pytest.mark.usefixtures("two_attempts")
+
+
 @pytest.fixture(autouse=True)
-def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_connection, "BACKOFF_SECONDS", 0.01)
-    monkeypatch.setattr(server_connection, "MAX_ATTEMPTS", 2)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPLUG_LM_API_KEY", SECRET)
 
 
@@ -127,17 +129,13 @@ def altered(change: Callable[[dict], object]) -> Answer:
     return answer
 
 
-def set_values(value: object) -> Callable[[dict], None]:
-    def change(body: dict) -> None:
-        for choice in body["choices"]:
-            logprobs = choice["logprobs"]
-            logprobs["token_logprobs"] = [None, *[value] * (len(logprobs["tokens"]) - 1)]
-
-    return change
+def with_huge_integers(body: dict) -> None:
+    for choice in body["choices"]:
+        choice["logprobs"]["token_logprobs"] = [None, *[-(10**400)] * (len(choice["logprobs"]["tokens"]) - 1)]
 
 
 RAW_ANSWERS: dict[str, Answer] = {
-    "huge integers": altered(set_values(-(10**400))),
+    "huge integers": altered(with_huge_integers),
     "deep JSON": lambda n, p: http_answer(b"[" * 100_000 + b"]" * 100_000),
     "no choices": lambda n, p: http_answer({}),
     "not UTF-8": lambda n, p: http_answer(b'{"choices": "\xff\xfe"}'),
@@ -187,9 +185,7 @@ KEY_ANSWERS: dict[str, Answer] = {
     "the reason": lambda n, p: http_answer({}, status=f"500 Bearer {SECRET}"),
     "a status line": lambda n, p: f"HTTP/9.9 {SECRET} {SECRET}\r\n\r\n".encode(),
     "a log-prob": altered(quoted_in_values),
-    "escapes": lambda n, p: http_answer(
-        b'{"error": {"message": "key \\u0073k-very-secret-1234"}}', status="400 Bad Request"
-    ),
+    "escapes": lambda n, p: http_answer(b'{"error": "\\u0073k-very-secret-1234"}', status="400 Bad Request"),
     "upper case": lambda n, p: http_answer({"error": SECRET.upper()}, status="503 Busy"),
 }
 
@@ -200,20 +196,16 @@ def test_the_key_is_shown_in_no_message(asked: Opened, where: str) -> None:
         asked(server).score(PREFIXES, CONTINUATIONS)
     error: BaseException | None = caught.value
     while error is not None:  # a log shows the causes too
-        assert SECRET not in str(error).lower()
-        assert SECRET not in repr(error).lower()
+        assert SECRET not in f"{error} {error!r}".lower()
         error = error.__cause__
 
 
 def test_the_listed_names_are_shown_for_an_unknown_one_without_the_key_and_without_escapes() -> None:
     names = [{"id": f"{SECRET}\x1b[31m"}, {"id": [[]]}, {"id": "x" * 5000}]
     unknown = http_answer({"message": "no such model"}, status="404 Not Found")
-    served = RawServer(lambda n, p: unknown, http_answer({"data": names}))
-    with (
-        served as server,
-        pytest.raises(UserError, match=r"no such model; .* lm.model is words, the server lists") as caught,
-    ):
+    with RawServer(lambda n, p: unknown, http_answer({"data": names})) as server, pytest.raises(UserError) as caught:
         connect(server_spec(server.url), RequestBudget(None))
+    assert re.search(r"no such model; .* lm.model is words, the server lists", str(caught.value))
     assert SECRET not in str(caught.value)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 900
@@ -226,12 +218,11 @@ LISTS: dict[str, tuple[object, int | None]] = {  # what GET /models answers, and
     "a word for a length": ({"data": [CARD | {"max_model_len": "many"}]}, None),
     "another name": ({"data": [{"id": f"{MODEL}:latest"}]}, None),
     "null": ({"object": "list", "data": None}, None),
-    "by name": ({"data": {MODEL: CARD}}, None),
     "names": ([MODEL], None),
     "no JSON": (b"<html>models</html>", None),
 }
 NO_ANSWER = "no answer"
-REFUSALS = ["404 Not Found", "500 Error", "302 Found", "503 Busy"]
+REFUSALS = ["404 Not Found", "302 Found"]
 
 
 @pytest.mark.parametrize("name", [*LISTS, *REFUSALS, NO_ANSWER])
@@ -246,12 +237,10 @@ def test_the_list_of_models_decides_nothing_and_adds_what_it_can(name: str, monk
 
 
 def test_a_redirect_is_not_followed(asked: Opened) -> None:
-    with (
-        RawServer(lambda n, p: http_answer(honest(p))) as other,
-        RawServer(
-            lambda n, p: http_answer(b"", f"Location: {other.url}/completions?key={SECRET}", status="301 Moved")
-        ) as server,
-    ):
+    def moved(number: int, payload: dict) -> bytes:
+        return http_answer(b"", f"Location: {other.url}/completions?key={SECRET}", status="301 Moved")
+
+    with RawServer(lambda n, p: http_answer(honest(p))) as other, RawServer(moved) as server:
         with pytest.raises(ServerError, match="refuses the request: 301 Moved"):
             asked(server).score(PREFIXES, CONTINUATIONS)
         assert other.requests == 0
@@ -267,12 +256,7 @@ def refusing(status: str, *headers: str, **error: object) -> Answer:
         (refusing("429 Too Many Requests", type="insufficient_quota", code=None), "refuses the request: 429"),
         (refusing("429 Too Many Requests", code="billing_hard_limit_reached"), "refuses the request: 429"),
         (refusing("402 Payment Required"), "refuses the request: 402"),
-        (
-            refusing("429 Too Many Requests", "Retry-After: 3600"),
-            r"asks to wait 1:00:00, too long \(lm.patience_minutes=15",
-        ),
-        (refusing("500 Error", "Retry-After: 7200"), r"asks to wait 2:00:00, too long"),
-        (refusing("422 No"), "refuses the request: 422"),
+        (refusing("500 Error", "Retry-After: 7200"), r"asks to wait 2:00:00, too long \(lm.patience_minutes=15"),
     ],
 )
 def test_what_waiting_does_not_mend_is_not_waited_for(asked: Opened, answer: Answer, says: str) -> None:
@@ -282,19 +266,10 @@ def test_what_waiting_does_not_mend_is_not_waited_for(asked: Opened, answer: Ans
         assert server.requests == 1
 
 
-WRONG_VALUES = {
-    "what vLLM writes for minus infinity": -9999.0,
-    "minus infinity": -math.inf,
-    "nan": math.nan,
-    "null": None,
-    "OpenVINO's mark of none": 1.0,
-    "text": "-1.5",
-}
-
-
-@pytest.mark.parametrize("value", WRONG_VALUES.values(), ids=WRONG_VALUES)
-def test_a_number_that_stands_for_no_log_prob_is_no_score(asked: Opened, value: object) -> None:
-    def change(body: dict, api: str) -> None:
+@pytest.mark.parametrize("api", ["echo", "prompt_logprobs"])
+@pytest.mark.parametrize("value", [-9999.0, -math.inf, math.nan, None, 1.0, "-1.5"])  # vLLM's -9999, OpenVINO's 1.0
+def test_a_number_that_stands_for_no_log_prob_is_no_score(asked: Opened, api: str, value: object) -> None:
+    def change(body: dict) -> None:
         for choice in body["choices"]:
             if api == "echo":
                 choice["logprobs"]["token_logprobs"][-2] = value
@@ -302,18 +277,11 @@ def test_a_number_that_stands_for_no_log_prob_is_no_score(asked: Opened, value: 
                 [shown] = choice["prompt_logprobs"][-1].values()
                 shown["logprob"] = value
 
-    for api in ("echo", "prompt_logprobs"):
-
-        def answer(number: int, payload: dict, api: str = api) -> bytes:
-            body = honest(payload)
-            change(body, api)
-            return http_answer(body)
-
-        with (
-            RawServer(answer) as server,
-            pytest.raises(ServerError, match=r"log-probs? of (token \d of )?the continuation"),
-        ):
-            asked(server, api=api).score(PREFIXES, CONTINUATIONS)
+    with (
+        RawServer(altered(change)) as server,
+        pytest.raises(ServerError, match=r"log-probs? of .*the continuation"),
+    ):
+        asked(server, api=api).score(PREFIXES, CONTINUATIONS)
 
 
 @pytest.mark.parametrize("total", [0, "7", 10**400])
@@ -347,8 +315,7 @@ def test_a_server_that_goes_wrong_after_the_probe_gives_no_scores(then: str, mon
 def test_a_server_that_comes_back_with_another_model_is_noticed_at_once() -> None:
     with FaultServer() as server:
         lm = connect(server_spec(server.url), RequestBudget(None))
-        server.mode, server.fault_share, server.kinds, server.first_faults = "other_model", 0.0, ["drop"], 0
-        server.first_faults = server.requests + 1
+        server.mode, server.kinds, server.first_faults = "other_model", ["drop"], server.requests + 1
         with pytest.raises(ServerError, match="is not the model that was probed"):
             lm.score(PREFIXES, CONTINUATIONS)
         lm.close()

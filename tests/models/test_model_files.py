@@ -4,7 +4,9 @@ import importlib.metadata
 import importlib.util
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ from replug.models.model_files import ENGLISH, OTHERS, loading, require_sense
 from replug.models.packaged import resolve_encoder_path, resolve_lm_path, write_stand_in_encoder
 from tests.support.encoder_folders import write_dpr
 from tests.support.real_models import real_encoder
-from tests.support.tiny_lms import write_gpt2, write_llama, write_tokenizer
+from tests.support.tiny_lms import write_gpt2, write_llama, write_tokenizer, write_with_tokenizer
 
 Spoil = Callable[[Path], None]
 
@@ -43,10 +45,7 @@ def encoder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def lm(tmp_path: Path) -> Path:
-    torch.manual_seed(0)
-    write_llama(tmp_path / "lm")
-    write_tokenizer(tmp_path / "lm")
-    return tmp_path / "lm"
+    return write_with_tokenizer(write_llama, tmp_path / "lm")
 
 
 def connect(folder: Path) -> None:
@@ -61,30 +60,21 @@ def without_tokenizer(folder: Path) -> None:
         path.unlink()
 
 
-def without_end(folder: Path) -> None:
-    rules = json.loads((folder / "tokenizer_config.json").read_text())
-    del rules["eos_token"]
-    (folder / "tokenizer_config.json").write_text(json.dumps(rules))
-
-
 def truncated(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
 
 
-def configured(**keys: object) -> Spoil:
+def configured(name: str = "config.json", **keys: object) -> Spoil:
     def change(folder: Path) -> None:
-        content = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(content | keys))
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(content | keys))
 
     return change
 
 
-def broken(name: str) -> Spoil:
-    def change(folder: Path) -> None:
-        (folder / name).write_text("{")
-
-    return change
+def broken(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
 
 
 def pickled(folder: Path) -> None:
@@ -94,11 +84,11 @@ def pickled(folder: Path) -> None:
 REFUSED_LMS = [
     (without_tokenizer, "has no tokenizer (tokenizer.json)"),
     (configured(vocab_size=100), "tokens, but its model reads 100: it is another model's"),
-    (without_end, "has no end-of-text token; set eos_token"),
+    (configured("tokenizer_config.json", eos_token=None), "has no end-of-text token; set eos_token"),
     (configured(architectures=["BertModel"]), "holds a BertModel; expected a causal LM"),
     (configured(model_type="nothing"), "`nothing`"),
     (configured(num_hidden_layers="2"), "num_hidden_layers"),
-    (broken("config.json"), "not a valid JSON"),
+    (broken, "not a valid JSON"),
 ]
 
 
@@ -134,12 +124,7 @@ def test_a_pointer_of_git_lfs_is_named_with_what_fetches_its_file(lm: Path, enco
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [
-        (b"", "empty file"),
-        (b"GGUF" + bytes(60), ""),
-        (POINTER, "git lfs pull"),
-        (b"<html>404</html>", "first bytes, HTML"),
-    ],
+    [(b"", "empty file"), (b"GGUF" + bytes(60), ""), (POINTER, "git lfs"), (b"<html>", "HTML")],
 )
 def test_a_gguf_file_that_is_not_whole_is_refused_and_leaves_nothing(
     content: bytes, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -159,40 +144,26 @@ def test_whatever_loading_raises_is_one_line_but_spent_memory_is_not_the_folders
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def another_tokenizer(folder: Path) -> None:
-    """Such as the one of five tokens that transformers invents for a name on the hub too."""
-    write_tokenizer(folder)
-
-
-def causal(write: Callable[[Path], None]) -> Spoil:
-    def change(folder: Path) -> None:
-        torch.manual_seed(0)
-        write(folder)
-        write_tokenizer(folder)
-
-    return change
+def vocabulary(folder: Path) -> dict[str, int]:
+    return {"vocab_size": json.loads((folder / "config.json").read_text())["vocab_size"]}
 
 
 def reading_padding(folder: Path) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64, "max_position_embeddings": 128}
-    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    FNetModel(FNetConfig(vocab_size=vocab_size, **sizes)).save_pretrained(folder)
+    FNetModel(FNetConfig(**vocabulary(folder), **sizes)).save_pretrained(folder)
 
 
 def with_a_decoder(folder: Path) -> None:
     sizes = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
-    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    sizes |= {"encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "d_model": 16, "vocab_size": vocab_size}
-    BartModel(BartConfig(**sizes)).save_pretrained(folder)
+    sizes |= {"encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "d_model": 16}
+    BartModel(BartConfig(**vocabulary(folder), **sizes)).save_pretrained(folder)
 
 
 REFUSED_ENCODERS = [
     (without_tokenizer, "has no tokenizer (tokenizer.json)"),
-    (another_tokenizer, "is another model's"),
-    (broken("tokenizer.json"), "cannot load"),
+    (write_tokenizer, "is another model's"),
     (configured(model_type="nothing"), "cannot load"),
-    (causal(write_llama), "reads from left to right as language models do; expected a BERT-like encoder"),
-    (causal(write_gpt2), "reads from left to right as language models do; expected a BERT-like encoder"),
+    (partial(write_with_tokenizer, write_gpt2), "reads from left to right as language models do; expected a BERT-like"),
     (reading_padding, "FNetModel, which reads padding as text"),
     (with_a_decoder, "holds a BartModel; expected an encoder of text alone"),
     (lambda folder: write_dpr(folder, DPRReader, 3), "DPRReader of DPR, projection_dim 0; expected DPRCont"),
@@ -252,18 +223,18 @@ def test_an_lm_that_read_nothing_or_looks_ahead_is_refused(lm: ReaderOf, says: s
 def test_random_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replug.models.local.hf_lm.require_sense", require_sense)  # conftest.py switches it off
     monkeypatch.setattr("tests.support.tiny_lms.MAX_TOKENS", 512)
-    causal(write_llama)(tmp_path)
+    write_with_tokenizer(write_llama, tmp_path)
     with pytest.raises(UserError, match="makes no sense of language"):
         HuggingFaceLM(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_real_lm_with_another_models_tokenizer_makes_no_sense(
     smollm2: HuggingFaceLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = resolve_encoder_path(real_encoder())
-    monkeypatch.setattr(
-        smollm2, "tokenizer", AutoTokenizer.from_pretrained(folder, eos_token="[SEP]", bos_token="[CLS]")
-    )
+    tokenizer = AutoTokenizer.from_pretrained(folder, eos_token="[SEP]", bos_token="[CLS]")
+    monkeypatch.setattr(smollm2, "tokenizer", tokenizer)
     with pytest.raises(UserError, match="makes no sense of language"):
         require_sense(smollm2, "smollm2")
 
@@ -290,16 +261,13 @@ def test_unknown_names_are_refused_with_what_was_expected(resolve, key: str, pat
     ("resolve", "path", "requirement"),
     [
         (resolve_encoder_path, "package:minilm", packaged.MINILM),
-        (resolve_encoder_path, "package:wordllama", packaged.WORDLLAMA),
         (resolve_lm_path, "package:smollm2", packaged.SMOLLM2),
     ],
 )
 def test_a_package_that_is_missing_is_refused_with_what_installs_it(
     resolve, path: str, requirement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(name: str) -> None:
-        raise importlib.metadata.PackageNotFoundError(name)
-
+    missing = mock.Mock(side_effect=importlib.metadata.PackageNotFoundError(path))
     monkeypatch.setenv("REPLUG_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(importlib.metadata, "distribution", missing)
     with pytest.raises(UserError, match=f"not installed: pip install --no-deps {requirement}"):
@@ -309,9 +277,7 @@ def test_a_package_that_is_missing_is_refused_with_what_installs_it(
 def test_weights_that_were_converted_before_are_taken_whole_or_not_at_all(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(
-        packaged, "_convert", lambda gguf, folder: (folder / "model.safetensors").write_bytes(b"weights")
-    )
+    monkeypatch.setattr(packaged, "_convert", lambda _, folder: (folder / "model.safetensors").write_bytes(b"weights"))
     (tmp_path / "lm.gguf").write_bytes(b"packed")
     folder = packaged.convert_gguf(tmp_path / "lm.gguf", tmp_path / "cache")
     assert packaged.convert_gguf(tmp_path / "lm.gguf", tmp_path / "cache") == folder

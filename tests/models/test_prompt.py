@@ -38,31 +38,26 @@ def test_the_document_comes_first_and_no_document_leaves_the_context():
     assert template.prefix(None, "a context", " and more") == "a context"
 
 
-@pytest.mark.parametrize(("max_tokens", "left"), [(19, 9), (11, 1)])
-def test_the_documents_end_is_cut_first(tokenizer, max_tokens, left):
+@pytest.mark.parametrize(
+    ("max_tokens", "kept_of_document", "kept_of_context"), [(19, 9, 5), (11, 1, 5), (10, 0, 5), (8, 0, 3), (6, 0, 1)]
+)
+def test_the_documents_end_is_cut_first_then_its_separator_and_the_contexts_beginning(
+    tokenizer, max_tokens, kept_of_document, kept_of_context
+):
     template = PromptTemplate(tokenizer, max_tokens)
-    prefix = template.prefix(words("d", 10), words("c", 5), " " + words("y", 5))
-    assert prefix.split("\n")[0].split() == words("d", left).split()
-    assert prefix.split("\n")[1] == words("c", 5)
-    assert template.num_truncated == 1
-
-
-@pytest.mark.parametrize(("max_tokens", "left"), [(10, 5), (8, 3), (6, 1)])
-def test_then_the_document_goes_with_its_separator_and_the_contexts_beginning_is_cut(tokenizer, max_tokens, left):
-    template = PromptTemplate(tokenizer, max_tokens)
-    for document in (words("d", 10), None):
-        prefix = template.prefix(document, words("c", 5), " " + words("y", 5))
-        assert prefix.split() == words("c", 5).split()[5 - left :]
-        assert "\n" not in prefix
-    before, after = pair_token_ids(tokenizer, prefix, " " + words("y", 5))
+    context, continuation = words("c", 5).split(), " " + words("y", 5)
+    prefix = template.prefix(words("d", 10), words("c", 5), continuation)
+    *document, rest = prefix.split("\n")
+    assert [kept.split() for kept in document] == ([words("d", kept_of_document).split()] if kept_of_document else [])
+    assert rest.split() == context[5 - kept_of_context :] and template.num_truncated == 1
+    before, after = pair_token_ids(tokenizer, prefix, continuation)
     assert len(before) + len(after) == max_tokens
+    assert template.prefix(None, words("c", 5), continuation).split() == context[5 - min(5, max_tokens - 5) :]
 
 
 def test_the_continuation_is_never_cut(tokenizer):
     template = PromptTemplate(tokenizer, max_tokens=5)
-    with pytest.raises(
-        ValueError, match="a continuation has 5 tokens or more, but the LM holds 5 with at least one before it"
-    ):
+    with pytest.raises(ValueError, match="a continuation has 5 tokens or more, but the LM holds 5 with at least one"):
         template.prefix(words("d", 10), words("c", 5), " " + words("y", 5))
     assert template.prefix(words("d", 10), words("c", 5), " " + words("y", 4)) == " c4"
 
@@ -216,16 +211,16 @@ def test_a_template_that_names_the_day_names_the_same_one_every_day(tmp_path):
     assert prompt.startswith("\n2024-07-26, 26 July 26 Jul 2024<s><|im_start|>user\na message")
 
 
-WRONG = {
-    "a method": ("{{ messages.nothing() }}", "UndefinedError|is undefined|no attribute"),
-    "its own": ("{{ raise_exception('no roles') }}", "no roles"),
-    "the system": ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "unsafe"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_chat_template_that_fails_is_refused_before_anything_is_loaded(tmp_path, name):
-    template, says = WRONG[name]
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ messages.nothing() }}", "UndefinedError|is undefined|no attribute"),
+        ("{{ raise_exception('no roles') }}", "no roles"),
+        ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "unsafe"),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "not write the assistant's message"),
+    ],
+)
+def test_a_chat_template_that_fails_is_refused_before_anything_is_loaded(tmp_path, template, says):
     llama_with("byte-level", tmp_path)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     tokenizer.chat_template = template
@@ -233,13 +228,6 @@ def test_a_chat_template_that_fails_is_refused_before_anything_is_loaded(tmp_pat
     keys = load_ask_config([f"lm.path={tmp_path}", "lm.chat=true"]).lm
     with pytest.raises(TemplateError, match=says):
         lm_source(keys, tmp_path / "budget.json", tmp_path / "scores.sqlite")
-
-
-def test_a_chat_template_without_the_assistants_message_is_refused(tmp_path):
-    tokenizer = write_family("byte-level", tmp_path)
-    tokenizer.chat_template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
-    with pytest.raises(TemplateError, match="does not write the assistant's message"):
-        PromptTemplate(tokenizer=tokenizer, is_chat=True).whole(None, "a message")
 
 
 def test_a_chat_is_cut_within_its_message(tmp_path):

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,47 +72,35 @@ def interpreter(variable: str, folder: str) -> str:
     return str(python)
 
 
-class RealServer:
-    """A server process in a group of its own, which ends with the `with` block."""
-
-    def __init__(self, command: Sequence[str], log: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}/v1"
-        self._command, self._log = [*command, "--host", "127.0.0.1", "--port", str(self.port)], log
-
-    def __enter__(self) -> "RealServer":
-        self.start()
-        self.wait()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.kill()
-
-    def start(self) -> None:
-        environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, env=environment, start_new_session=True
-            )
-
-    def wait(self) -> None:
+@contextmanager
+def real_server(command: Sequence[str], log: Path) -> Iterator[str]:
+    """The address of a server process in a group of its own, which ends with the `with` block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    given = {"env": environment, "start_new_session": True}
+    with log.open("wb") as out:
+        process = subprocess.Popen([*command, "--host", "127.0.0.1", "--port", port], stdout=out, stderr=out, **given)
+    try:
         deadline = time.monotonic() + SECONDS_TO_START
-        while time.monotonic() < deadline and self._process.poll() is None:
-            try:
-                httpx.get(f"{self.url}/models", trust_env=False, timeout=5)
-            except httpx.TransportError:
-                time.sleep(0.5)
-            else:
-                return
-        self.kill()
-        raise AssertionError(f"{self._command[2]} did not start: {self._log.read_text()[-2000:]}")
+        while not answers(url := f"http://127.0.0.1:{port}/v1"):
+            is_starting = time.monotonic() < deadline and process.poll() is None
+            assert is_starting, f"{command[2]} did not start: {log.read_text()[-2000:]}"
+            time.sleep(0.5)
+        yield url
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
-    def kill(self) -> None:
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+
+def answers(url: str) -> bool:
+    try:
+        httpx.get(f"{url}/models", trust_env=False, timeout=5)
+    except httpx.TransportError:
+        return False
+    return True
 
 
 @pytest.fixture(scope="module")
@@ -120,19 +109,14 @@ def smollm2() -> str:
 
 
 @pytest.fixture(scope="module")
-def vllm(smollm2: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+def spec(smollm2: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LMConfig]:
     python = interpreter("REPLUG_VLLM_PYTHON", ".venv-vllm")
     serve = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", smollm2, "--served-model-name", "smollm2"]
     options = ["--dtype", "bfloat16", "--max-model-len", str(MAX_MODEL_LEN), "--enforce-eager", "--api-key", KEY]
-    with RealServer([*serve, *options], tmp_path_factory.mktemp("vllm") / "log") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def spec(vllm: RealServer) -> Iterator[LMConfig]:
-    with pytest.MonkeyPatch.context() as patch:
+    log = tmp_path_factory.mktemp("vllm") / "log"
+    with real_server([*serve, *options], log) as url, pytest.MonkeyPatch.context() as patch:
         patch.setenv("MY_KEY", KEY)
-        yield LMConfig(url=vllm.url, model="smollm2", api_key_env="MY_KEY", timeout_seconds=PATIENT)
+        yield LMConfig(url=url, model="smollm2", api_key_env="MY_KEY", timeout_seconds=PATIENT)
 
 
 @pytest.fixture(scope="module")
@@ -182,10 +166,7 @@ def test_llama_cpp_python_is_refused_for_its_shifted_log_probs(smollm2: str, tmp
     python = interpreter("REPLUG_LLAMA_CPP_PYTHON", ".venv-llama-cpp")
     model = str(packaged_file(SMOLLM2, SMOLLM2_FILE))
     serve = [python, "-m", "llama_cpp.server", "--model", model, "--model_alias", "smollm2", "--logits_all", "true"]
-    with RealServer(serve, tmp_path / "log") as server:
-        with pytest.raises(UserError, match=r"12 tokens that it generated with .* like llama-cpp-python") as info:
-            connect(
-                LMConfig(url=server.url, model="smollm2", tokenizer=smollm2, timeout_seconds=PATIENT),
-                RequestBudget(None),
-            )
-        print(info.value)
+    with real_server(serve, tmp_path / "log") as url:
+        spec = LMConfig(url=url, model="smollm2", tokenizer=smollm2, timeout_seconds=PATIENT)
+        with pytest.raises(UserError, match=r"12 tokens that it generated with .* like llama-cpp-python"):
+            connect(spec, RequestBudget(None))

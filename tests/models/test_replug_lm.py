@@ -1,15 +1,20 @@
-"""REPLUG as a library, against mixtures computed by hand from the wrapped LM's own scores."""
+"""REPLUG as a library, against mixtures computed by hand from the LM's own scores; and mistakes of who uses it."""
 
 import math
-from collections.abc import Sequence
+import os
+import stat
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from replug.config.errors import UserError
-from replug.models.black_box_lm import ContinuationScore, UnscorableText
+from replug.models.black_box_lm import ContinuationScore, Mixture, UnscorableText
 from replug.models.encoder import Encoder
 from replug.models.encoder_retriever import EncoderRetriever
 from replug.models.ensemble import (
@@ -22,13 +27,15 @@ from replug.models.ensemble import (
     prior_log_weights,
 )
 from replug.models.generation import GenerationOptions, elected
+from replug.models.lm_source import InProcessLM
 from replug.models.local.hf_lm import HuggingFaceLM
 from replug.models.local.stand_in_lm import StandInLM
-from replug.models.packaged import write_stand_in_encoder
+from replug.models.packaged import resolve_encoder_path
 from replug.models.prompt import PromptTemplate
 from replug.models.replug_lm import ReplugLM
 from tests.support.lm_answers import texts_of
-from tests.support.tiny_lms import load, naive_logprobs, reference, write_gpt2, write_llama
+from tests.support.real_models import real_encoder
+from tests.support.tiny_lms import naive_logprobs, reference
 
 TEXTS = ["red sky over the sea", "the mat of the cat", "blue", "日本 の 海"]
 SIMILARITIES = [0.9, 0.2, -0.4, 0.6]
@@ -50,10 +57,7 @@ class Shelf:
 
 
 def found(number: int = len(TEXTS)) -> list[Retrieved]:
-    return [
-        Retrieved(text, similarity, f"d{row}")
-        for row, (text, similarity) in enumerate(list(zip(TEXTS, SIMILARITIES, strict=True))[:number])
-    ]
+    return [Retrieved(TEXTS[row], SIMILARITIES[row], f"d{row}") for row in range(number)]
 
 
 def mixed_by_hand(given: Sequence[np.ndarray], similarities: Sequence[float]) -> np.ndarray:
@@ -67,19 +71,9 @@ def assert_same_scores(ours: list[ContinuationScore], theirs: list[ContinuationS
         np.testing.assert_allclose(a.token_logprobs, b.token_logprobs, atol=atol)
 
 
-@pytest.fixture(scope="module", params=[write_llama, write_gpt2], ids=["llama", "gpt2"])
-def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
-    return load(request.param, tmp_path_factory.mktemp("lm"))
-
-
 @pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
-    folder = tmp_path_factory.mktemp("encoder")
-    write_stand_in_encoder(folder)
-    return Encoder(str(folder))
-
-
-# Scores ----------------------------------------------------------------------------------------------------------
+def encoder() -> Encoder:
+    return Encoder("stand_in")
 
 
 def test_scores_are_the_mixture_computed_by_hand(lm: HuggingFaceLM) -> None:
@@ -121,9 +115,6 @@ def test_the_ensemble_takes_one_text_as_one_and_a_list_as_a_list(encoder: Encode
             lm.score(contexts, continuations)
 
 
-# Answers ---------------------------------------------------------------------------------------------------------
-
-
 def test_answers_are_the_mixtures(lm: HuggingFaceLM) -> None:
     answers = ReplugLM(lm, Shelf(found()), weighting=REPLUG_WEIGHTS).generate(CONTEXTS[:2], GREEDY)
     weights = [math.exp(s) / sum(map(math.exp, SIMILARITIES)) for s in SIMILARITIES]
@@ -147,48 +138,32 @@ def test_a_stream_is_the_answer_in_pieces(lm: HuggingFaceLM) -> None:
         list(replug.stream("long " * 10_000, options, []))
 
 
-# Weights that follow the text ------------------------------------------------------------------------------------
-
-
 WEIGHTINGS = [Weighting(), Weighting(0.1), Weighting(0.0, prune=0.2)]
 
 
+@pytest.mark.parametrize("read", [0, 2, 8])
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_the_log_probs_and_weights_of_an_answer_are_those_of_its_scores(weighting: Weighting) -> None:
-    lm, context = StandInLM(), "the cat sat by the sea"
-    replug = ReplugLM(lm, Shelf(found(3)), weighting=weighting)
-    answer = replug.generate(context, GREEDY)
-    documents = [f"{text}\n" for text in TEXTS[:3]]
-    given = [lm.score([document + context], [f" {answer.text}"])[0].token_logprobs for document in documents]
-    prior = prior_log_weights(SIMILARITIES[:3])
-    expected = mix(np.array(given), prior, weighting)
-    np.testing.assert_allclose(answer.token_logprobs, expected, atol=1e-5)
-    np.testing.assert_allclose(replug.score(context, f" {answer.text}").token_logprobs, expected, atol=1e-5)
-    if not weighting.prune:
-        longer = np.pad(given, ((0, 0), (0, 1)))  # by whose last token's weights a token behind the answer is predicted
-        after = mix_and_weigh(longer, prior, weighting)[1][:, -2]
-        np.testing.assert_allclose(answer.weights, after, atol=1e-5)
-    assert len(answer.weights) == len(documents)
-    assert (answer.weights == 0).any() == (weighting.prune > 0)
-
-
-@pytest.mark.parametrize("read", [2, 8])
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_the_last_words_of_the_context_move_the_weights_before_the_answer(weighting: Weighting, read: int) -> None:
+def test_log_probs_and_weights_of_an_answer_are_those_of_its_scores(weighting: Weighting, read: int) -> None:
+    """The last words of the context, `read` of them, move the weights before the answer."""
     lm, context = StandInLM(), "the sea sat by the cat by the sea"
     replug = ReplugLM(lm, Shelf(found(3)), weighting=replace(weighting, read=read))
     answer = replug.generate(context, GREEDY)
-    documents = [f"{text}\n" for text in TEXTS[:3]]
-    before = context.rsplit(" ", read)[0]
+    before = context.rsplit(" ", read)[0] if read else context
     tail, text = context.removeprefix(before), f" {answer.text}"
-    prefixes = [document + before for document in documents]
-    ends = [lm.score([prefix], [tail])[0].token_logprobs for prefix in prefixes]
-    given = [lm.score([prefix + tail], [text])[0].token_logprobs for prefix in prefixes]
+    prefixes = [f"{document}\n{before}" for document in TEXTS[:3]]
+    ends = np.array([lm.score([prefix], [tail])[0].token_logprobs for prefix in prefixes]) if read else np.zeros((3, 0))
+    given = np.array([lm.score([prefix + tail], [text])[0].token_logprobs for prefix in prefixes])
     prior = prior_log_weights(SIMILARITIES[:3])
-    expected = mix(np.array(given), prior, weighting, np.array(ends))
+    expected = mix(given, prior, weighting, ends)
     np.testing.assert_allclose(answer.token_logprobs, expected, atol=1e-5)
     np.testing.assert_allclose(replug.score(context, text).token_logprobs, expected, atol=1e-5)
-    assert abs(expected - mix(np.array(given), prior, weighting)).max() > 1e-3
+    assert (abs(expected - mix(given, prior, weighting)).max() > 1e-3) == (read > 0)
+    assert len(answer.weights) == 3
+    if not weighting.prune:
+        after = mix_and_weigh(given, prior, weighting, ends)[1][:, -1]
+        np.testing.assert_allclose(answer.weights, after, atol=1e-5)
+    elif not read:
+        assert (answer.weights == 0).any()
 
 
 def test_answers_of_documents_vote_and_votes_score_no_text() -> None:
@@ -200,9 +175,6 @@ def test_answers_of_documents_vote_and_votes_score_no_text() -> None:
     np.testing.assert_allclose(answer.weights, expected.weights)
     with pytest.raises(ValueError, match="votes"):
         replug.score("a b", " c")
-
-
-# What was found --------------------------------------------------------------------------------------------------
 
 
 def test_equal_queries_are_retrieved_once_and_sources_can_be_shown() -> None:
@@ -237,3 +209,70 @@ def test_equal_texts_come_in_their_order_and_no_more_than_there_are(encoder: Enc
     assert [document.id for document in documents if document.text == "sea"] == ["first", "second"]
     assert len(documents) == 3
     assert retriever.retrieve([], 2) == []
+
+
+# Mistakes of who uses the library: each is refused by name, none gives an answer to another question -------------
+
+MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
+    "max_tokens too large": (lambda have: Encoder("stand_in", max_tokens=999), "max_tokens is 999, but"),
+    "an unknown similarity": (lambda have: Encoder("stand_in", "euclid"), "expected cosine or dot"),
+    "a folder that is not there": (lambda have: Encoder("./nowhere"), "./nowhere does not exist"),
+    "an LM's package as encoder": (lambda have: Encoder("package:smollm2"), "package:smollm2 does not exist"),
+    "an encoder as LM": (lambda have: HuggingFaceLM(resolve_encoder_path("stand_in")), "expected a causal LM"),
+    "ids twice": (lambda have: EncoderRetriever(have.encoder, ["a", "b"], ["x", "x"]), "2 texts have 1 different ids"),
+    "one text to encode": (lambda have: have.encoder.encode("a b"), "expected a list of"),
+    "one text as ids": (lambda have: EncoderRetriever(have.encoder, ["a", "b"], "xy"), "expected a list of ids"),
+    "one text to score": (lambda have: InProcessLM(have.lm).score("ab", "cd"), "expected a list of prefixes"),
+    "one text to draw from": (lambda have: have.lm.sample("ab", GREEDY), "a list of prompts"),
+    "one prompt": (lambda have: texts_of(have.lm, "a b", 3), r"expected a list of prompts, .*; write \[text\]"),
+    "a similarity of nan": (lambda have: Retrieved("text", math.nan, "d7"), "document d7 has the similarity nan"),
+    "more prefixes": (lambda have: have.lm.score(["a", "b"], ["c"]), "2 prefixes but 1 continuations"),
+    "nothing to score": (lambda have: have.lm.score(["a"], [""]), "expected a text to score"),
+    "no new tokens": (lambda have: texts_of(have.lm, ["a"], 0), "max_new_tokens is 0"),
+    "a number as stop": (lambda have: GenerationOptions(3, stop=["a", 7]), r"stop is \['a', 7\]; expected a text"),
+    "temperature of nan": (lambda have: GenerationOptions(3, temperature=math.nan), "temperature is nan"),
+    "weights of half": (lambda have: Mixture(["a"], [0.5]), "sum to 0.5"),
+    "weights below 0": (lambda have: Mixture(["a", "b"], [1.5, -0.5]), "weights"),
+    "too few weights": (lambda have: Mixture(["a", "b"], [1.0]), "2 prompts but 1 weights"),
+    "top_p in percent": (lambda have: GenerationOptions(3, top_p=90), "top_p is 90; expected above 0 and at most 1"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_refused(name: str, encoder: Encoder) -> None:
+    act, says = MISTAKES[name]
+    have = SimpleNamespace(encoder=encoder, retriever=EncoderRetriever(encoder, ["a b", "c d"]), lm=StandInLM())
+    with pytest.raises(ValueError, match=says) as caught:
+        act(have)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_names_in_python_are_those_of_configurations(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    Encoder("stand_in").save(run / "retriever")
+    (run / "config.yaml").write_text("run_dir: run\n")
+    vectors = [Encoder(path).encode(["some words"]).tolist() for path in ("stand_in", str(run), run / "retriever")]
+    assert vectors[0] == vectors[1] == vectors[2]
+    assert Encoder("stand_in", device="cpu").backbones[0].device.type == "cpu"
+
+
+def test_a_saved_encoder_can_be_read_by_whom_the_umask_lets_read(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        Encoder("stand_in").save(tmp_path / "encoder")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "encoder").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o044 == 0o044, path
+
+
+def test_a_sentence_transformer_is_an_encoder() -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    path, texts = real_encoder(), ["The Loire flows through Nantes.", "The Rhine flows through Basel."]
+    found = [
+        EncoderRetriever(encoder, texts).retrieve(["Which river flows through Basel?"], 2)[0]
+        for encoder in (Encoder(path), sentence_transformers.SentenceTransformer(path, device="cpu"))
+    ]
+    assert [document.text for document in found[0]] == [document.text for document in found[1]] == texts[::-1]
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.similarity == pytest.approx(theirs.similarity, abs=1e-4)

@@ -1,14 +1,15 @@
 """Answers drawn side by side: by their own draws, whatever else is in the call, by every backend."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
+from replug.models.black_box_lm import Call
 from replug.models.generation import Generated, GenerationOptions
 from replug.models.lm_source import InProcessLM
 from replug.models.local.decoding import ANEW, PACKED, PADDED, SHARED
@@ -18,16 +19,10 @@ from replug.models.local.stand_in_lm import StandInLM
 from replug.models.score_cache import CachingLM
 from tests.models.conftest import Opened
 from tests.support.fault_server import FaultServer
-from tests.support.tiny_lms import DEMONSTRATIONS, load, num_tokens, write_gpt2, write_llama
+from tests.support.tiny_lms import DEMONSTRATIONS, num_tokens
 
 PROMPTS = [DEMONSTRATIONS + prompt for prompt in ("x\nthe", "a mat and a cat\nthe", "日本語\nthe")]
 OPTIONS = GenerationOptions(8, num_samples=4, temperature=1.0, top_p=0.8, seed=3, opening=DEMONSTRATIONS)
-GREEDY = replace(OPTIONS, num_samples=1, temperature=0.0)
-
-
-@pytest.fixture(scope="module", params=[write_llama, write_gpt2], ids=["llama", "gpt2"])
-def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceLM:
-    return load(request.param, tmp_path_factory.mktemp("lm"))
 
 
 def texts(samples: list[list[Generated]]) -> list[list[str]]:
@@ -51,9 +46,6 @@ def reference(lm: HuggingFaceLM, prompt: str, options: GenerationOptions, number
         ids.append(chooser.choose(given))
         logprobs.append(float(given[ids[-1]]))
     return ids[start:], logprobs
-
-
-# Local weights ----------------------------------------------------------------------------------------------------
 
 
 def test_samples_equal_a_naive_loop_over_whole_inputs(lm: HuggingFaceLM) -> None:
@@ -94,9 +86,6 @@ def test_an_opening_is_read_once_and_each_prompt_once_for_all_its_samples(lm: Hu
     assert new + own <= lm.counts["tokens"] - before <= new + own + 3 * 33  # a prefix ends at a multiple of 32
 
 
-# Other backends ---------------------------------------------------------------------------------------------------
-
-
 def test_a_server_draws_n_answers_by_one_request(opened: Opened) -> None:
     options = GenerationOptions(2, "\n", num_samples=3, temperature=0.9, top_p=0.8, seed=7)
     with FaultServer(first_faults=1, kinds=["throttled"]) as server:
@@ -116,16 +105,15 @@ def test_a_server_draws_n_answers_by_one_request(opened: Opened) -> None:
         assert "n" not in server.payloads[-1]
 
 
-# Asked once -------------------------------------------------------------------------------------------------------
-
-
 class AskedLM(InProcessLM):
-    def __init__(self) -> None:
-        super().__init__(StandInLM())
-        self.asked: list[list[str]] = []
+    """Keeps its calls, each a unit of its own."""
 
-    def submit_call(self, call):
-        self.asked.append(list(call.prompts))
+    def __init__(self) -> None:
+        super().__init__(StandInLM(), unit_tokens=1)
+        self.calls: list[Call] = []
+
+    def submit_call(self, call: Call) -> Future:
+        self.calls.append(call)
         return super().submit_call(call)
 
 
@@ -136,30 +124,24 @@ def test_prompts_that_were_sampled_are_not_asked_again_by_anybody(tmp_path: Path
     assert_same(
         cached.sample(["d e", "f g"], replace(OPTIONS, opening="d")), [first[1], *StandInLM().sample(["f g"], OPTIONS)]
     )
-    assert lm.asked == [["a b c", "d e"], ["f g"]]
+    assert [list(call.prompts) for call in lm.calls] == [["a b c", "d e"], ["f g"]]
     assert (cached.num_hits, cached.num_misses) == (2, 3)
     cached.close()
     again = CachingLM(lm, path)
     found = again.sample(["f g", "a b c"], OPTIONS)
     assert [s.token_logprobs.tobytes() for s in found[1]] == [s.token_logprobs.tobytes() for s in first[0]]
-    assert len(lm.asked) == 2
+    assert len(lm.calls) == 2
     again.sample(["a b c"], replace(OPTIONS, num_samples=5))
     again.sample(["a b c"], replace(OPTIONS, seed=4))
-    assert len(lm.asked) == 4
+    assert len(lm.calls) == 4
     again.close()
 
 
 def test_what_is_missing_of_a_call_with_an_opening_is_one_unit(tmp_path: Path) -> None:
-    class Units(InProcessLM):
-        calls: ClassVar[list[tuple[int, str | None]]] = []
-
-        def submit_call(self, call):
-            self.calls.append((len(call), call.opening))
-            return super().submit_call(call)
-
-    cached = CachingLM(Units(StandInLM(), unit_tokens=1), tmp_path / "scores.sqlite")
+    lm = AskedLM()
+    cached = CachingLM(lm, tmp_path / "scores.sqlite")
     cached.score(["a b", "a c"], [" b", " c"], opening="a")
     cached.score(["a b", "a c", "a d"], [" b", " c", " d"], opening="a")
     cached.score(["b b", "b c"], [" b", " c"])
-    assert Units.calls == [(2, "a"), (1, "a"), (1, None), (1, None)]
+    assert [(len(call), call.opening) for call in lm.calls] == [(2, "a"), (1, "a"), (1, None), (1, None)]
     cached.close()

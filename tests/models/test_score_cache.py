@@ -1,8 +1,14 @@
-"""The file of scores under several processes, kill -9, damage, and files that are something else."""
+"""The files of scores and of the budget under several processes, kill -9, damage, or as something else."""
 
+import itertools
+import json
+import multiprocessing
 import os
 import random
+import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,11 +25,13 @@ from replug.data import files
 from replug.models import score_cache
 from replug.models.black_box_lm import ContinuationScore, GenerateCall, Mixture, ScoreCall, sum_of
 from replug.models.generation import Generated, GenerationOptions
+from replug.models.http.request_budget import BudgetSpent, RequestBudget
 from replug.models.score_cache import ScoreCache, Stored, call_keys, pair_keys
 from tests.support.cached_scores import num_cached
-from tests.support.processes import PROCESSES
+from tests.support.lm_answers import answer_bits
 
 UNIT = 20
+PROCESSES = multiprocessing.get_context("spawn")  # the test process has threads
 
 
 def score_of(number: int, num_tokens: int = 5) -> ContinuationScore:
@@ -50,9 +58,6 @@ def cache(path: Path) -> Iterator[ScoreCache]:
     cache = ScoreCache(path)
     yield cache
     cache.close()
-
-
-# Rows ---------------------------------------------------------------------------------------------------
 
 
 def test_what_is_stored_comes_back_and_what_is_not_is_left_out(cache: ScoreCache) -> None:
@@ -106,20 +111,14 @@ ANSWERS = [
 ]
 
 
-def bits(answer: Generated) -> tuple:
-    entropies = None if answer.token_entropies is None else answer.token_entropies.tobytes()
-    counts = answer.weights.tobytes(), answer.prompt_tokens, answer.answer_tokens
-    return answer.text, answer.token_logprobs.tobytes(), entropies, *counts
-
-
 def test_answers_and_samples_come_back_bit_for_bit_and_are_never_replaced(cache: ScoreCache) -> None:
     keys = [str(number).encode() for number in range(len(ANSWERS))]
     cache.store("lm", {**dict(zip(keys, ANSWERS, strict=True)), b"samples": ANSWERS})
     cache.store("lm", {keys[0]: ANSWERS[1], b"samples": []})
     found = cache.read([*keys, b"samples", b"another"])
-    assert {key: bits(found.pop(key)) for key in keys} == dict(zip(keys, map(bits, ANSWERS), strict=True))
-    assert [bits(answer) for answer in found.pop(b"samples")] == [bits(answer) for answer in ANSWERS]
-    assert not found
+    stored = [answer_bits(answer) for answer in ANSWERS]
+    assert [answer_bits(answer) for answer in found.pop(b"samples")] == stored
+    assert [answer_bits(found.pop(key)) for key in keys] == stored and not found
     assert num_cached(cache.path) == {"answers": 5, "samples": 1}
 
 
@@ -140,7 +139,13 @@ def test_all_that_an_answer_follows_from_is_in_its_key_and_an_opening_is_not() -
     assert key(opening="one", weights=np.array([0.25, 0.75])) == key()
 
 
-# Files that are something else --------------------------------------------------------------------------
+# Files that are something else, and network file systems ------------------------------------------------
+
+
+def count(cache: ScoreCache) -> int:
+    """Return the rows of a file that is sound."""
+    assert cache._database.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",)
+    return cache._database.execute("SELECT count(*) FROM cached").fetchone()[0]
 
 
 def refused(path: Path, *says: str) -> None:
@@ -163,9 +168,6 @@ def test_a_file_that_is_something_else_is_refused_and_left_as_it_is(path: Path) 
         assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-# Network file systems -----------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def network(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test's folder lies on NFS, by what the system says."""
@@ -174,30 +176,17 @@ def network(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(score_cache, "SECONDS_TO_WAIT_FOR_WRITERS", 0.1)
 
 
-def beside(path: Path) -> set[str]:
-    return {file.name.removeprefix(path.name) for file in path.parent.iterdir() if file.name.startswith(path.name)}
-
-
 @pytest.mark.usefixtures("network")
-def test_on_a_network_file_system_no_memory_is_shared_and_what_is_stored_comes_back(path: Path) -> None:
-    cache = ScoreCache(path)
-    for number in range(5):
-        cache.store("lm", unit_of(number))
-        assert beside(path) == {"", "-journal"}
-    cache.close()
-    cache = ScoreCache(path)
-    assert len(cache.sums([key_of(row) for row in range(5 * UNIT)])) == 5 * UNIT
-    assert is_sound(cache)
-    cache.close()
-
-
-@pytest.mark.usefixtures("network")
-def test_on_a_network_file_system_a_second_process_is_refused_by_name(path: Path) -> None:
+def test_on_a_network_file_system_no_memory_is_shared_and_a_second_process_is_refused(path: Path) -> None:
     cache = ScoreCache(path)
     refused(path, "network file system (nfs4)", "one process at a time", "lm.cache")
-    cache.store("lm", unit_of(0))
+    for number in range(5):
+        cache.store("lm", unit_of(number))
+        assert {file.name for file in path.parent.iterdir()} == {path.name, f"{path.name}-journal"}
     cache.close()
-    ScoreCache(path).close()
+    cache = ScoreCache(path)
+    assert len(cache.sums([key_of(row) for row in range(5 * UNIT)])) == count(cache) == 5 * UNIT
+    cache.close()
 
 
 @pytest.mark.usefixtures("network")
@@ -213,41 +202,19 @@ def test_kill_9_on_a_network_file_system_leaves_whole_units_and_the_file_free(pa
     os.waitpid(process, 0)
     cache = ScoreCache(path)
     assert count(cache) == UNIT
-    assert is_sound(cache)
     cache.close()
 
 
-# Damage -------------------------------------------------------------------------------------------------
-
-
-def count(cache: ScoreCache) -> int:
-    return cache._database.execute("SELECT count(*) FROM cached").fetchone()[0]
-
-
-def is_sound(cache: ScoreCache) -> bool:
-    return cache._database.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",)
-
-
-def damaged(path: Path, bytes_kept: int) -> Path:
-    """A cache of 2,000 rows, overwritten with zeros from a place on."""
+def test_damage_found_when_reading_names_the_file_and_the_command(path: Path) -> None:
     cache = ScoreCache(path)
     for number in range(100):
         cache.store("lm", unit_of(number, with_tokens=True))
     cache.close()
     content = path.read_bytes()
-    path.write_bytes(content[:bytes_kept] + bytes(len(content) - bytes_kept))
-    return path
+    path.write_bytes(content[: 3 * 4096] + bytes(len(content) - 3 * 4096))
+    with pytest.raises(RunError, match=rf"{path}.*malformed"):
+        ScoreCache(path).read([key_of(row) for row in range(2000)])
 
-
-def test_damage_found_when_reading_names_the_file_and_the_command(path: Path) -> None:
-    cache = ScoreCache(damaged(path, 3 * 4096))
-    with pytest.raises(RunError) as caught:
-        cache.read([key_of(row) for row in range(2000)])
-    assert "malformed" in str(caught.value)
-    assert str(path) in str(caught.value)
-
-
-# Served models ------------------------------------------------------------------------------------------
 
 FINGERPRINT = -np.random.default_rng(0).random(64, dtype=np.float32) * 8
 
@@ -256,7 +223,6 @@ def test_a_served_model_keeps_its_identity_from_day_to_day(cache: ScoreCache, pa
     identity = cache.identity_like("llama", FINGERPRINT)
     assert identity.startswith("llama#")
     tomorrow = FINGERPRINT + np.random.default_rng(1).uniform(-0.02, 0.02, 64).astype(np.float32)
-    assert not np.array_equal(tomorrow, FINGERPRINT)
     assert cache.identity_like("llama", tomorrow) == identity
     again = ScoreCache(path)
     assert again.identity_like("llama", FINGERPRINT.astype(np.float64)) == identity
@@ -265,17 +231,13 @@ def test_a_served_model_keeps_its_identity_from_day_to_day(cache: ScoreCache, pa
     again.close()
 
 
-# Several processes, and kill -9 -------------------------------------------------------------------------
-
-
 def write_for_ever(path: Path, done: Path) -> None:
     """Write units without end and report each, once it is stored."""
     cache = ScoreCache(path)
     with done.open("a") as report:
-        start = int(time.time_ns())
-        for unit in range(start, start + 10**9):
-            cache.store("lm", unit_of(unit % 10**9, with_tokens=unit % 2 == 0))
-            report.write(f"{unit % 10**9}\n")
+        for unit in itertools.count(time.time_ns() % 10**9):
+            cache.store("lm", unit_of(unit, with_tokens=unit % 2 == 0))
+            report.write(f"{unit}\n")
             report.flush()
 
 
@@ -286,7 +248,7 @@ def started(target: Callable, *arguments: object) -> BaseProcess:
 
 
 def write_together(folder: Path, barrier: threading.Barrier, first: int) -> None:
-    for number in range(8):
+    for number in range(3):
         barrier.wait(200)
         cache = ScoreCache(folder / f"{number}.sqlite")
         for unit in range(first, first + 4):
@@ -300,18 +262,17 @@ def test_processes_may_make_and_fill_a_file_at_the_same_moment_and_lose_nothing(
     for writer in writers:
         writer.join(300)
     assert [writer.exitcode for writer in writers] == [0] * 3
-    for number in range(8):
+    for number in range(3):
         cache = ScoreCache(tmp_path / f"{number}.sqlite")
         counts = num_cached(cache.path)
-        assert counts["scores"] == counts["with tokens"] == 8 * UNIT  # those with tokens cover all
-        assert is_sound(cache)
+        assert count(cache) == counts["scores"] == counts["with tokens"] == 8 * UNIT  # those with tokens cover all
         cache.close()
 
 
 @pytest.mark.slow
 def test_kill_9_at_any_moment_loses_no_stored_unit_and_leaves_none_in_half(tmp_path: Path) -> None:
     path, done, waits = tmp_path / "scores.sqlite", tmp_path / "done", random.Random(0)
-    for _ in range(25):
+    for _ in range(15):
         writers = [started(write_for_ever, path, done) for _ in range(2)]
         before = done.stat().st_size if done.exists() else 0
         while not done.exists() or done.stat().st_size == before:
@@ -325,6 +286,100 @@ def test_kill_9_at_any_moment_loses_no_stored_unit_and_leaves_none_in_half(tmp_p
         stored = cache.sums([key_of(row) for unit in reported for row in range(unit * UNIT, (unit + 1) * UNIT)])
         assert len(stored) == len(set(reported)) * UNIT
         assert count(cache) % UNIT == 0
-        assert is_sound(cache)
         cache.close()
     assert len(reported) > 100
+
+
+# The budget of requests: never passed, never forgotten ------------------------------------------------
+
+
+@pytest.fixture
+def budget_file(tmp_path: Path) -> Path:
+    return tmp_path / "deeper" / "budget.json"
+
+
+def spent(budget_file: Path) -> dict[str, int]:
+    return json.loads(budget_file.read_text())
+
+
+def test_a_request_counts_at_most_what_was_reserved_and_then_what_it_cost(budget_file: Path) -> None:
+    budget = RequestBudget(budget_file)
+    assert budget.reserve(100)
+    assert (budget.requests, budget.tokens) == (1, 0)
+    assert spent(budget_file) == {"requests": 1, "tokens": 100}
+    budget.settle(100, 60)
+    assert (budget.requests, budget.tokens) == (1, 60)
+    assert spent(budget_file) == {"requests": 1, "tokens": 60}
+
+
+def test_it_goes_on_where_it_was_when_it_is_opened_again(budget_file: Path) -> None:
+    first = RequestBudget(budget_file, max_requests=3, max_tokens=100)
+    for _ in range(2):
+        assert first.reserve(20)
+        first.settle(20, 15)
+    again = RequestBudget(budget_file, max_requests=3, max_tokens=100)
+    assert (again.requests, again.tokens) == (2, 30)
+    assert again.reserve(70)
+    with pytest.raises(BudgetSpent, match=r"lm\.max_requests=3"):
+        again.reserve(1)
+    raised = RequestBudget(budget_file, max_requests=4, max_tokens=100)
+    assert raised.requests == 3
+
+
+def test_a_reservation_that_may_fit_later_waits_and_one_that_cannot_says_what_is_spent() -> None:
+    budget = RequestBudget(None, max_tokens=100)
+    assert budget.reserve(60)
+    assert not budget.reserve(60)  # the first may turn out to cost less
+    budget.settle(60, 40)
+    assert budget.reserve(60)
+    assert not budget.reserve(1)
+    budget.settle(60, 60)
+    with pytest.raises(RunError, match=r"lm\.max_tokens_sent=100 .* 100 tokens are spent and it may take 1; raise it"):
+        budget.reserve(1)
+
+
+def test_a_broken_budget_file_does_not_begin_at_0(budget_file: Path) -> None:
+    budget_file.parent.mkdir()
+    budget_file.write_text("nonsense")
+    with pytest.raises(ValueError, match="Expecting value"):
+        RequestBudget(budget_file)
+
+
+def test_processes_at_once_never_pass_the_limit_and_lose_no_count(budget_file: Path) -> None:
+    processes = [spending(budget_file, max_requests=300) for _ in range(3)]
+    said = [process.communicate(timeout=200)[0].count(b"sent\n") for process in processes]
+    assert sum(said) == 300
+    assert spent(budget_file) == {"requests": 300, "tokens": 2400}
+
+
+def spending(budget_file: Path, max_requests: int | None = None) -> subprocess.Popen:
+    """A process that says when a request is sent."""
+    code = f"""
+from pathlib import Path
+from replug.models.http.request_budget import RequestBudget
+
+budget = RequestBudget(Path({str(budget_file)!r}), {max_requests})
+while True:
+    budget.reserve(10)
+    print("sent", flush=True)
+    budget.settle(10, 8)
+"""
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+def test_kill_9_at_any_moment_leaves_a_whole_line_that_counts_all_that_was_sent(budget_file: Path) -> None:
+    total = 0
+    for pause in (0.0, 0.003, 0.01, 0.03):
+        process = spending(budget_file)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(pause)
+        os.kill(process.pid, signal.SIGKILL)
+        total += 1 + process.stdout.read().count(b"sent\n")
+        process.wait()
+        counted = spent(budget_file)
+        assert len(budget_file.read_bytes()) == 64
+        assert counted["tokens"] >= 8 * total
+        assert (
+            0 <= counted["requests"] - total <= 4
+        )  # at most the one that was reserved and not yet sent, for each kill

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,43 +13,30 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from transformers import (
-    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     BertForPreTraining,
     BertForSequenceClassification,
     DPRContextEncoder,
     ElectraForPreTraining,
-    GPTJConfig,
-    GPTNeoConfig,
-    PreTrainedConfig,
     Qwen3ForCausalLM,
     T5ForConditionalGeneration,
 )
 
 from replug.config.errors import UserError
-from replug.config.schema import LMConfig
-from replug.models.build import lm_max_tokens
 from replug.models.encoder import Encoder
 from replug.models.local.hf_lm import HuggingFaceLM, HuggingFaceSource
 from replug.models.model_files import load_lm_tokenizer, load_tokenizer
 from replug.models.packaged import write_stand_in_encoder
-from tests.support.encoder_folders import ARCHITECTURES, write_chain, write_dpr, write_encoder, write_json
-from tests.support.tiny_lms import VOCABULARY, write_gpt2, write_llama, write_tokenizer
+from tests.support.architectures import write_architecture
+from tests.support.encoder_folders import config_of, write_chain, write_dpr, write_encoder, write_json
+from tests.support.tiny_lms import write_gpt2, write_llama, write_with_tokenizer
 
 Weights = dict[str, torch.Tensor]
 
 
-def write_lm(write: Callable[[Path], None]) -> Callable[[Path], None]:
-    def both(folder: Path) -> None:
-        write(folder)
-        write_tokenizer(folder)
-
-    return both
-
-
 LOADERS: dict[str, tuple[Callable[[Path], None], Callable[[str], object]]] = {
-    "gpt2": (write_lm(write_gpt2), HuggingFaceLM),
-    "llama": (write_lm(write_llama), HuggingFaceLM),
+    "gpt2": (partial(write_with_tokenizer, write_gpt2), HuggingFaceLM),
+    "llama": (partial(write_with_tokenizer, write_llama), HuggingFaceLM),
     "bert": (write_stand_in_encoder, Encoder),
     "dpr": (lambda folder: write_dpr(folder, DPRContextEncoder, seed=3), Encoder),
 }
@@ -73,15 +61,7 @@ def of_another_shape(weights: Weights) -> Weights:
 
 def with_another_norm(weights: Weights) -> Weights:
     """Leave weights as if config.json named an architecture with fewer parts."""
-    return weights | {f"{_layer(weights)}.another_norm.weight": torch.ones(7)}
-
-
-def with_an_adapter_of_peft(weights: Weights) -> Weights:
-    return weights | {f"base_model.model.{_middle(weights).removesuffix('.weight')}.lora_A.weight": torch.ones(1)}
-
-
-def _layer(weights: Weights) -> str:
-    return _middle(weights).partition(".1.")[0] + ".1"
+    return weights | {f"{_middle(weights).partition('.1.')[0]}.1.another_norm.weight": torch.ones(7)}
 
 
 def _middle(weights: Weights) -> str:
@@ -94,7 +74,6 @@ DAMAGE = {
     "renamed": (renamed, "lacks .* more, which would be drawn at random"),
     "one layer too many": (with_another_layer, NO_USE),
     "another norm": (with_another_norm, NO_USE),
-    "adapter of peft": (with_an_adapter_of_peft, NO_USE),
     "another shape": (of_another_shape, "cannot load"),
 }
 
@@ -130,7 +109,7 @@ HEADS: dict[str, tuple[str, Any]] = {
     "ELECTRA": ("electra", ElectraForPreTraining),
     "Qwen": ("qwen3", Qwen3ForCausalLM),
     "T5": ("t5", T5ForConditionalGeneration),
-    **{name: (name, AutoModelForMaskedLM) for name in ("modernbert", "mpnet", "xlm-roberta")},
+    **{name: (name, AutoModelForMaskedLM.from_config) for name in ("modernbert", "mpnet", "xlm-roberta")},
 }
 
 
@@ -138,9 +117,8 @@ def write_with_head(folder: Path, head: str) -> str:
     """Write a model as it lies on the hub, with its head, and return the prefix of the encoder's own weights."""
     architecture, kind = HEADS[head]
     write_encoder(folder, architecture)
-    config, _, sizes = ARCHITECTURES[architecture]
     torch.manual_seed(3)
-    model = kind.from_config(config(**sizes)) if kind is AutoModelForMaskedLM else kind(config(**sizes))
+    model = kind(config_of(architecture))
     model.save_pretrained(folder)
     if architecture in ("qwen3", "t5"):  # a plain folder of them is no encoder
         write_chain(folder, PLAIN_MEAN)
@@ -176,26 +154,13 @@ def test_names_and_tables_of_the_first_berts_are_read(tmp_path: Path) -> None:
     assert torch.equal(Encoder(str(tmp_path)).encode(TEXTS), vectors)
 
 
-GPT = {"vocab_size": VOCABULARY, "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 1}
-MASKED: dict[str, tuple[PreTrainedConfig, str]] = {
-    "gpt-j": (GPTJConfig(**GPT, n_embd=32, n_layer=2, n_head=4, rotary_dim=4), "attn"),
-    "gpt-neo": (
-        GPTNeoConfig(**GPT, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]),
-        "attn.attention",
-    ),
-}
-
-
 @pytest.mark.parametrize("prefix", ["transformer.", ""])
-@pytest.mark.parametrize("lm", MASKED)
-def test_masks_that_earlier_versions_saved_are_no_weights(lm: str, prefix: str, tmp_path: Path) -> None:
-    config, place = MASKED[lm]
-    torch.manual_seed(3)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    write_tokenizer(tmp_path)
+@pytest.mark.parametrize(("kind", "place"), [("gptj", "attn"), ("gpt_neo", "attn.attention")])
+def test_masks_that_earlier_versions_saved_are_no_weights(kind: str, place: str, prefix: str, tmp_path: Path) -> None:
+    write_architecture(tmp_path, kind)
     [expected] = HuggingFaceLM(str(tmp_path)).score(["the cat"], [" sat on the mat"])
-    masks = {f"{prefix}h.{layer}.{place}.masked_bias": torch.tensor(-1e9) for layer in range(2)}
-    masks |= {f"{prefix}h.{layer}.{place}.bias": torch.ones(1, 1, 64, 64).tril() for layer in range(2)}
+    masks = {f"{prefix}h.{layer}.{place}.masked_bias": torch.tensor(-1e9) for layer in range(4)}
+    masks |= {f"{prefix}h.{layer}.{place}.bias": torch.ones(1, 1, 128, 128).tril() for layer in range(4)}
     rewrite(tmp_path, lambda weights: {prefix + n.removeprefix("transformer."): w for n, w in weights.items()} | masks)
     [score] = HuggingFaceLM(str(tmp_path)).score(["the cat"], [" sat on the mat"])
     assert score.sum_logprob == expected.sum_logprob
@@ -211,7 +176,7 @@ def test_an_adapter_beside_weights_is_refused_whether_or_not_peft_is_installed(
     load: Callable[[str], object], tmp_path: Path
 ) -> None:
     """transformers applies it where it finds peft, and else says nothing."""
-    write_lm(write_llama)(tmp_path) if load is load_lm_tokenizer else write_encoder(tmp_path, "bert")
+    write_with_tokenizer(write_llama, tmp_path) if load is load_lm_tokenizer else write_encoder(tmp_path, "bert")
     load(str(tmp_path))
     write_json(tmp_path / "adapter_config.json", {"peft_type": "LORA"})
     with pytest.raises(UserError, match=r"path: .* holds an adapter .*merge it into them"):
@@ -219,12 +184,6 @@ def test_an_adapter_beside_weights_is_refused_whether_or_not_peft_is_installed(
 
 
 # Code that comes with a model -------------------------------------------------------------------------------
-
-CODE = """
-import pathlib
-pathlib.Path({sentinel!r}).touch()
-from transformers import BertConfig as Own, BertModel as OwnModel
-"""
 
 
 def with_modules(path: str) -> Encoder:
@@ -240,7 +199,6 @@ LOADS: dict[str, Callable[[str], object]] = {
     "encoder with modules": with_modules,
     "LM": HuggingFaceLM,
     "LM's limit": lambda path: HuggingFaceSource(path).max_tokens,
-    "LM's limit by its section": lambda path: lm_max_tokens(LMConfig(path=path)),
     "tokenizer": load_tokenizer,
 }
 
@@ -256,7 +214,8 @@ def test_code_in_a_models_folder_is_never_run_even_where_somebody_says_yes(
         content = json.loads((folder / name).read_text())
         content |= {"model_type": "own", "tokenizer_class": "Own", "auto_map": own}
         (folder / name).write_text(json.dumps(content))
-    (folder / "own.py").write_text(CODE.format(sentinel=str(sentinel)))
+    models = "from transformers import BertConfig as Own, BertModel as OwnModel"
+    (folder / "own.py").write_text(f"import pathlib\npathlib.Path({str(sentinel)!r}).touch()\n{models}\n")
     monkeypatch.setattr("builtins.input", lambda *_: "yes")
     with pytest.raises(UserError, match=r"custom code .*replug runs no code"):
         LOADS[load](str(folder))

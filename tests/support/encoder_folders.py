@@ -11,37 +11,17 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import (
-    AlbertConfig,
-    AlbertModel,
+    AutoConfig,
+    AutoModel,
     AutoTokenizer,
-    BertConfig,
-    BertModel,
-    DistilBertConfig,
-    DistilBertModel,
     DPRConfig,
     DPRContextEncoder,
     DPRQuestionEncoder,
-    ElectraConfig,
-    ElectraModel,
-    Gemma3TextConfig,
-    Gemma3TextModel,
-    ModernBertConfig,
-    ModernBertModel,
-    MPNetConfig,
-    MPNetModel,
-    NomicBertConfig,
-    NomicBertModel,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3Model,
-    T5Config,
     T5EncoderModel,
-    UMT5Config,
     UMT5EncoderModel,
-    XLMRobertaConfig,
-    XLMRobertaModel,
 )
 
 from replug.models.packaged import write_stand_in_encoder
@@ -56,36 +36,33 @@ BERT = {
     **{"max_position_embeddings": 40, "initializer_range": 0.3},
 }
 T5 = {**SMALL, "d_model": WIDTH, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+NARROW = {**BERT, "embedding_size": 8}
 CAUSAL = {**BERT, "num_key_value_heads": 1, "head_dim": 8}
-ARCHITECTURES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel], dict]] = {
-    "bert": (BertConfig, BertModel, BERT),
-    "xlm-roberta": (XLMRobertaConfig, XLMRobertaModel, BERT),
-    "mpnet": (MPNetConfig, MPNetModel, BERT),
-    "modernbert": (ModernBertConfig, ModernBertModel, {**BERT, "cls_token_id": 0, "sep_token_id": 2}),
-    "nomic": (NomicBertConfig, NomicBertModel, BERT),
-    "distilbert": (
-        DistilBertConfig,
-        DistilBertModel,
-        {**SMALL, "dim": WIDTH, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "max_position_embeddings": 40},
-    ),
-    "electra": (ElectraConfig, ElectraModel, {**BERT, "embedding_size": 8}),
-    "albert": (AlbertConfig, AlbertModel, {**BERT, "embedding_size": 8}),
-    "t5": (T5Config, T5EncoderModel, T5),
-    "umt5": (UMT5Config, UMT5EncoderModel, T5),
-    "qwen3": (Qwen3Config, Qwen3Model, CAUSAL),
-    "gemma3": (Gemma3TextConfig, Gemma3TextModel, {**CAUSAL, "use_bidirectional_attention": True}),
+# By the names that transformers has for them.
+ARCHITECTURES: dict[str, dict] = {
+    **dict.fromkeys(["bert", "xlm-roberta", "mpnet", "nomic_bert"], BERT),
+    "modernbert": {**BERT, "cls_token_id": 0, "sep_token_id": 2},
+    "distilbert": {**SMALL, "dim": WIDTH, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "max_position_embeddings": 40},
+    **dict.fromkeys(["electra", "albert"], NARROW),
+    **dict.fromkeys(["t5", "umt5"], T5),
+    "qwen3": CAUSAL,
+    "gemma3_text": {**CAUSAL, "use_bidirectional_attention": True},
 }
+WITH_A_DECODER = {"t5": T5EncoderModel, "umt5": UMT5EncoderModel}
+
+
+def config_of(architecture: str) -> PreTrainedConfig:
+    return AutoConfig.for_model(architecture, **ARCHITECTURES[architecture])
 
 
 def write_encoder(folder: Path, architecture: str, padding_side: str = "right") -> None:
     """A random model and its tokenizer, in the plain format of transformers."""
-    config, kind, sizes = ARCHITECTURES[architecture]
+    config = config_of(architecture)
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        model = kind(config(**sizes))
+        model = WITH_A_DECODER.get(architecture, AutoModel.from_config)(config)
     model.save_pretrained(folder)
-    is_causal = architecture == "qwen3"
-    _tokenizer("$A </s>" if is_causal else "<s> $A </s>", padding_side).save_pretrained(folder)
+    _tokenizer("$A </s>" if architecture == "qwen3" else "<s> $A </s>", padding_side).save_pretrained(folder)
 
 
 def write_chain(

@@ -113,7 +113,6 @@ class FaultServer:
         self.requests = self.tokens = self.open = self.most_open = 0
         self.connections: set[object] = set()
         self.faults: Counter[str] = Counter()
-        self.answered: Counter[str] = Counter()
         self.payloads: list[dict] = []
         self.times: list[float] = []
         self.port = 0
@@ -196,7 +195,7 @@ class FaultServer:
             said = f"maximum context length is {self.max_model_len} tokens"
             return web.json_response({"error": {"message": said}}, status=400)
         await asyncio.sleep(request["seconds"])
-        return await self._send(request, fault, self._body(prompts, payload), payload)
+        return await self._send(request, fault, self._body(prompts, payload))
 
     def body(self, payload: dict) -> dict:
         """What it answers to a request, by its mode."""
@@ -257,7 +256,7 @@ class FaultServer:
             values = [value - 0.05 * len(values) for value in values if value is not None]
         return [None, *values[1:]]
 
-    async def _send(self, request: web.Request, fault: str, body: dict, payload: dict) -> web.StreamResponse:
+    async def _send(self, request: web.Request, fault: str, body: dict) -> web.StreamResponse:
         _spoil(body, fault)
         content = json.dumps(body).encode()
         if fault == "not_json":
@@ -266,8 +265,6 @@ class FaultServer:
             await asyncio.sleep(3600)
         if fault in ("drop", "half_body", "drip"):
             return await _break_off(request, fault, content)
-        if fault in ("none", "reordered"):
-            self.answered.update(str(prompt) for prompt in payload["prompt"])
         return web.Response(body=content, content_type="application/json")
 
 

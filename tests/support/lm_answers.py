@@ -16,6 +16,13 @@ def bits(scores: Sequence[ContinuationScore]) -> list[bytes]:
     return [score.token_logprobs.tobytes() for score in scores]
 
 
+def answer_bits(answer: Generated) -> tuple:
+    """Return all of an answer, to be compared bit by bit."""
+    entropies = None if answer.token_entropies is None else answer.token_entropies.tobytes()
+    counts = answer.weights.tobytes(), answer.prompt_tokens, answer.answer_tokens
+    return answer.text, answer.token_logprobs.tobytes(), entropies, *counts
+
+
 def texts_of(lm: BlackBoxLM, prompts: Sequence[str], max_new_tokens: int, stop: Stop = None) -> list[str]:
     """Return the texts of greedy answers."""
     return [answer.text for answer in lm.generate(prompts, GenerationOptions(max_new_tokens, stop))]

@@ -7,6 +7,4 @@ them needs is listed here.
 import multiprocessing
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(
-    ["pytest", "hypothesis", "replug.models.score_cache", "tests.support.fault_server", "tests.support.preparing"]
-)
+PROCESSES.set_forkserver_preload(["pytest", "tests.support.preparing"])

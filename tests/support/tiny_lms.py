@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -46,7 +47,7 @@ def write_tokenizer(folder: Path, padding_side: str = "right", template: str | N
     ).save_pretrained(folder)
 
 
-def write_llama(folder: Path, vocab_size: int = VOCABULARY) -> None:
+def llama(vocab_size: int = VOCABULARY) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=32,
@@ -59,10 +60,10 @@ def write_llama(folder: Path, vocab_size: int = VOCABULARY) -> None:
         bos_token_id=0,
         eos_token_id=1,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    return LlamaForCausalLM(config)
 
 
-def write_gpt2(folder: Path) -> None:
+def gpt2() -> GPT2LMHeadModel:
     config = GPT2Config(
         vocab_size=VOCABULARY,
         n_embd=32,
@@ -73,7 +74,15 @@ def write_gpt2(folder: Path) -> None:
         bos_token_id=0,
         eos_token_id=1,
     )
-    GPT2LMHeadModel(config).save_pretrained(folder)
+    return GPT2LMHeadModel(config)
+
+
+def write_llama(folder: Path, vocab_size: int = VOCABULARY) -> None:
+    llama(vocab_size).save_pretrained(folder)
+
+
+def write_gpt2(folder: Path) -> None:
+    gpt2().save_pretrained(folder)
 
 
 def naive_logprobs(lm: HuggingFaceLM, prefix: str, continuation: str) -> np.ndarray:
@@ -100,11 +109,16 @@ def random_lms_need_make_no_sense() -> Iterator[None]:
         yield
 
 
-def load(write: Callable[[Path], None], folder: Path, **options: int) -> HuggingFaceLM:
+def write_with_tokenizer(write: Callable[[Path], None], folder: Path) -> Path:
+    torch.manual_seed(0)
+    write(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+def load(write: Callable[[Path], None], folder: Path, **options: Any) -> HuggingFaceLM:
     if not (folder / "config.json").exists():
-        torch.manual_seed(0)
-        write(folder)
-        write_tokenizer(folder)
+        write_with_tokenizer(write, folder)
     return HuggingFaceLM(str(folder), **options)
 
 
