@@ -70,6 +70,15 @@ def finish(replug: CommandLine) -> Callable[..., str]:
     return replug.finish
 
 
+@pytest.fixture
+def here() -> Iterator[CommandLine]:
+    """The command line without Ray, which is seconds faster: LM, builders and searchers are of this process."""
+    from tests.support.evaluating import without_ray
+
+    with without_ray() as command_line:
+        yield command_line
+
+
 @pytest.fixture(scope="session")
 def quiet_run(tmp_path_factory: pytest.TempPathFactory, finish: Callable[..., str]) -> Path:
     """A finished run of the whole loop on stand-ins, which nothing disturbed. Tests look at it and change nothing."""

@@ -200,10 +200,9 @@ def test_a_retriever_that_the_run_made_worse_is_exported_only_when_asked_for(qui
     assert "license: " in card and "95% interval" in card
 
 
-@pytest.mark.slow
-def test_evaluate_measures_the_tuned_retriever_as_train_did(quiet_run, finish, tmp_path):
+def test_evaluate_measures_the_tuned_retriever_as_train_did(quiet_run, here, tmp_path):
     run = Path(shutil.copytree(quiet_run, tmp_path / "run"))
-    output = finish(run, command="evaluate")
+    output = here.finish(run, command="evaluate")
     again = json.loads((run / "evaluation/results.json").read_text())
     assert again == json.loads((quiet_run / "results.json").read_text()), output
 

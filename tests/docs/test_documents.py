@@ -16,7 +16,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import ray
 import typer
 from huggingface_hub import constants
 from sentence_transformers import SentenceTransformerTrainingArguments
@@ -246,16 +245,16 @@ def shrunk(code: str) -> str:
 
 
 @pytest.fixture
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replug: CommandLine) -> Path:
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: CommandLine) -> Path:
     """The folder in which a reader types what the page shows."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # a trainer writes a card, for which it asks the hub
-    assert replug("prepare", "--example", "mine").status == 0
+    assert here("prepare", "--example", "mine").status == 0
     return tmp_path
 
 
 @pytest.mark.slow  # ten examples, five of which train
-def test_the_ten_examples_of_the_page_run(reader: Path, ray_session: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ten_examples_of_the_page_run(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (reader / "texts").mkdir()
     for number, text in enumerate(stand_in_texts()):
         if number < 40:
@@ -272,11 +271,9 @@ def test_the_ten_examples_of_the_page_run(reader: Path, ray_session: None, capsy
     results = names["trainer"].train()  # type: ignore[attr-defined] # finished: it is read again
     assert dict(results) == json.loads((reader / "runs/mine/results.json").read_text())
     assert "train/loss" in (reader / "logs/lightning_logs/version_0/metrics.csv").read_text().splitlines()[0]
-    assert ray.is_initialized()
 
 
-@pytest.mark.slow
-def test_the_notebook_runs(reader: Path, ray_session: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_notebook_runs(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cells = json.loads((ROOT / "examples/tune.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     names: dict[str, object] = {}

@@ -253,20 +253,20 @@ def test_a_training_that_would_embed_a_store_anew_is_refused(embedded: np.ndarra
     ],
 )
 def test_queries_are_tuned_to_a_store_and_search_it(
-    kind: str, labels: tuple[str, ...], embedded: np.ndarray, tmp_path: Path, replug: CommandLine
+    kind: str, labels: tuple[str, ...], embedded: np.ndarray, tmp_path: Path, here: CommandLine
 ) -> None:
     store, run = FILL[kind](tmp_path, TEXTS, embedded), tmp_path / "run"
     files = [f"data.{name}={rows(tmp_path, name, 16, gold=name == 'heldout')}" for name in ("train", "dev", "heldout")]
     keys = [f"data.corpus={store.url}", *files, "data.source=null", "retriever.train=query", "train.batch_size=4"]
-    ended = replug("train", ROOT / "configs/debug.yaml", *keys, *labels, f"run_dir={run}")
+    ended = here("train", ROOT / "configs/debug.yaml", *keys, *labels, f"run_dir={run}")
     assert ended.status == 0, ended.printed
     assert not list(run.rglob("vectors-*.npy")) and (run / "index/v000000/manifest.json").is_file()
     results = json.loads((run / "results.json").read_text())
     assert results["language_modelling"]["lsr"]["bpb"]["n"] == results["retrieval"]["lsr"]["R@1"]["n"] == 16
-    assert "mida furo" in replug("search", run, "mida furo").output
-    assert replug("doctor", run).status == 0
+    assert "mida furo" in here("search", run, "mida furo").output
+    assert here("doctor", run).status == 0
     store.remove(range(1, len(TEXTS), 2))
-    ended = replug("evaluate", run)
+    ended = here("evaluate", run)
     assert ended.status == 2 and "holds 135 documents, and held 270 when" in ended.errors
     assert (run / "results.json").is_file()
 

@@ -1,4 +1,4 @@
-"""Evaluations as they are typed, without Ray where that will do, on a finished run; and how far one is."""
+"""Commands without Ray where that will do, evaluations as they are typed, and how far one is."""
 
 import json
 import os
@@ -6,16 +6,20 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from replug.config.evaluation_schema import EvaluationConfig
+from replug.config.schema import Config
 from replug.index_workers.builder import Builder
 from replug.index_workers.searcher import Searcher
 from replug.index_workers.service import IndexService
 from replug.models.lm_source import LocalSource
+from replug.train import workers
 from tests.support.command_line import ROOT, CommandLine, start_process
 
 
@@ -49,7 +53,16 @@ class _Here:
     def load(self, version: int, num_documents: int) -> None:
         assert self._one.load(version) == num_documents
 
+    def release(self, keep: list[int]) -> None:
+        self._one.release(keep)
+
     def close(self) -> None: ...
+
+
+def _laid_out_here(config: Config | EvaluationConfig, *_: Any, **__: Any) -> AbstractContextManager:
+    if isinstance(config, Config):
+        config = replace(config, resources=replace(config.resources, train=1))
+    return nullcontext(config)
 
 
 @contextmanager
@@ -62,8 +75,10 @@ def without_ray() -> Iterator[CommandLine]:
         patch.setattr(IndexService, "_make_searcher", lambda self, _: Searcher(self.store.root, 0, 1, 1, "cpu"))
         for name in ("ActorPool", "SearcherGroup"):
             patch.setattr(f"replug.index_workers.service.{name}", _Here)
-        for module in ("cluster.ray_cluster", "evals.run"):
-            patch.setattr(f"replug.{module}.ray_cluster", lambda config, **_: nullcontext(config))
+        for module in ("cluster.ray_cluster", "evals.run", "train.workers"):
+            patch.setattr(f"replug.{module}.ray_cluster", _laid_out_here)
+        patch.setattr(workers, "require_seen_by_all", lambda *_: None)
+        patch.setattr(workers, "scorer_actors", lambda: (1, 0.0))
         yield CommandLine(lambda: "auto")
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -134,11 +133,9 @@ NUM_DEV = 50  # the fewest that a temperature is fitted to
 
 
 @pytest.mark.slow
-def test_a_run_that_fits_saves_the_temperature_with_the_tuned_retriever(
-    finish: Callable[..., str], replug: CommandLine, tmp_path: Path
-) -> None:
+def test_a_run_that_fits_saves_the_temperature_with_the_tuned_retriever(here: CommandLine, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    printed = finish(run, "ensemble.temperature=fit", f"data.num_dev={NUM_DEV}", "train.max_steps=10")
+    printed = here.finish(run, "ensemble.temperature=fit", f"data.num_dev={NUM_DEV}", "train.max_steps=10")
     results = json.loads((run / "results.json").read_text())["language_modelling"]
     temperatures = {name: results[name]["temperature"]["value"] for name in ("replug", "lsr")}
     tuned = Encoder(str(run)).temperature
@@ -151,12 +148,12 @@ def test_a_run_that_fits_saves_the_temperature_with_the_tuned_retriever(
     assert ReplugLM(StandInLM(), retriever, 5).temperature == tuned.value
 
     out = tmp_path / "own"
-    assert replug(*typed("lm", f"out={out}", *on_run(run), "methods=[none,replug,lsr]", "k=5")).status == 0
+    assert here(*typed("lm", f"out={out}", *on_run(run), "methods=[none,replug,lsr]", "k=5")).status == 0
     measured = json.loads((out / "results.json").read_text())["language_modelling"]
     assert measured["lsr"]["temperature"]["value"] == tuned.value and measured["replug"]["temperature"]["value"] == 1
     assert measured["lsr"]["bpb"]["value"] == pytest.approx(results["lsr"]["bpb"]["value"], abs=1e-6)
     assert "Headroom of lsr: " in (out / "table.md").read_text()
 
-    ended = replug("export", run, "--out", tmp_path / "exported")
+    ended = here("export", run, "--out", tmp_path / "exported")
     assert ended.status == 0
     assert Encoder(str(tmp_path / "exported")).temperature == tuned

@@ -134,10 +134,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
-def test_a_run_through_a_faulty_server_has_the_losses_of_the_lm_itself(quiet_run, finish, tokenizer, tmp_path):
+def test_a_run_through_a_faulty_server_has_the_losses_of_the_lm_itself(quiet_run, here, tokenizer, tmp_path):
     with FaultServer(fault_share=0.1, tokenizer=tokenizer) as server:
         keys = [f"lm.url={server.url}", f"lm.tokenizer={tokenizer}", f"data.prepared={quiet_run / 'data'}"]
-        finish(tmp_path / "run", *SERVER, *keys)
+        here.finish(tmp_path / "run", *SERVER, *keys)
         assert sum(server.faults.values()) > 10
     losses = [[row["train/loss"] for row in metrics(run)] for run in (tmp_path / "run", quiet_run)]
     assert losses[0] == losses[1]
@@ -180,7 +180,7 @@ SAVED = 4  # the newest step when a run is broken off: a version behind a refres
 QUERY = "mida furo"
 
 
-def break_off(replug: CommandLine, run: Path, keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def break_off(here: CommandLine, run: Path, keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """After the checkpoint of step SAVED, with a refresh behind it where there are any."""
     save = torch.save
 
@@ -191,7 +191,7 @@ def break_off(replug: CommandLine, run: Path, keys: tuple[str, ...], monkeypatch
 
     with monkeypatch.context() as patched:
         patched.setattr(torch, "save", until_full)
-        ended = replug(*arguments(run, keys, "train", "debug"))
+        ended = here(*arguments(run, keys, "train", "debug"))
     assert ended.status == 1 and f"step {SAVED} is: " in ended.printed, ended.printed
 
 
@@ -217,18 +217,18 @@ def require_searched_by_the_tuned(run: Path, dims: int | None, is_refreshed: boo
     ],
 )
 def test_a_part_of_the_retriever_is_trained_and_broken_off_it_resumes_to_the_same_losses_and_retriever(
-    replug: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple, dims: int, is_refreshed: bool
+    here: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple, dims: int, is_refreshed: bool
 ) -> None:
     whole, run, keys = tmp_path / "whole", tmp_path / "run", (*SHORT, *keys)
-    replug.finish(whole, *keys)
+    here.finish(whole, *keys)
     rows = metrics(whole)
     assert [row["index/live_version"] for row in rows] == ([0, 0, 0, 0, 1, 1, 1, 2] if is_refreshed else [0] * 8)
     assert {"replug", "lsr"} <= heldout_bits(whole).keys()
     assert (whole / "retriever" / ADAPTER).is_dir()
     require_searched_by_the_tuned(whole, dims, is_refreshed)
 
-    break_off(replug, run, keys, monkeypatch)
-    assert f"resuming at step {SAVED}" in replug.finish(run, *keys)
+    break_off(here, run, keys, monkeypatch)
+    assert f"resuming at step {SAVED}" in here.finish(run, *keys)
     assert what_must_be_equal(run) == what_must_be_equal(whole)
     assert (run / "results.json").read_text() == (whole / "results.json").read_text()
     tuned, expected = (Encoder(str(folder / "retriever")).encode_query([QUERY]) for folder in (run, whole))

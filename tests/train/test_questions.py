@@ -1,7 +1,6 @@
 """Questions about the documents: how they are made and dealt, judge a run, train it, and choose its weights."""
 
 import json
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -24,7 +23,8 @@ from replug.models.preparing import prepared_set
 from replug.train.development import DevQuestions
 from replug.train.evaluation import judge_by_questions
 from replug.train.questions import make_questions, training_questions, write_questions
-from tests.support.command_line import ROOT, start_process, wait_for
+from tests.support.command_line import ROOT, CommandLine, start_process, wait_for
+from tests.support.evaluating import without_ray
 from tests.support.preparing import debug_set
 from tests.support.runs import metrics, wait_for_step, what_must_be_equal
 
@@ -66,10 +66,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, finish: Callable[..., str], rows: list[str]) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, rows: list[str]) -> Path:
     """A run on questions alone, for which no LM is named."""
     run = tmp_path_factory.mktemp("on-questions") / "run"
-    finish(run, *ON_QUESTIONS, *rows, "lm.path=null")
+    with without_ray() as here:
+        here.finish(run, *ON_QUESTIONS, *rows, "lm.path=null")
     return run
 
 
@@ -236,12 +237,11 @@ def test_a_killed_training_on_questions_goes_on_to_the_last_bit(trained: Path, t
     assert outcomes[0] == outcomes[1]
 
 
-@pytest.mark.slow
 def test_a_training_on_labels_is_chosen_by_questions_and_judged_by_texts_questions_and_answers(
-    tmp_path: Path, finish: Callable[..., str], rows: list[str]
+    tmp_path: Path, here: CommandLine, rows: list[str]
 ) -> None:
     keys = [key for key in ON_QUESTIONS if not key.startswith(("train.examples", "evaluate", "train.max_steps"))]
-    finish(tmp_path / "run", *keys, *rows, "train.labels=auto", "train.max_steps=6", "label.dense=4")
+    here.finish(tmp_path / "run", *keys, *rows, "train.labels=auto", "train.max_steps=6", "label.dense=4")
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert {"mrr", "share"} < results["weights"]["best"].keys()
     assert results["questions"]["lsr"]["MRR@20"]["n"] == results["answers"]["lsr/posterior"]["bpb"]["n"] == 18
@@ -249,14 +249,11 @@ def test_a_training_on_labels_is_chosen_by_questions_and_judged_by_texts_questio
     assert "answers to held-out questions" in (tmp_path / "run/report.html").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("side", ["both", pytest.param("query", marks=pytest.mark.nightly)])
-def test_a_live_training_is_chosen_by_questions(
-    side: str, tmp_path: Path, finish: Callable[..., str], rows: list[str]
-) -> None:
+def test_a_live_training_is_chosen_by_questions(side: str, tmp_path: Path, here: CommandLine, rows: list[str]) -> None:
     keys = [key for key in ON_QUESTIONS if not key.startswith(("train.examples", "evaluate", "train.max", "refresh"))]
     keys += ["train.max_steps=6", "refresh.every_steps=3", "refresh.lag_steps=null", f"retriever.train={side}"]
-    finish(tmp_path / "run", *keys, *rows)
+    here.finish(tmp_path / "run", *keys, *rows)
     weights = json.loads((tmp_path / "run/results.json").read_text())["weights"]
     assert weights["best"]["mrr"] >= weights["first"]["mrr"] and weights["best"]["bpb"] is None
     looks = {row["dev/least_gain"] for row in metrics(tmp_path / "run") if "dev/least_gain" in row}

@@ -42,8 +42,8 @@ ONE_IN_TWO_PARTS = "train.micro_batches=2"  # what one rank adds up as two do
 
 
 @pytest.mark.slow
-def test_two_ranks_are_one_rank_in_two_parts_to_the_last_bit(two_ranks, finish, tmp_path):
-    finish(tmp_path / "run", ONE_IN_TWO_PARTS)
+def test_two_ranks_are_one_rank_in_two_parts_to_the_last_bit(two_ranks, here, tmp_path):
+    here.finish(tmp_path / "run", ONE_IN_TWO_PARTS)
     assert what_must_be_equal(tmp_path / "run") == what_must_be_equal(two_ranks)
     assert (tmp_path / "run/results.json").read_text() == (two_ranks / "results.json").read_text()
 

@@ -30,7 +30,7 @@ from replug.models.score_cache import CachingLM
 from replug.train.labels import SMALL, hits_of, label_rows, mix_candidates
 from replug.train.pipeline import EXAMPLES_PER_CALL
 from tests.support.command_line import ROOT, CommandLine, start, wait_for
-from tests.support.evaluating import kill_at
+from tests.support.evaluating import kill_at, without_ray
 from tests.support.labels import LabellingLM
 from tests.support.runs import metrics, wait_for_step, what_must_be_equal
 
@@ -203,10 +203,9 @@ def test_a_set_without_development_texts_is_refused(tmp_path: Path, replug: Comm
         load_config(CONFIG, keys)
 
 
-@pytest.mark.slow
-def test_the_examples_command_labels_trains_and_measures(tmp_path: Path, replug: CommandLine) -> None:
-    command, run = typed(tmp_path, replug), tmp_path / "mine/run"
-    ended = replug(*command)
+def test_the_examples_command_labels_trains_and_measures(tmp_path: Path, here: CommandLine) -> None:
+    command, run = typed(tmp_path, here), tmp_path / "mine/run"
+    ended = here(*command)
     assert ended.status == 0, ended.printed
     printed = ended.printed
     scored = [int(count) for count in re.findall(r"(\d+) pairs were scored", printed)]
@@ -219,10 +218,10 @@ def test_the_examples_command_labels_trains_and_measures(tmp_path: Path, replug:
     assert json.loads((run / "labels/manifest.json").read_text())["counts"] == {"queries": 16, "dev": 4}
     results = json.loads((run / "results.json").read_text())
     assert results["weights"]["best"]["bpb"] > 0
-    again = replug(*command)  # shows it
+    again = here(*command)  # shows it
     assert again.status == 0 and "pairs were scored" not in again.printed, again.printed
     shutil.rmtree(run / "labels")
-    assert "holds no finished set of labels" in replug(*command).errors
+    assert "holds no finished set of labels" in here(*command).errors
 
 
 # Labels, then live ---------------------------------------------------------------------------------------------
@@ -239,7 +238,8 @@ def test_the_index_is_of_the_weights_at_the_hand_over_and_a_killed_run_has_the_s
     tmp_path: Path, finish: Callable[..., str]
 ) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
-    finish(whole, *TO_LIVE)
+    with without_ray() as here:
+        here.finish(whole, *TO_LIVE)
     rows = metrics(whole)
     assert [row["step"] for row in rows] == list(range(16))
     assert not any("index/version" in row for row in rows[:8])
