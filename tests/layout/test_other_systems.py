@@ -38,6 +38,7 @@ def test_a_terminal_without_the_signs_shows_others(monkeypatch: pytest.MonkeyPat
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(sys, "argv", ["replug", "train", "debug", "日本=1"])
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # the command sets it for its process
     with pytest.raises(SystemExit):
         main()
     terminal.seek(0)
