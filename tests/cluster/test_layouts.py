@@ -118,7 +118,7 @@ def test_scoring_and_the_index_on_the_same_gpus(cluster, tmp_path):
     assert all(found[SEARCHER, n] == found[BUILDER, n] == found[SCORER, n] for n in range(3))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_searchers_in_host_memory_see_no_gpus_and_others_keep_theirs(cluster, tmp_path):
     keys = ["index.kind=pq", "index.num_shards=2"]
     found = check_layout(cluster(2, 2), tmp_path, *keys)

@@ -65,7 +65,7 @@ def test_the_page_of_pypi_has_no_link_to_a_file(wheel: Path, tmp_path: Path, mon
     assert "Project-URL: Homepage, https://example.org/replug" in page
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_installed_wheel_trains_by_the_name_of_a_shipped_configuration_and_imports_no_module_of_its_folder(
     wheel: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

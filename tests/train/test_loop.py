@@ -104,7 +104,7 @@ def test_a_run_whose_feeder_of_scorers_is_killed_has_the_same_losses(quiet_run, 
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_the_step_and_the_same_command_goes_on_with_the_same_losses(quiet_run, begin, finish, tmp_path):
+def test_ctrl_c_saves_the_step_and_the_same_command_goes_on_with_the_same_losses(quiet_run, begin, here, tmp_path):
     """It comes to every process of the terminal: to those of Ray that did not leave its group as well."""
     run, only_by_signal = tmp_path / "run", ("checkpoint.every_steps=100", "lm.path=stand_in:0.05")
     process = begin(run, *only_by_signal)
@@ -116,7 +116,7 @@ def test_ctrl_c_saves_the_step_and_the_same_command_goes_on_with_the_same_losses
     saved = len(metrics(run))
     assert f"saved step {saved}: the same command resumes from there" in output
     assert not (run / "results.json").exists(), "the run ended before it was interrupted"
-    assert f"resuming at step {saved}" in finish(run, *only_by_signal)
+    assert f"resuming at step {saved}" in here.finish(run, *only_by_signal)
     assert what_must_be_equal(run) == what_must_be_equal(quiet_run)
 
 

@@ -28,7 +28,7 @@ from replug.data.sources.built_in_texts import example_rows
 from replug.models.packaged import resolve_encoder_path
 from replug.models.preparing import prepared_set
 from replug.train.run_dir import RunDirectory
-from tests.support.command_line import CommandLine
+from tests.support.evaluating import without_ray
 from tests.support.runs import heldout_bits, what_must_be_equal
 
 importlib.import_module("replug.train.run")  # before the state is noted: imports change it too
@@ -83,7 +83,7 @@ def trainer(run: Path, lm: BlackBoxLM | str, **given: Any) -> LSRTrainer:
 
 @pytest.mark.slow
 def test_objects_give_in_a_thread_what_the_command_gives_of_files_and_leave_the_process_as_it_was(
-    tmp_path: Path, ray_session: None, replug: CommandLine
+    tmp_path: Path, ray_session: None
 ) -> None:
     run = tmp_path / "objects"
     encoder = SentenceTransformer(resolve_encoder_path("stand_in"))
@@ -108,7 +108,8 @@ def test_objects_give_in_a_thread_what_the_command_gives_of_files_and_leave_the_
     files = [f"data.{name}={tmp_path / name}.jsonl" for name in ("corpus", "train", "heldout")]
     keys = [f"{key}={'null' if value is None else value}" for key, value in SMALL.items()]
     models = ["retriever.path=stand_in", "lm.path=stand_in"]
-    ended = replug("train", "own_data_online", *files, *models, *keys, f"run_dir={tmp_path / 'files'}")
+    with without_ray() as here:
+        ended = here("train", "own_data_online", *files, *models, *keys, f"run_dir={tmp_path / 'files'}")
     assert ended.status == 0, ended.printed
     assert what_must_be_equal(run) == what_must_be_equal(tmp_path / "files")
     assert heldout_bits(run) == heldout_bits(tmp_path / "files")

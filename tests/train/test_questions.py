@@ -23,7 +23,7 @@ from replug.models.preparing import prepared_set
 from replug.train.development import DevQuestions
 from replug.train.evaluation import judge_by_questions
 from replug.train.questions import make_questions, training_questions, write_questions
-from tests.support.command_line import ROOT, CommandLine, start_process, wait_for
+from tests.support.command_line import ROOT, CommandLine, start_process
 from tests.support.evaluating import without_ray
 from tests.support.preparing import debug_set
 from tests.support.runs import metrics, wait_for_step, what_must_be_equal
@@ -224,14 +224,16 @@ def test_documents_without_sentences_judge_by_texts_alone_and_are_refused_for_tr
 
 
 @pytest.mark.slow
-def test_a_killed_training_on_questions_goes_on_to_the_last_bit(trained: Path, tmp_path: Path, rows: list[str]) -> None:
+def test_a_killed_training_on_questions_goes_on_to_the_last_bit(
+    trained: Path, tmp_path: Path, rows: list[str], here: CommandLine
+) -> None:
     run = tmp_path / "run"
     command = ["train", str(DEBUG), f"run_dir={run}", *ON_QUESTIONS, *rows, "lm.path=null", "checkpoint.every_steps=4"]
     process = start_process(*command)
     wait_for_step(run, 14, process)
     process.kill()
     process.wait()
-    wait_for(start_process(*command))
+    assert here(*command).status == 0
     assert what_must_be_equal(run) == what_must_be_equal(trained)
     outcomes = [(path / "evaluation/questions/outcomes.jsonl").read_text() for path in (run, trained)]
     assert outcomes[0] == outcomes[1]

@@ -97,7 +97,9 @@ def test_the_shares_of_all_ranks_and_parts_are_the_batch_in_its_order():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300, func_only=True)
-@pytest.mark.parametrize("hangs", [True, False], ids=["stopped", "fails"])
+@pytest.mark.parametrize(
+    "hangs", [pytest.param(True, id="stopped"), pytest.param(False, id="fails", marks=pytest.mark.nightly)]
+)
 def test_a_rank_that_hangs_or_fails_ends_a_collective(ray_session, tmp_path, hangs):
     """Rank 0 is this process. It waits in an all-reduce. A rank that fails is named long before the time-out."""
 

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import signal
 import sqlite3
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from replug.models.score_cache import CachingLM
 from replug.train.labels import SMALL, hits_of, label_rows, mix_candidates
 from replug.train.pipeline import EXAMPLES_PER_CALL
 from tests.support.command_line import ROOT, CommandLine, start, wait_for
-from tests.support.evaluating import kill_at, without_ray
+from tests.support.evaluating import kill_at
 from tests.support.labels import LabellingLM
 from tests.support.runs import metrics, wait_for_step, what_must_be_equal
 
@@ -167,7 +166,7 @@ def num_scored(cache: Path) -> int:
         return 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_and_run_again_no_pair_is_scored_twice(replug, tmp_path):
     config, out = ROOT / "configs/debug.yaml", tmp_path / "labels"
     keys = ("data.num_queries=60", "data.num_dev=12", "label.dense=4", "label.bm25=2", "label.random=1")
@@ -235,11 +234,10 @@ TO_LIVE = (
 
 @pytest.mark.slow
 def test_the_index_is_of_the_weights_at_the_hand_over_and_a_killed_run_has_the_same_losses(
-    tmp_path: Path, finish: Callable[..., str]
+    tmp_path: Path, here: CommandLine
 ) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
-    with without_ray() as here:
-        here.finish(whole, *TO_LIVE)
+    here.finish(whole, *TO_LIVE)
     rows = metrics(whole)
     assert [row["step"] for row in rows] == list(range(16))
     assert not any("index/version" in row for row in rows[:8])
@@ -257,6 +255,6 @@ def test_the_index_is_of_the_weights_at_the_hand_over_and_a_killed_run_has_the_s
     wait_for_step(run, 10, killed)  # live, from the checkpoint at the hand-over
     killed.kill()
     wait_for(killed, status=-signal.SIGKILL)
-    assert "resuming at step" in finish(run, *TO_LIVE, "lm.path=stand_in:0.01")
+    assert "resuming at step" in here.finish(run, *TO_LIVE, "lm.path=stand_in:0.01")
     assert what_must_be_equal(run) == what_must_be_equal(whole)
     assert json.loads((run / "results.json").read_text())["weights"] == weights
