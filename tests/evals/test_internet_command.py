@@ -55,7 +55,7 @@ PLACED = {
 
 
 def read(dataset: str, folder: Path, *rows: dict):
-    """As the set is published: a JSON array, or JSON Lines."""
+    """Write the set as it is published: a JSON array, or JSON Lines."""
     if dataset not in ("hotpotqa", "strategyqa"):
         return read_set(dataset, write_jsonl(folder / "set.jsonl", rows))
     (folder / "set.json").write_text(json.dumps(rows))

@@ -211,7 +211,7 @@ def answered(zero: bool = False) -> Answered:
 
 
 def row(question: InternetQuestion, of: Answered, task: InternetQa) -> dict:
-    """As a line of outcomes.jsonl is read back."""
+    """Return an outcome as a line of outcomes.jsonl is read back."""
     said = {"none": "red", "gold": "Blue."}
     outcomes = {
         name: Outcome(task.answer_numbers(answer, question), {"answer": answer}) for name, answer in said.items()

@@ -106,7 +106,7 @@ NAMES = ["none", "random", "replug@2", "lsr@4", "lsr@2", "lsr/concat"]
 
 @pytest.fixture(scope="module")
 def with_dev(tmp_path_factory: pytest.TempPathFactory) -> PreparedSet:
-    """Of texts that share their words, so that documents help the stand-in LM."""
+    """A set of texts that share their words, so that documents help the stand-in LM."""
     rng = random.Random(0)
     texts = [{"id": str(i), "text": " ".join(rng.choices(WORDS, k=60))} for i in range(120)]
     source = write_jsonl(tmp_path_factory.mktemp("source") / "texts.jsonl", texts)

@@ -173,7 +173,7 @@ def test_an_opening_is_read_once_for_all_calls_and_changes_no_answer(llama: Hugg
 
 
 class WithoutPositions(GPT2LMHeadModel):
-    """As some architectures: it takes no positions, which are columns, whatever the mask says."""
+    """A model that takes no positions, as some architectures: they are columns, whatever the mask says."""
 
     def forward(self, input_ids, **options):
         return super().forward(input_ids, **options)

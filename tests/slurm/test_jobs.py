@@ -91,7 +91,7 @@ class Job:
         wait_until(lambda: text in self.log, 200, lambda: f"no {text!r} in {self.log}")
 
     def files(self) -> list[Path]:
-        """What the job has of its own under /tmp."""
+        """Return the files and folders of the job under /tmp."""
         return sorted(Path("/tmp").glob(f"replug-{self.number}-*"))
 
 

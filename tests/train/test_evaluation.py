@@ -30,7 +30,7 @@ COUNT, NUM_DOCUMENTS = 20, 30
 
 @pytest.fixture
 def data(tmp_path: Path) -> SimpleNamespace:
-    """What the evaluation asks of a prepared set."""
+    """Read a prepared set as the evaluation does."""
     documents = [Document(f"d{i}", f"thing{i} is red{i % 3} red{i % 3}", "x", f"s{i}") for i in range(NUM_DOCUMENTS)]
     examples = [
         Example(f"w{i}", f"look at thing{i}", f" red{i % 3} sea", "ab"[i % 2], gold=(f"d{i}",) if i % 2 else ())

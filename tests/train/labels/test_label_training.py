@@ -21,8 +21,8 @@ from replug.train.run import train
 from replug.train.run_dir import RunDirectory
 from replug.train.sources import LabelledBatches
 from replug.train.trained_weights import encoder_of_checkpoint
+from tests.support.command_line import ROOT
 from tests.support.labels import LabellingLM, write_stand_in_labels
-from tests.support.packages import ROOT
 from tests.support.runs import metrics, what_must_be_equal
 from tests.support.training import made_module
 
